@@ -135,7 +135,7 @@ def _die_at_half(catalog: Path, output: Path, sender: Connection) -> None:
         for event in run.events():
             published += _texts(event)
             if published >= texts / 2:
-                sender.send((published, run.in_flight.texts))
+                sender.send((published, run.memory.in_flight.texts))
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -25,13 +25,12 @@ from surge_dagster.commands.settings import CATALOG, RUN, SPACE, start_pool, tak
 from surge_dagster.commands.spaces import describes_space, existing_space, recorded_source, space_to_read
 from surge_dagster.config.settings import Settings, require_text
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.output.current_space import named_space, read_current
 from surge_dagster.engine.output.spaces import find_space, model_difference
 from surge_dagster.engine.readers.search import search as search_space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.fresh_run import report_when_fresh
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
-from surge_dagster.engine.run.staging import sweep_orphan_files
 from surge_dagster.engine.sources import release
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -76,34 +75,27 @@ def embed(
 ) -> None:
     """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
     catalog, store = settings.open_source(), settings.open_store()
-    spec, record = settings.encoding_spec(), settings.catalog_record()
+    record = settings.catalog_record()
     record.require_apart(store)
-    sizes = [partition.rows or 0 for partition in catalog]
-    total = sum(sizes)
-    if not sizes:
+    partitions = list(catalog)
+    if not partitions:
         complain(f"the source {settings.source!r} has no rows, and so no partitions")
-    if not force and (report := report_when_fresh(catalog, store, spec, settings.format, record)):
-        sweep_orphan_files(store)
-        release(catalog)
-        _print_report(report, store, quiet, as_json)
-        return
     with terminable(), start_pool(settings) as pool:
         run = EmbeddingRun(
-            catalog,
+            partitions,
             store,
             pool,
             settings.thresholds(),
             catalog=record,
             force=force,
             include_text=settings.include_text,
-            changes=settings.changes,
-            keep_changes_days=settings.keep_changes_days,
+            observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
             file_format=settings.format,
             memory_limit=settings.memory_limit_bytes,
             grace_seconds=settings.grace_seconds,
         )
         try:
-            _follow(run, total, quiet)
+            _follow(run, sum(partition.rows or 0 for partition in partitions), quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None

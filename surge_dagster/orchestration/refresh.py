@@ -15,6 +15,7 @@ import dagster as dg
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import model_difference, record_catalog, require_format
@@ -198,8 +199,7 @@ class Refresh:
             force=self._config.force,
             outputs=work.outputs,
             include_text=output.include_text,
-            changes=output.changes,
-            keep_changes_days=output.keep_changes_days,
+            observer=ChangeFeed(always=output.changes, keep_days=output.keep_changes_days),
             file_format=output.format,
             memory_limit=encoder.memory_limit_bytes,
             grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,

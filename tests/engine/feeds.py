@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from surge_dagster.engine.feed.change_files import ChangeFeed, changed_ids
+from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import Changes, changes
+from surge_dagster.engine.feed.row_comparison import ADDED, CHANGED, UNCHANGED, RowChanges
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.run.superbatch import ADDED, CHANGED, UNCHANGED, OpenPartition, RowChanges
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
 from tests.small_catalogs import DIMENSION as RUN_DIMENSION
-from tests.small_catalogs import Rows, partition_of
+from tests.small_catalogs import Rows
 
 DIMENSION = 8
 Texts = Mapping[str, str]  # of a partition, by id, in order
@@ -48,9 +48,11 @@ class Output:
                 for row, text in texts.items()
             ]
             deleted = pa.array([row for row in before if row not in texts], pa.string())
-            found = RowChanges(np.array(operations, np.int8), deleted, self.versions[key])
-            opened = OpenPartition(partition_of(key, []), changes=found)
-            ChangeFeed(self.store, self.space.name).write(opened, version, changed_ids(found.operations, [ids]))
+            changes = RowChanges(np.array(operations, np.int8), deleted, self.versions[key])
+            feed = ChangeFeed(always=True)
+            feed.begin(self.store, self.space.name)
+            facts = facts_of(key, self.space.name, texts, version)
+            feed.publishing(facts, changes, [changes.wanted_ids(0, ids)])
         write_file(self.store.root / self.name(key), key, self.space.name, texts, version, self.space.file_format)
         self.rows[key], self.versions[key] = dict(texts), version
 
@@ -86,7 +88,19 @@ def rows_of(catalog: Mapping[str, Rows]) -> Applied:
 def write_file(path: Path, key: str, space: str, texts: Texts, version: str, file_format: FileFormat) -> None:
     """Write an output file of the format of this version, in several row groups."""
     columns = schema(pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True)
-    facts = FileFacts(
+    facts = facts_of(key, space, texts, version)
+    with pa.OSFile(str(path), "wb") as sink, new_writer(file_format, sink, columns, facts) as writer:
+        items = list(texts.items())
+        for start in range(0, len(items), 3):
+            ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))
+            vectors = hash_vectors(strings.to_pylist(), DIMENSION)
+            writer.append(ids, strings.cast(pa.large_string()), text_hashes(strings), vectors)
+        writer.close()
+
+
+def facts_of(key: str, space: str, texts: Texts, version: str) -> FileFacts:
+    """The facts of a file of these rows."""
+    return FileFacts(
         partition_key=key,
         space=space,
         model="hash",
@@ -99,13 +113,6 @@ def write_file(path: Path, key: str, space: str, texts: Texts, version: str, fil
         truncated=0,
         rows_version=version,
     )
-    with pa.OSFile(str(path), "wb") as sink, new_writer(file_format, sink, columns, facts) as writer:
-        items = list(texts.items())
-        for start in range(0, len(items), 3):
-            ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))
-            vectors = hash_vectors(strings.to_pylist(), DIMENSION)
-            writer.append(ids, strings.cast(pa.large_string()), text_hashes(strings), vectors)
-        writer.close()
 
 
 def apply(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:

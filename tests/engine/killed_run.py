@@ -79,7 +79,8 @@ class Reaper:
             self.passed += point != ENCODING
             self._left -= self._point == point or (self._point == "any" and point != ENCODING)
             if self._left == 0:
-                self.say("died", point, self.run.in_flight.most)
+                memory = self.run._memory  # None before the first text was admitted
+                self.say("died", point, 0 if memory is None else memory.in_flight.most)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

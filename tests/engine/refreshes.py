@@ -77,5 +77,5 @@ ROWS = numbered_rows("k", 60)
 
 
 @pytest.fixture
-def output(hash_pool: EncoderPool, tmp_path: Path, cheap_old_vectors: None) -> Output:
+def output(hash_pool: EncoderPool, tmp_path: Path) -> Output:
     return Output(hash_pool, tmp_path)

@@ -225,11 +225,10 @@ class Slot:
         """The rows that have a vector and are encoded all the same, ascending."""
         return np.empty(0, np.intp) if self._known is None else np.flatnonzero(self._known[: self._rows] == _SAMPLED)
 
-    def forget(self, start: int, stop: int) -> None:
-        """Makes rows start..stop ones without a vector."""
-        self._check(start, stop)
+    def keep_known(self, rows: np.ndarray) -> None:
+        """Makes sampled rows ones that keep their vectors and are not encoded."""
         if self._known is not None:
-            self._known[start:stop] = 0
+            self._known[rows] = _KNOWN
 
     def choose(self, rows: np.ndarray) -> None:
         """Sets the rows of an encode call that is not for all of them."""
@@ -294,7 +293,8 @@ class Slot:
     def truncate(self, rows: int) -> None:
         """Drops the rows from `rows` on."""
         self._check(rows, self._rows)
-        self.forget(rows, self._rows)
+        if self._known is not None:
+            self._known[rows : self._rows] = 0
         self._rows = rows
         self._text_bytes = int(self._arrays.offsets[rows])
 

@@ -147,6 +147,9 @@ class EncoderPool:
             self.texts_per_second,
         )
 
+    def start(self) -> None:
+        """Harmless."""
+
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""

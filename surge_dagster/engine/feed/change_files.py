@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,10 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.feed.confirmations import CHANGES, confirmed_versions, consumers, write_table
-from surge_dagster.engine.files.facts import WRITER, InvalidFile, guarded_metadata, invalid_when_damaged
+from surge_dagster.engine.feed.row_comparison import ADDED, UNCHANGED, RowChanges, RowComparison
+from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, guarded_metadata, invalid_when_damaged
 from surge_dagster.engine.files.parquet import read_guarded
-from surge_dagster.engine.run.superbatch import ADDED, OpenPartition
+from surge_dagster.engine.files.rows import OutputFile
 from surge_dagster.engine.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -64,58 +65,74 @@ class ChangeFile:
     written_at: int  # Unix seconds
 
 
-@dataclass(frozen=True, slots=True)
 class ChangeFeed:
-    """Writes the change files of one run into a space, and removes those that nobody needs any more."""
+    """Writes the change files of one run, as its observer, and removes those that nobody needs any more.
 
-    store: Store
-    space: str
+    Args:
+        always: write them even if no consumer is registered in the output.
+        keep_days: how long change files are kept for consumers that do not come.
+    """
 
-    def write(self, partition: OpenPartition, after: str, ids: Sequence[pa.Array]) -> None:
-        """Write how a partition differs from the file that it is about to replace, where that is known.
+    def __init__(self, *, always: bool = False, keep_days: float = DEFAULT_KEEP_DAYS) -> None:
+        self._always = always
+        self._keep_days = keep_days
+        self._is_wanted = always
+        self._output: tuple[Store, str] | None = None
 
-        Args:
-            after: version of its new rows.
-            ids: of the rows that were added or changed, in order (`changed_ids`).
+    def begin(self, store: Store, space: str) -> bool:
+        """Begin to watch a run; whether anybody wants its changes.
+
+        Raises:
+            TransientError: the store does not answer.
+        """
+        store.sweep(f"{CHANGES}/{space}")
+        self._output = store, space
+        self._is_wanted = self._always or bool(consumers(store, space))
+        return self._is_wanted
+
+    def follow(self, replaced: OutputFile, reserve: Callable[[int], bool]) -> RowComparison:
+        """Compare the rows of a partition with those of its old file."""
+        return RowComparison(replaced, reserve)
+
+    def publishing(self, facts: FileFacts, rows: RowChanges, ids: Sequence[pa.Array]) -> None:
+        """Write how a partition differs from the file that it is about to replace.
 
         Raises:
             TransientError, OSError: the store does not take it.
         """
-        changes = partition.changes
-        if changes is None:
+        assert self._output is not None
+        store, space = self._output
+        operations = rows.operations[rows.operations != UNCHANGED]
+        columns = [column for column in (*ids, rows.deleted) if len(column)]
+        kinds = {column.type for column in columns} or {rows.deleted.type}
+        if len(operations) + len(rows.deleted) > MOST_IDS or len(kinds) > 1:
             return
-        operations = changes.operations[changes.operations != 0]
-        kinds = {column.type for column in (*ids, changes.deleted) if len(column)} or {changes.deleted.type}
-        if len(operations) + len(changes.deleted) > MOST_IDS or len(kinds) > 1:
-            return
-        columns = pa.schema([_OPERATIONS, pa.field("id", kinds.pop(), nullable=False)])
-        both = np.concatenate([operations, np.full(len(changes.deleted), DELETED)]).astype(np.int8)
-        named = pa.chunked_array(
-            [column for column in (*ids, changes.deleted) if len(column)], columns.field("id").type
-        )
-        before = changes.previous_rows_version
-        facts = ChangeFacts(partition.key, self.space, before, after, len(both))
-        table = pa.Table.from_arrays([pa.chunked_array([both]), named], schema=columns)
-        name = f"{_folder(self.space)}/{int(time.time())}-{before}-{after}.parquet"
-        write_table(self.store, name, table, guarded_metadata(facts, FORMAT))
+        schema = pa.schema([_OPERATIONS, pa.field("id", kinds.pop(), nullable=False)])
+        both = np.concatenate([operations, np.full(len(rows.deleted), DELETED)]).astype(np.int8)
+        named = pa.chunked_array(columns, schema.field("id").type)
+        before, after = rows.previous_rows_version, facts.rows_version
+        change = ChangeFacts(facts.partition_key, space, before, after, len(both))
+        table = pa.Table.from_arrays([pa.chunked_array([both]), named], schema=schema)
+        name = f"{_folder(space)}/{int(time.time())}-{before}-{after}.parquet"
+        write_table(store, name, table, guarded_metadata(change, FORMAT))
 
-    def remove_passed(self, *, keep_days: float, keep_all: bool) -> None:
+    def end(self) -> None:
         """Remove the change files that are too old, and those that no named consumer needs.
 
         They do no harm: where they cannot be removed, the log says so and the next run tries again.
-
-        Args:
-            keep_all: keep also those that no named consumer needs, for consumers without a name.
         """
+        assert self._output is not None
+        store, space = self._output
         try:
-            files = ChangeFiles(self.store, self.space)
-            oldest = time.time() - keep_days * _DAY_SECONDS
-            wanted = set() if keep_all else files.ahead_of(_versions_of_consumers(self.store, self.space))
+            files = ChangeFiles(store, space)
+            oldest = time.time() - self._keep_days * _DAY_SECONDS
+            keep_all = self._always or not self._is_wanted  # for consumers without a name
+            wanted = set() if keep_all else files.ahead_of(_versions_of_consumers(store, space))
             for file in files:
                 if file.written_at < oldest or not (keep_all or file.name in wanted):
-                    self.store.delete(file.name)
+                    store.delete(file.name)
         except (SurgeError, OSError, Cancelled) as error:
-            log.warning("old change files of %s could not be removed: %s", self.space, error)
+            log.warning("old change files of %s could not be removed: %s", space, error)
 
 
 class ChangeFiles:
@@ -177,35 +194,6 @@ class ChangeFiles:
         if table.num_rows != facts.rows or not np.isin(operations, (ADDED, ADDED + 1, DELETED)).all():
             raise InvalidFile(f"it has {table.num_rows:,} rows of {facts.rows:,}, or operations that there are not")
         return table
-
-
-def wanted_feed(store: Store, space: str, *, always: bool) -> ChangeFeed | None:
-    """What writes the change files of a run; None where none are wanted.
-
-    Args:
-        always: they are wanted even if no consumer is registered.
-
-    Raises:
-        TransientError: the store does not answer.
-    """
-    store.sweep(f"{CHANGES}/{space}")
-    return ChangeFeed(store, space) if always or consumers(store, space) else None
-
-
-def changed_ids(operations: np.ndarray, ids: Iterable[pa.Array]) -> list[pa.Array]:
-    """The ids of the rows that were added or changed.
-
-    Args:
-        operations: of all rows, int8 [rows].
-        ids: of all rows, in pieces.
-    """
-    found, row = [], 0
-    for piece in ids:
-        is_changed = operations[row : row + len(piece)] != 0
-        row += len(piece)
-        if is_changed.any():
-            found.append(piece.filter(pa.array(is_changed)))
-    return found
 
 
 def _versions_of_consumers(store: Store, space: str) -> set[str]:

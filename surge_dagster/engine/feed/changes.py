@@ -29,12 +29,12 @@ import pyarrow.compute as pc
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.change_files import MOST_IDS, ChangeFile, ChangeFiles
 from surge_dagster.engine.feed.confirmations import confirm_versions, confirmed_versions, forget_elsewhere
+from surge_dagster.engine.feed.row_comparison import ADDED
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.rows import OutputFile
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.readers.tables import open_published
-from surge_dagster.engine.run.superbatch import ADDED
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given

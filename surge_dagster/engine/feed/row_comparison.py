@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,31 @@ import pyarrow.compute as pc
 
 from surge_dagster.engine.files.rows import OutputFile, carried_columns
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
-from surge_dagster.engine.run.superbatch import ADDED, CHANGED, UNCHANGED, RowChanges
 
+UNCHANGED, ADDED, CHANGED = 0, 1, 2  # the operations of `RowChanges`
 _COPIES = 2  # of the ids: as they are read, and in one piece
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """How a partition's rows differ from those of the file that it replaces, compared by id.
+
+    Attributes:
+        operations: one per row, in the partition's order, int8 [rows]: UNCHANGED where the old file has the id with the
+            same text, the same carried columns and the same vector, bit for bit; ADDED where it does not have the id;
+            CHANGED otherwise.
+        deleted: ids of the old file that the partition no longer has, in the old file's order; of the old file's id
+            type.
+        previous_rows_version: of the old file.
+    """
+
+    operations: np.ndarray
+    deleted: pa.Array
+    previous_rows_version: str
+
+    def wanted_ids(self, first_row: int, ids: pa.Array) -> pa.Array:
+        """Those of consecutive rows' ids that were added or changed."""
+        return ids.filter(pa.array(self.operations[first_row : first_row + len(ids)] != UNCHANGED))
 
 
 class RowComparison:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.run.superbatch import OpenPartition, Segment, SuperBatch, row_bytes
+from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition, Segment, SuperBatch, row_bytes
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 from surge_dagster.engine.sources.partition import RowBatch
 
@@ -35,7 +35,7 @@ from surge_dagster.engine.sources.partition import RowBatch
 class _Held:
     """Rows of one partition in the slot being filled."""
 
-    partition: OpenPartition
+    partition: PartitionToRead
     start: int
     first_row: int
     bytes: int = PARTITION_OVERHEAD_BYTES  # counted once per partition, with its first rows
@@ -44,7 +44,7 @@ class _Held:
     new_rows: int = 0  # rows to encode
     ids: list[pa.Array] = field(default_factory=list)
     carried: list[pa.RecordBatch] = field(default_factory=list)
-    last: bool = False
+    read: ReadPartition | None = None
 
     @property
     def new_bytes(self) -> int:
@@ -53,7 +53,7 @@ class _Held:
 
     def segment(self) -> Segment:
         ids, carried = tuple(self.ids), tuple(self.carried)
-        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, ids, self.last, carried)
+        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, ids, self.read, carried)
 
 
 @dataclass(slots=True)
@@ -99,6 +99,7 @@ class Aggregator:
         self._slot: Slot | None = None
         self._pending = _Pending()
         self._current: _Held | None = None
+        self._row = 0  # of the open partition
         self._emitted = 0
         self._set_thresholds()
 
@@ -117,12 +118,13 @@ class Aggregator:
         """Bytes of the vectors that rows in the slot being filled have already."""
         return self._pending.vector_bytes + (self._current.vector_bytes if self._current else 0)
 
-    def open(self, partition: OpenPartition) -> None:
+    def open(self, partition: PartitionToRead) -> None:
         """Begin a partition; the one before must be closed or discarded."""
         if self._current is not None:
             raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
         self._reserve(PARTITION_OVERHEAD_BYTES)
         self._current = _Held(partition, start=self._pending.rows, first_row=0)
+        self._row = 0
 
     def add(self, batch: RowBatch, known: KnownVectors | None = None) -> Iterator[SuperBatch]:
         """Take the next rows of the open partition.
@@ -134,7 +136,6 @@ class Aggregator:
             DataError: a single row is larger than B_max in bytes; raised by the call, before any row was taken.
         """
         current = self._require_open()
-        _know_columns(current.partition, batch)
         if not len(batch):
             return iter(())
         if batch.value_bytes + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
@@ -145,7 +146,7 @@ class Aggregator:
                     current.partition.key,
                     f"the row has {largest:,} bytes and a SuperBatch holds at most {self.bounds.b_max_bytes:,}",
                     f"Shorten its values, or raise max_text_bytes to {largest:,}.",
-                    current.partition.rows + int(costs.argmax()),
+                    self._row + int(costs.argmax()),
                 )
         return self._take(current, batch, known)
 
@@ -175,21 +176,19 @@ class Aggregator:
     def skip(self, batch: RowBatch) -> None:
         """Skip the next rows of the open partition: they need no encoding."""
         current = self._require_open()
-        partition = current.partition
-        _know_columns(partition, batch)
-        partition.rows += len(batch)
+        self._row += len(batch)
         if current.rows:
             self._pending.add(current)
-            self._current = _Held(partition, start=self._pending.rows, first_row=partition.rows, bytes=0)
+            self._current = _Held(current.partition, start=self._pending.rows, first_row=self._row, bytes=0)
         else:
-            current.first_row = partition.rows
+            current.first_row = self._row
 
-    def close(self) -> Iterator[SuperBatch]:
+    def close(self, read: ReadPartition) -> Iterator[SuperBatch]:
         """End the open partition: all its rows were added and none was refused."""
         current = self._require_open()
         if self._pending.held and self.held_bytes > self.bounds.b_max_bytes:
             yield self._flush_pending()  # only an empty partition gets here: its overhead alone did not fit
-        current.last = True
+        current.read = read
         self._pending.add(current)
         self._current, pending = None, self._pending
         is_enough = pending.new_rows >= self._b_min or pending.new_bytes >= self.bounds.b_min_bytes
@@ -236,7 +235,7 @@ class Aggregator:
         current.new_rows += rows if known is None else rows - int(np.count_nonzero(~known.sampled))
         current.bytes += size
         current.vector_bytes += vector_bytes
-        current.partition.rows += rows
+        self._row += rows
 
     def _flush_pending(self) -> SuperBatch:
         pending, self._pending = self._pending, _Pending()
@@ -268,9 +267,3 @@ class Aggregator:
         """B_min of the SuperBatch being gathered, and that part of B_max at which it is flushed."""
         self._b_min = self.bounds.b_min_of(self._emitted)
         self._b_max = max(1, self.bounds.b_max * self._b_min // self.bounds.b_min)
-
-
-def _know_columns(partition: OpenPartition, batch: RowBatch) -> None:
-    partition.id_type = batch.ids.type
-    if batch.carried is not None:
-        partition.carried_columns = batch.carried.schema

@@ -5,34 +5,37 @@
 While SuperBatch j+1 is being encoded, j is being published and j+2 is being read. The stages pass on slots of shared
 memory; a run owns three, so a slow store holds up the encoder, which holds up the reader, and nothing piles up. A
 partition that cannot be used is dropped by the stage that finds the error and reported once; the others go on.
+
+A run starts its pool and writes to the output when the first partition comes that is not fresh. One that has nothing to
+do starts none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-import time
 from collections.abc import Generator, Iterable, Iterator
 
-from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.feed.change_files import DEFAULT_KEEP_DAYS, ChangeFeed, wanted_feed
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.plan.calibrating import RunLog
+from surge_dagster.engine.output.spaces import claim_space, list_spaces, record_catalog, require_format
+from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.memory import SLOTS, fit_memory
 from surge_dagster.engine.run.meters import ExposedIo, InFlight
+from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
-from surge_dagster.engine.run.report import Event, Receipt, RunReport, SuperBatchReport
-from surge_dagster.engine.run.run_context import EncodingSpeed, RunContext
+from surge_dagster.engine.run.report import Event, Receipt, RunReport
+from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.staging import Staging, sweep_orphan_files
+from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
@@ -41,15 +44,16 @@ from surge_dagster.engine.support.process_memory import MemoryGauge, memory_byte
 from surge_dagster.engine.support.waiting import StopSignal
 
 _LOCAL_THREADS = 4
+_Due = Iterable[Partition] | None
 
 
 class EmbeddingRun:
-    """Embeds every partition that is not fresh and publishes one file for each.
+    """Embeds every partition that is not fresh and publishes one file for each. Iterating over it is the run.
 
     Args:
         partitions: in the order they are to be read; a `Source` is one such iterable.
         store: the output; files go to the folder of the pool's space.
-        pool: a started pool; the run uses it and does not own it.
+        pool: started by the run when it is needed; the run does not own it.
         thresholds: of the SuperBatches; missing values follow from the pool's measured speed and the memory.
         catalog: what the partitions belong to, recorded in the space; a space of another catalog is refused, and so is
             an output inside it. None: it is neither compared nor recorded.
@@ -60,18 +64,13 @@ class EmbeddingRun:
         memory_limit: bytes of data that may be resident at any time; None is half of the memory that the process may
             use, of which three SuperBatches take what they need.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
-        changes: write which rows of each partition change, even if no consumer is registered in the output.
-        keep_changes_days: how long change files are kept for consumers that do not come.
+        observer: watches what is published, such as a `ChangeFeed`.
         publish_threads: files serialized and published concurrently; None follows from the store
             (`publishing_threads`).
 
     Attributes:
         report: the metrics, live.
-        space: the vector space that the run writes.
-        bounds: the thresholds of the SuperBatches.
-
-    Raises:
-        ConfigError: the thresholds or the limit cannot work, or the output cannot be used.
+        space: the vector space that the run writes; as the output has it, once the run has begun.
     """
 
     def __init__(
@@ -88,52 +87,29 @@ class EmbeddingRun:
         file_format: FileFormat = "parquet",
         memory_limit: int | None = None,
         grace_seconds: float = 20.0,
-        changes: bool = False,
-        keep_changes_days: float = DEFAULT_KEEP_DAYS,
+        observer: PublicationObserver | None = None,
         publish_threads: int | None = None,
     ) -> None:
         pool.require_documents()
-        self.bounds, self.memory = fit_memory(
-            thresholds or Thresholds(),
-            pool.costs.efficient_texts,
-            pool.space,
-            publish_threads or publishing_threads(store, len(pool.worker_pids)),
-            memory_limit,
-            machine_bytes=memory_bytes(),
-            upload_bytes=store.upload_bytes,
-        )
         if catalog is not None:
             catalog.require_apart(store)
-        keep_current(store, pool.space)
-        self.space = claim_space(store, pool.space, file_format, catalog)
-        sweep_orphan_files(store, claimed=self.space.name)
-        self.report = RunReport(
-            space=self.space.name,
-            space_title=self.space.title,
-            dimension=self.space.dimension,
-            device=pool.device,
-            hardware=pool.hardware,
-            precision=pool.precision,
-            encoder_notes=list(pool.notes),
-            pool_start_seconds=pool.start_seconds,
-            b_min=self.bounds.b_min,
-            b_max=self.bounds.b_max,
-            workers=len(pool.worker_pids),
-            call_seconds=pool.costs.call_seconds,
-        )
-        self.ledger = Ledger(self.memory.limit)
-        self.in_flight = InFlight()
+        self.report = RunReport()
+        self.space = pool.space
+        self._memory: RunMemory | None = None
         self._partitions = partitions
         self._pool = pool
+        self._thresholds = thresholds or Thresholds()
+        self._catalog = catalog
         self._force = force
         self._outputs = outputs
         self._include_text = include_text
-        self._changes = changes
-        self._keep_changes_days = keep_changes_days
+        self._file_format: FileFormat = file_format
+        self._memory_limit = memory_limit
+        self._observer = observer
+        self._publish_threads = publish_threads
         self._stop = StopSignal(grace_seconds)
-        self._store = store.until(self._stop.over)
-        self._exposed_io = ExposedIo()
-        self._events = EventStream(self.report, self.ledger, self.in_flight, self._exposed_io, store, self._stop)
+        self._store = store
+        self._events: EventStream | None = None
         self._started = False
 
     @property
@@ -142,9 +118,16 @@ class EmbeddingRun:
         return bool(self.report.partitions_failed)
 
     @property
+    def memory(self) -> RunMemory:
+        """Thresholds of the SuperBatches and what the run holds; there is none before the encoder was needed."""
+        if self._memory is None:
+            raise RuntimeError("the run has not begun to encode")
+        return self._memory
+
+    @property
     def published(self) -> set[str]:
         """Keys of the partitions that were published, also those whose receipt was not taken yet."""
-        return self._events.published
+        return set() if self._events is None else self._events.published
 
     def __iter__(self) -> Iterator[Receipt]:
         """Run, and yield a receipt for each partition as it is published."""
@@ -160,22 +143,22 @@ class EmbeddingRun:
         the rest is left for the next run. It returns when the grace time is over at the latest.
 
         Raises:
-            EncoderError: the pool failed for good.
-            ConfigError: the source cannot be listed.
+            ConfigError: the source cannot be listed, the thresholds or the memory limit cannot work, or the output
+                cannot be used.
+            EncoderError: the pool does not start, or failed for good.
         """
         if self._started:
             raise RuntimeError("a run runs once; make another one")
         self._started = True
-        arena = self._pool.arena(slots=SLOTS, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes)
-        gauge, log = MemoryGauge(), RunLog(self._pool, self._store)
+        gauge, fresh_keys = MemoryGauge(), set[str]()
         try:
-            with gauge, arena, contextlib.closing(self._run(arena)) as events:
-                for event in events:
-                    if isinstance(event, SuperBatchReport):
-                        log.add(event)
-                    yield event
-            if self._stop.requested_at is None:
-                log.end(self.report)
+            with gauge:
+                outputs = self._listed_outputs()
+                due = yield from self._first_due(outputs, fresh_keys)
+                if due is not None:
+                    yield from self._embed(due, outputs, fresh_keys)
+                elif outputs is not None:
+                    self._end_without_encoding(outputs, fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 
@@ -183,66 +166,143 @@ class EmbeddingRun:
         """Ask the run to end early, from any thread: like closing `events()`, except that it yields the rest."""
         self._stop.request()
 
-    def _run(self, arena: Arena) -> Generator[Event]:
-        context = self._context(arena)
-        engine = threading.Thread(target=self._join_stages, args=(context,), name="surge-run", daemon=True)
-        try:
-            engine.start()
-            yield from self._events
-        finally:
-            if not self._events.ended:
-                self.stop()
+    def _first_due(self, outputs: OutputState | None, fresh_keys: set[str]) -> Generator[Event, None, _Due]:
+        """Yield receipts of the first partitions, as long as they are fresh; returns the others, None: there are none.
+
+        Args:
+            fresh_keys: takes the keys of these partitions.
+        """
+        partitions = iter(self._partitions if outputs is None else outputs.looked_at(self._partitions))
+        for partition in partitions:
+            receipt = None if outputs is None or self._force else _fresh_receipt(outputs, partition)
+            if receipt is None or partition.key in fresh_keys:
+                return itertools.chain((partition,), partitions)
+            fresh_keys.add(partition.key)
+            self.report.count_receipt(receipt, 0.0)
+            yield receipt
+        return None
+
+    def _end_without_encoding(self, outputs: OutputState, fresh_keys: set[str]) -> None:
+        self._describe_space()
+        if self._catalog is not None:
+            record_catalog(self._store, self.space, self._catalog)
+        remove_staged(self._store, outputs.space, fresh_keys)
+        sweep_orphan_files(self._store)
+
+    def _listed_outputs(self) -> OutputState | None:
+        """The files of the run's space; None where the output does not have it yet."""
+        known = next((space for space in list_spaces(self._store) if space.spec_sha256 == self.space.spec_sha256), None)
+        if known is None:
+            return None
+        require_format(self._store, known, self._file_format)
+        self.space = known
+        return self._outputs or OutputState(self._store, known.name, known.file_format)
+
+    def _embed(self, due: Iterable[Partition], outputs: OutputState | None, fresh_keys: set[str]) -> Generator[Event]:
+        memory = self._memory = self._begin()
+        store = self._store.until(self._stop.over)
+        with memory.arena:
+            events = self._events = EventStream(self.report, memory, store)
+            if outputs is None:
+                outputs = OutputState(store, self.space.name, self.space.file_format)
+            target = SpaceTarget(store, self.space, self._pool.precision, self._include_text)
+            stages = threading.Thread(
+                target=self._join_stages,
+                args=(due, outputs, target, memory, events, fresh_keys),
+                name="surge-run",
+                daemon=True,
+            )
             try:
-                while engine.is_alive():
-                    self._events.drop_next()
-            except BaseException:  # interrupted again: the caller does not wait for what is under way
-                self._stop.abandon()
-                raise
+                stages.start()
+                yield from events
+            finally:
+                if not events.ended:
+                    self.stop()
+                try:
+                    while stages.is_alive():
+                        events.drop_next()
+                except BaseException:  # interrupted again: the caller does not wait for what is under way
+                    self._stop.abandon()
+                    raise
 
-    def _context(self, arena: Arena) -> RunContext:
-        target = SpaceTarget(self._store, self.space, self._pool.precision, self._include_text)
-        begun = time.perf_counter()
-        self._events.begin(begun)
-        return RunContext(
-            target=target,
-            staging=Staging(target),
-            bounds=self.bounds,
-            memory=self.memory,
-            ledger=self.ledger,
-            arena=arena,
-            in_flight=self.in_flight,
-            exposed_io=self._exposed_io,
-            stop=self._stop,
-            events=self._events,
-            begun=begun,
-            speed=EncodingSpeed(self._pool.texts_per_second),
-            feed=wanted_feed(self._store, self.space.name, always=self._changes),
+    def _begin(self) -> RunMemory:
+        """Start the pool, divide the memory, and claim the space."""
+        pool, store = self._pool, self._store
+        pool.start()
+        threads = self._publish_threads or publishing_threads(store, len(pool.worker_pids))
+        bounds, plan = fit_memory(
+            self._thresholds,
+            pool.costs.efficient_texts,
+            pool.space,
+            threads,
+            self._memory_limit,
+            machine_bytes=memory_bytes(),
+            upload_bytes=store.upload_bytes,
         )
+        keep_current(store, pool.space)
+        self.space = claim_space(store, pool.space, self._file_format, self._catalog)
+        sweep_orphan_files(store, claimed=self.space.name)
+        self._describe_space()
+        report = self.report
+        report.device, report.hardware, report.precision = pool.device, pool.hardware, pool.precision
+        report.encoder_notes = list(pool.notes)
+        report.pool_start_seconds, report.workers = pool.start_seconds, len(pool.worker_pids)
+        report.b_min, report.b_max = bounds.b_min, bounds.b_max
+        report.call_seconds = pool.costs.call_seconds
+        arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)
+        return RunMemory(bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop)
 
-    def _join_stages(self, context: RunContext) -> None:
+    def _describe_space(self) -> None:
+        report, space = self.report, self.space
+        report.space, report.space_title, report.dimension = space.name, space.title, space.dimension
+
+    def _join_stages(
+        self,
+        due: Iterable[Partition],
+        outputs: OutputState,
+        target: SpaceTarget,
+        memory: RunMemory,
+        events: EventStream,
+        fresh_keys: set[str],
+    ) -> None:
         """Read, encode and publish until the reader has no more; ends the events in every case."""
         error: BaseException | None = None
+        dropped = DroppedPartitions()
         try:
-            outputs = self._outputs
-            if outputs is None or outputs.space != self.space.name:
-                outputs = OutputState(self._store, self.space.name, self.space.file_format)
-            items = superbatches(self._partitions, outputs, context, force=self._force)
-            publisher = Publisher(context)
+            is_watched = self._observer is not None and self._observer.begin(target.store, target.space.name)
+            observer = self._observer if is_watched else None
+            staging = Staging(target)
+            for key in fresh_keys:
+                staging.remove(key)
+            items = superbatches(
+                due, outputs, target, staging, memory, dropped, observer, force=self._force, seen=fresh_keys
+            )
+            publisher = Publisher(target, staging, memory, events, dropped, observer)
             try:
-                with contextlib.closing(ReadAhead(items, context)) as batches:
-                    for encoded in encoded_superbatches(batches, self._pool, context):
+                with contextlib.closing(ReadAhead(items, memory, events)) as batches:
+                    for encoded in encoded_superbatches(batches, self._pool, memory, dropped, events.begun):
                         publisher.submit(encoded)
             except BaseException as caught:
                 error = caught
             publisher.close()
-            if error is None and self._stop.requested_at is None:
-                feed = context.feed or ChangeFeed(self._store, self.space.name)  # of consumers that are forgotten
-                feed.remove_passed(keep_days=self._keep_changes_days, keep_all=self._changes or context.feed is None)
+            if self._observer is not None and error is None and self._stop.requested_at is None:
+                self._observer.end()
         except BaseException as caught:
             error = error or caught
         finally:
             self._stop.over.set()
-            self._events.end(error)
+            events.end(error)
+
+
+def _fresh_receipt(outputs: OutputState, partition: Partition) -> Receipt | None:
+    """The receipt of a partition that is fresh; None: it is not, or something is wrong with it."""
+    try:
+        file = outputs.file(partition.key)
+        if file is None or outputs.status_of(partition, file) != "fresh":
+            return None
+    except (TransientError, ValueError):
+        return None
+    return Receipt.of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
 
 
 def publishing_threads(store: Store, workers: int) -> int:

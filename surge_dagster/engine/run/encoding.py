@@ -18,12 +18,15 @@ from dataclasses import replace
 from surge_dagster.engine.encoder.arena import ArenaClosed
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
+from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Failure, Receipt
-from surge_dagster.engine.run.run_context import RunContext
+from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.timeline import Span
+from surge_dagster.engine.support.waiting import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +42,12 @@ class ReadAhead:
 
     Args:
         items: what the reader yields (`reading.superbatches`).
-        context: of the run.
     """
 
-    def __init__(self, items: Iterator[SuperBatch | Receipt | Failure], context: RunContext) -> None:
+    def __init__(self, items: Iterator[SuperBatch | Receipt | Failure], memory: RunMemory, events: EventStream) -> None:
         self._items = items
-        self._context = context
+        self._memory = memory
+        self._events = events
         self._ready: queue.Queue[SuperBatch | BaseException | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="surge-read", daemon=True)
         self._thread.start()
@@ -60,7 +63,7 @@ class ReadAhead:
             BaseException: what ended the reader.
         """
         if wait:
-            with self._context.exposed_io.waiting("encoder"):
+            with self._memory.exposed_io.waiting("encoder"):
                 item = self._ready.get(timeout=_POLL_SECONDS)
         else:
             item = self._ready.get_nowait()
@@ -70,13 +73,13 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the reader, and wait for it until the grace time is over; what it still hands over is dropped."""
-        self._context.stop.stopping.set()
-        while self._thread.is_alive() and self._context.stop.seconds_left() != 0:
+        self._memory.stop.stopping.set()
+        while self._thread.is_alive() and self._memory.stop.seconds_left() != 0:
             with contextlib.suppress(queue.Empty):
                 self._ready.get(timeout=_POLL_SECONDS)
 
     def _run(self) -> None:
-        io = self._context.exposed_io
+        io = self._memory.exposed_io
         begun, waited = time.perf_counter(), io.reader_seconds
         try:
             for item in self._items:
@@ -85,7 +88,7 @@ class ReadAhead:
                     self._put(replace(item, read_seconds=seconds))
                     begun, waited = time.perf_counter(), io.reader_seconds
                 else:
-                    self._context.events.emit(item)
+                    self._events.emit(item)
             self._put(None)
         except (Cancelled, ArenaClosed):
             pass
@@ -95,13 +98,15 @@ class ReadAhead:
 
     def _put(self, item: SuperBatch | BaseException | None) -> None:
         while True:
-            self._context.stop.require_running()
+            self._memory.stop.require_running()
             with contextlib.suppress(queue.Full):
                 self._ready.put(item, timeout=_POLL_SECONDS)
                 return
 
 
-def encoded_superbatches(batches: ReadAhead, pool: EncoderPool, context: RunContext) -> Iterator[EncodedSuperBatch]:
+def encoded_superbatches(
+    batches: ReadAhead, pool: EncoderPool, memory: RunMemory, dropped: DroppedPartitions, begun: float
+) -> Iterator[EncodedSuperBatch]:
     """Encode SuperBatches in their order, two of them in the pool at a time.
 
     A run that ends early loses nothing that is encoded: partitions that are whole by then, or within half of the grace
@@ -112,29 +117,29 @@ def encoded_superbatches(batches: ReadAhead, pool: EncoderPool, context: RunCont
         BaseException: what ended the reader.
     """
     calls: deque[SuperBatchCall] = deque()
-    measures, more, error = _Measures(context), True, None
+    measures, more, error = _Measures(begun), True, None
     try:
-        while (more or calls) and not context.stop.stopping.is_set():
+        while (more or calls) and not memory.stop.stopping.is_set():
             if more and len(calls) < _CONCURRENT_CALLS:
                 with contextlib.suppress(queue.Empty):
                     batch = batches.take(wait=not calls)
                     more = batch is not None
                     if batch is not None:
-                        calls.append(SuperBatchCall(pool, batch, context))
+                        calls.append(SuperBatchCall(pool, batch, memory, dropped))
             if calls and calls[0].result(_POLL_SECONDS) is not None:
                 yield measures.of(calls.popleft())
     except Exception as caught:
         error = caught
-    yield from _encoded_so_far(calls, context)
+    yield from _encoded_so_far(calls, memory.stop)
     if error is not None:
         raise error
 
 
-def _encoded_so_far(calls: deque[SuperBatchCall], context: RunContext) -> Iterator[EncodedSuperBatch]:
+def _encoded_so_far(calls: deque[SuperBatchCall], stop: StopSignal) -> Iterator[EncodedSuperBatch]:
     """The segments of unfinished calls that are encoded by now or soon; none where the store is down."""
-    over = context.stop.over
-    left = context.stop.seconds_left(_ENCODE_SHARE)
-    patience = context.stop.grace_seconds * _ENCODE_SHARE if left is None else left
+    over = stop.over
+    left = stop.seconds_left(_ENCODE_SHARE)
+    patience = stop.grace_seconds * _ENCODE_SHARE if left is None else left
     deadline = time.monotonic() + (0.0 if over.is_set() else patience)
     for call in calls:
         if not call.batch.texts:
@@ -147,15 +152,15 @@ def _encoded_so_far(calls: deque[SuperBatchCall], context: RunContext) -> Iterat
             continue
         whole = tuple(segment for segment in call.batch.segments if call.is_encoded(segment))
         if whole:
-            yield EncodedSuperBatch(replace(call.batch, segments=whole), call.metrics, deduplicated=call.deduplicated)
+            batch = replace(call.batch, segments=whole)
+            yield EncodedSuperBatch(batch, call.metrics, deduplicated=call.deduplicated, cosines=call.cosines)
 
 
 class _Measures:
     """Measures each encode call, and compares it with those before it."""
 
-    def __init__(self, context: RunContext) -> None:
-        self._begun = self._last = context.begun
-        self._speed = context.speed
+    def __init__(self, begun: float) -> None:
+        self._begun = self._last = begun
         self._pace = Pace()
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
@@ -163,7 +168,6 @@ class _Measures:
         metrics = call.metrics
         now, seconds, shared_seconds = time.perf_counter(), metrics.encode_seconds, metrics.shared_seconds
         since_last, self._last = now - self._last, now
-        self._speed.add(metrics.texts, seconds)
         pace = self._pace.ratio(metrics.padded_tokens, shared_seconds)  # a call that waits for others is not slow
         if pace is not None and pace > _SLOW_PACE and shared_seconds > _WORTH_A_WARNING_SECONDS:
             log.warning(
@@ -174,4 +178,4 @@ class _Measures:
         ended = now - self._begun
         span = Span(max(0.0, ended - seconds), ended, seconds)
         duty = min(1.0, seconds / max(since_last, 1e-9))
-        return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)
+        return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated, call.cosines)

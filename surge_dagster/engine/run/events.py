@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from surge_dagster.engine.run.meters import ExposedIo, InFlight
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.ledger import Ledger
-from surge_dagster.engine.support.waiting import StopSignal, next_item
+from surge_dagster.engine.support.waiting import next_item
 
 _GROUP_EVENTS = 256
 _WAITING_GROUPS = 64
@@ -22,46 +21,33 @@ _POLL_SECONDS = 0.05
 class EventStream:
     """Takes events from any thread and yields them in one; a slow consumer makes the other threads wait.
 
+    Events are dropped once the run is abandoned.
+
     Args:
-        report: counts the events, and gets the peaks of `ledger`, `in_flight` and `exposed_io`.
+        report: counts the events, and gets the peaks of `memory`.
         store: its retries since now are reported.
-        stop: events are dropped once the run is abandoned.
 
     Attributes:
+        begun: `time.perf_counter()` from which the report counts its seconds.
         published: keys of the partitions that were published, also those whose receipt was not taken yet.
         ended: whether the last event was taken.
     """
 
-    def __init__(
-        self,
-        report: RunReport,
-        ledger: Ledger,
-        in_flight: InFlight,
-        exposed_io: ExposedIo,
-        store: Store,
-        stop: StopSignal,
-    ) -> None:
+    def __init__(self, report: RunReport, memory: RunMemory, store: Store) -> None:
+        self.begun = time.perf_counter()
         self.published: set[str] = set()
         self.ended = False
         self._report = report
-        self._ledger = ledger
-        self._in_flight = in_flight
-        self._exposed_io = exposed_io
+        self._memory = memory
         self._store = store
         self._retries_before = dict(store.retries)
-        self._stop = stop
         self._failed_keys: set[str] = set()
         self._lock = threading.Lock()
         self._queue: queue.Queue[tuple[Event, ...] | BaseException | None] = queue.Queue(_WAITING_GROUPS)
-        self._begun = time.perf_counter()
-
-    def begin(self, begun: float) -> None:
-        """Set the `time.perf_counter()` from which the report counts its seconds."""
-        self._begun = begun
 
     def emit(self, *events: Event) -> None:
         """Count events and hand them over, in groups: waking the consumer costs more than counting an event."""
-        now = time.perf_counter() - self._begun
+        now = time.perf_counter() - self.begun
         with self._lock:
             new = tuple(event for event in events if self._count(event, now))
             self._update_peaks()
@@ -91,7 +77,7 @@ class EventStream:
             self._queue.get(timeout=_POLL_SECONDS)
 
     def _put(self, group: tuple[Event, ...] | BaseException | None) -> None:
-        while not self._stop.abandoned:
+        while not self._memory.stop.abandoned:
             with contextlib.suppress(queue.Full):
                 self._queue.put(group, timeout=_POLL_SECONDS)
                 return
@@ -114,9 +100,9 @@ class EventStream:
         return True
 
     def _update_peaks(self) -> None:
-        report, before = self._report, self._retries_before
-        report.max_in_flight_texts = self._in_flight.most
-        report.peak_resident_bytes = self._ledger.peak
-        report.exposed_io_seconds = self._exposed_io.seconds
+        report, memory, before = self._report, self._memory, self._retries_before
+        report.max_in_flight_texts = memory.in_flight.most
+        report.peak_resident_bytes = memory.ledger.peak
+        report.exposed_io_seconds = memory.exposed_io.seconds
         retries = {cause: count - before.get(cause, 0) for cause, count in self._store.retries.items()}
         report.storage_retries = {cause: count for cause, count in sorted(retries.items()) if count}

@@ -182,7 +182,9 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int, upload_b
         ConfigError: the limit cannot hold one SuperBatch; the text names the smallest that can.
     """
     result = _result_memory(space, threads, upload_bytes)
-    least, gathered = result.least(bounds), 2 * _slot_bytes(bounds)
+    least = result.least(bounds)
+    # Rows that are gathered may have vectors of an old file already.
+    gathered = 2 * _slot_bytes(bounds) + bounds.b_max * result.dimension * result.itemsize
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
+from surge_dagster.engine.support.waiting import TURN_SECONDS, StopSignal
+
 _PACE_NEEDS = 3  # SuperBatches
 
 
@@ -38,18 +40,27 @@ class InFlight:
     """Counts texts that were admitted and are neither published nor staged, and remembers the highest count."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self.texts = 0
         self.most = 0
 
     def add(self, texts: int) -> None:
-        with self._lock:
+        with self._changed:
             self.texts += texts
             self.most = max(self.most, self.texts)
 
     def remove(self, texts: int) -> None:
-        with self._lock:
+        with self._changed:
             self.texts -= texts
+            if not self.texts:
+                self._changed.notify_all()
+
+    def wait_until_none(self, stop: StopSignal) -> None:
+        """Wait until every text was published or dropped; `Cancelled` when the run is stopping."""
+        with self._changed:
+            while self.texts:
+                stop.require_running()
+                self._changed.wait(TURN_SECONDS)
 
 
 class ExposedIo:

@@ -8,21 +8,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
+import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.feed.change_files import changed_ids
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
 from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport, worker_idle_ratio
-from surge_dagster.engine.run.run_context import RunContext
-from surge_dagster.engine.run.space_target import require_unchanged
-from surge_dagster.engine.run.superbatch import CHANGED, UNCHANGED, EncodedSuperBatch, Segment, StagedRows
+from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
+from surge_dagster.engine.run.staging import Staging
+from surge_dagster.engine.run.superbatch import EncodedSuperBatch, ReadPartition, Segment, StagedRows
 from surge_dagster.engine.support.timeline import Lane
 
 
 @dataclass(slots=True)
 class Publication:
-    """One SuperBatch while its segments are being written, by several threads.
+    """One SuperBatch while its segments are being written, by several threads. The publisher alone uses it.
 
     Attributes:
         remaining: segments that are not written yet.
@@ -31,8 +32,10 @@ class Publication:
         serialize, upload: seconds of the publishing threads.
     """
 
-    context: RunContext
     encoded: EncodedSuperBatch
+    target: SpaceTarget
+    staging: Staging
+    observer: PublicationObserver | None
     remaining: int = field(init=False)
     texts_per_second: float | None = field(init=False)
     started: float = field(default_factory=time.perf_counter)
@@ -48,25 +51,23 @@ class Publication:
         self.remaining = len(self.encoded.batch.segments)
         self.texts_per_second = self.encoded.texts_per_second  # which looks at the slot
 
-    def publish(self, segment: Segment) -> None:
+    def publish(self, segment: Segment, read: ReadPartition) -> None:
         """Write the file of a partition that lies whole in this SuperBatch.
 
         Raises:
             DataError: a vector of it is not a valid embedding.
             SurgeError, OSError: it cannot be written, or is no longer wanted.
         """
-        target, batch, partition = self.context.target, self.encoded.batch, segment.partition
+        target, batch, partition = self.target, self.encoded.batch, segment.partition
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
         rows = target.rows(batch, segment, matrix)
-        facts = target.facts(partition, rows=len(matrix), vectors=segment.vector_facts(batch.slot, _now()))
-        self._finish_changes(segment)
+        facts = target.facts(partition, read, segment.vector_facts(batch.slot, _now()))
         with target.create(partition.key) as upload:
             write_file(target.space.file_format, upload, rows, facts)
             serialized = time.perf_counter()
-            if self.context.feed is not None and partition.changes is not None:
-                changed = changed_ids(partition.changes.operations, segment.ids)
-                self.context.feed.write(partition, facts.rows_version, changed)
+            if self.observer is not None and read.changes is not None:
+                self.observer.publishing(facts, read.changes, _wanted_ids(segment, read.changes))
             stored = upload.publish(lambda: require_unchanged(partition.source))
         receipt = Receipt.of(
             facts,
@@ -74,7 +75,7 @@ class Publication:
             target.store.location(stored.name),
             superbatch=batch.index,
             texts_per_second=self.texts_per_second,
-            cosines=partition.cosines,
+            cosines=(*partition.cosines, *self.encoded.cosines.get(partition.key, ())),
         )
         with self.lock:
             self.receipts.append(receipt)
@@ -91,10 +92,8 @@ class Publication:
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
         vectors = segment.vector_facts(slot, _now())
-        texts = slot.texts(segment.start, segment.stop)
-        self._finish_changes(segment)
         checked = time.perf_counter()
-        staged = self.context.staging.write(segment, texts, matrix, vectors)
+        staged = self.staging.write(segment, slot.texts(segment.start, segment.stop), matrix, vectors)
         with self.lock:
             self.staged[segment.start] = staged
             self._count(begun, checked, vectors.truncated)
@@ -110,26 +109,22 @@ class Publication:
             self.remaining -= 1
             return self.remaining == 0
 
-    def events(self) -> tuple[SuperBatchReport | Receipt | Failure, ...]:
-        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments."""
+    def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[SuperBatchReport | Receipt | Failure, ...]:
+        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments.
+
+        Args:
+            b_min: of the run.
+            begun: `time.perf_counter()` at its beginning.
+            peak_bytes: the most that it has held.
+        """
         order = {segment.partition.key: place for place, segment in enumerate(self.encoded.batch.segments)}
         receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
-        return self._report(), *receipts, *self.failures
+        return self._report(b_min, begun, peak_bytes), *receipts, *self.failures
 
     def _count(self, begun: float, serialized: float, truncated: int) -> None:
         self.truncated += truncated
         self.serialize.add(begun, serialized)
         self.upload.add(serialized, time.perf_counter())
-
-    def _finish_changes(self, segment: Segment) -> None:
-        """Enter rows whose vectors are new as changed: vectors of equal texts may differ in their last bits."""
-        changes, slot = segment.partition.changes, self.encoded.batch.slot
-        if changes is None:
-            return
-        operations = changes.operations[segment.first_row : segment.first_row + segment.stop - segment.start]
-        known = slot.known(segment.start, segment.stop)
-        is_new = np.ones(len(operations), np.bool_) if known is None else ~known
-        operations[is_new & (operations == UNCHANGED)] = CHANGED
 
     def _valid_vectors(self, segment: Segment) -> np.ndarray:
         """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a valid embedding."""
@@ -143,7 +138,7 @@ class Publication:
                 segment.first_row + failed.row - segment.start,
             )
         matrix = encoded.batch.slot.matrix(segment.start, segment.stop)
-        wrong = invalid_row(matrix, normalized=self.context.target.space.normalize)
+        wrong = invalid_row(matrix, normalized=self.target.space.normalize)
         if wrong is not None:
             raise DataError(
                 segment.partition.key,
@@ -153,8 +148,8 @@ class Publication:
             )
         return matrix
 
-    def _report(self) -> SuperBatchReport:
-        context, encoded, batch = self.context, self.encoded, self.encoded.batch
+    def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
+        encoded, batch = self.encoded, self.encoded.batch
         metrics = encoded.metrics
         texts, rows_reused = encoded.published_texts, encoded.rows_reused
         return SuperBatchReport(
@@ -171,7 +166,7 @@ class Publication:
             serialize_seconds=self.serialize.seconds,
             upload_seconds=self.upload.seconds,
             publish_seconds=time.perf_counter() - self.started,
-            fill_ratio=(texts - rows_reused) / context.bounds.b_min,
+            fill_ratio=(texts - rows_reused) / b_min,
             rows_reused=rows_reused,
             texts_deduplicated=encoded.deduplicated,
             texts_computed=metrics.texts,
@@ -184,11 +179,19 @@ class Publication:
             replays=metrics.replays,
             gpu_utilisation=metrics.gpu_utilisation,
             gpu_memory_bytes=metrics.gpu_memory_bytes,
-            peak_resident_bytes=context.ledger.peak,
+            peak_resident_bytes=peak_bytes,
             encode_span=encoded.encode_span,
-            serialize_span=self.serialize.span(context.begun),
-            upload_span=self.upload.span(context.begun),
+            serialize_span=self.serialize.span(begun),
+            upload_span=self.upload.span(begun),
         )
+
+
+def _wanted_ids(segment: Segment, changes: ObservedRows) -> list[pa.Array]:
+    wanted_ids, row = list[pa.Array](), 0
+    for ids in segment.ids:
+        wanted_ids.append(changes.wanted_ids(row, ids))
+        row += len(ids)
+    return wanted_ids
 
 
 def _now() -> str:

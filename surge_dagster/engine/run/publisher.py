@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 from surge_dagster.engine.errors import (
@@ -30,11 +30,16 @@ from surge_dagster.engine.errors import (
 )
 from surge_dagster.engine.files.facts import InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import file_name, read_published_file
+from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.events import EventStream
+from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.rewriting import assemble
-from surge_dagster.engine.run.run_context import RunContext
-from surge_dagster.engine.run.superbatch import EncodedSuperBatch, OpenPartition, Segment
+from surge_dagster.engine.run.run_memory import RunMemory
+from surge_dagster.engine.run.space_target import SpaceTarget
+from surge_dagster.engine.run.staging import Staging
+from surge_dagster.engine.run.superbatch import EncodedSuperBatch, PartitionToRead, ReadPartition, Segment, StagedRows
 
 log = logging.getLogger(__name__)
 
@@ -48,20 +53,52 @@ _DOWN_AFTER = 4  # refused writes in a row, as with operations on a bucket
 _OF_THE_RUN = ("precision", "writer", "rows_version", *(fact.name for fact in fields(VectorFacts)))
 
 
+@dataclass(slots=True)
+class _SplitPartition:
+    """What became of the segments of a split partition so far. The publisher changes it under its lock.
+
+    Attributes:
+        staged: rows that are staged, in any order.
+        read: the partition as it was read, once its last segment was written; with it, the SuperBatch of that.
+    """
+
+    staged: list[StagedRows] = field(default_factory=list)
+    cosines: list[float] = field(default_factory=list)
+    read: ReadPartition | None = None
+    superbatch: int | None = None
+    texts_per_second: float | None = None
+
+
 class Publisher:
     """Writes encoded SuperBatches; what becomes of them goes to the events of the run.
 
     An error that is not a partition's own stops the run, and `close` raises it.
 
     Args:
-        context: of the run.
+        dropped: partitions of which nothing is written any more; those that cannot be written are added.
+        observer: is told of each file that is about to be published.
     """
 
-    def __init__(self, context: RunContext) -> None:
-        self._context = context
-        self._threads = context.memory.result.threads
+    def __init__(
+        self,
+        target: SpaceTarget,
+        staging: Staging,
+        memory: RunMemory,
+        events: EventStream,
+        dropped: DroppedPartitions,
+        observer: PublicationObserver | None,
+    ) -> None:
+        self._target = target
+        self._staging = staging
+        self._memory = memory
+        self._events = events
+        self._dropped = dropped
+        self._observer = observer
+        self._stop_signal = memory.stop
+        self._threads = memory.plan.result.threads
         self._segments = PublishingThreads(self._threads, "surge-publish")
         self._files = PublishingThreads(1, "surge-publish-split")
+        self._split: dict[PartitionToRead, _SplitPartition] = {}
         self._error: BaseException | None = None
         self._store_is_down = False
         self._refused_writes = 0  # in a row, by a local disk
@@ -72,7 +109,7 @@ class Publisher:
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
         """Write every segment of a SuperBatch; returns immediately."""
-        publication = Publication(self._context, encoded)
+        publication = Publication(encoded, self._target, self._staging, self._observer)
         with self._finished:
             self._unfinished += 1
         waiting = deque(encoded.batch.segments)
@@ -85,7 +122,7 @@ class Publisher:
         Raises:
             BaseException: the error that stopped the run.
         """
-        stop = self._context.stop
+        stop = self._stop_signal
         with self._finished:
             self._closing = True
             drained, left = False, None
@@ -103,7 +140,7 @@ class Publisher:
                 *(self._unfinished, self._unfinished_files),
             )
         elif not stop.over.is_set():
-            self._context.staging.remove_discarded()
+            self._staging.remove_discarded()
         for threads in (self._segments, self._files):
             if drained:
                 threads.end()
@@ -114,18 +151,16 @@ class Publisher:
 
     def _write_segments(self, publication: Publication, waiting: deque[Segment]) -> None:
         """One thread's share of a SuperBatch: one task for each of thousands of tiny partitions would cost too much."""
-        while self._store_is_down or not self._context.stop.over.is_set():
+        while self._store_is_down or not self._stop_signal.over.is_set():
             try:
                 segment = waiting.popleft()
             except IndexError:
                 return
             # A store that is down gets no further segment, but what was published before is still reported.
-            if not self._store_is_down and not segment.partition.refused:
+            if not self._store_is_down and segment.partition not in self._dropped:
                 try:
-                    if segment.is_whole:
-                        publication.publish(segment)
-                    elif segment.partition.is_mixed:
-                        self._context.read_again[segment.partition.key] = segment.partition
+                    if segment.first_row == 0 and segment.read is not None:
+                        publication.publish(segment, segment.read)
                     elif segment.start < segment.stop:
                         publication.stage(segment)
                 except BaseException as error:
@@ -133,7 +168,7 @@ class Publisher:
                     if failure is not None:
                         publication.fail(failure)
                 else:
-                    self._refused_writes = 0
+                    self._count_writes(refused=False)
             if publication.count_down():
                 self._finish(publication)
 
@@ -147,8 +182,7 @@ class Publisher:
             self._finished.notify_all()
 
     def _report(self, publication: Publication) -> None:
-        context, encoded = self._context, publication.encoded
-        target = context.target
+        memory, encoded, target = self._memory, publication.encoded, self._target
         try:
             if publication.receipts:
                 target.sync()
@@ -157,51 +191,64 @@ class Publisher:
             self._stop(TransientError(lost))
             publication.failures += [Failure(receipt.key, lost, transient=True) for receipt in publication.receipts]
             publication.receipts.clear()
-        events = publication.events()
-        context.release(encoded.batch, encoded.published_texts)
-        context.events.emit(*events)
-        for segment in encoded.batch.segments:
-            if not segment.is_whole and self._is_complete(segment, publication):
-                with self._finished:
-                    self._unfinished_files += 1
-                self._files.submit(partial(self._write_file, segment.partition))
+        events = publication.events(memory.bounds.b_min, self._events.begun, memory.ledger.peak)
+        # Before the texts count as published: the reader waits for that before it reads a partition again.
+        complete = [segment.partition for segment in encoded.batch.segments if self._completes(segment, publication)]
+        memory.release(encoded.batch, encoded.published_texts)
+        self._events.emit(*events)
+        for partition in complete:
+            with self._finished:
+                self._unfinished_files += 1
+            self._files.submit(partial(self._write_file, partition))
 
-    def _is_complete(self, segment: Segment, publication: Publication) -> bool:
+    def _completes(self, segment: Segment, publication: Publication) -> bool:
         """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
         partition = segment.partition
+        if segment.is_whole:
+            return False
         with self._finished:
-            if segment.start < segment.stop and segment.start in publication.staged:
-                partition.staged.append(publication.staged[segment.start])
-            if segment.last:
-                partition.superbatch = publication.encoded.batch.index
-                partition.texts_per_second = publication.texts_per_second
-            return partition.is_complete and not partition.refused
+            if partition in self._dropped:
+                self._split.pop(partition, None)
+                return False
+            split = self._split.setdefault(partition, _SplitPartition(cosines=list(partition.cosines)))
+            if segment.start in publication.staged and segment.start < segment.stop:
+                split.staged.append(publication.staged[segment.start])
+            split.cosines += publication.encoded.cosines.get(partition.key, ())
+            if segment.read is not None:
+                split.read, split.superbatch = segment.read, publication.encoded.batch.index
+                split.texts_per_second = publication.texts_per_second
+                split.staged += segment.read.staged
+            return split.read is not None and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
 
-    def _write_file(self, partition: OpenPartition) -> None:
+    def _write_file(self, partition: PartitionToRead) -> None:
+        with self._finished:
+            split = self._split.pop(partition)
         try:
-            self._assemble(partition)
+            self._assemble(partition, split)
         except BaseException as error:
             failure = self._failure(partition, error)
             if failure is not None:
-                self._context.events.emit(failure)
+                self._events.emit(failure)
         else:
-            self._refused_writes = 0
+            self._count_writes(refused=False)
         finally:
             with self._finished:
                 self._unfinished_files -= 1
                 self._finished.notify_all()
 
-    def _assemble(self, partition: OpenPartition) -> None:
+    def _assemble(self, partition: PartitionToRead, split: _SplitPartition) -> None:
         """Write the file of a split partition."""
-        context = self._context
-        target, ledger = context.target, context.ledger
-        size = context.memory.reader + target.store.upload_bytes
+        target, staging, ledger, read = self._target, self._staging, self._memory.ledger, split.read
+        assert read is not None
+        size = self._memory.plan.reader + target.store.upload_bytes
         ledger.reserve(size, self._is_memory_final)
         try:
-            published = assemble(target, context.staging, partition, context.stop.require_not_over, context.feed)
+            require_not_over = self._stop_signal.require_not_over
+            published = assemble(target, staging, partition, read, split.staged, require_not_over, self._observer)
             target.sync()
         except TransientError as error:
-            receipt = self._receipt_of_other_run(partition) if isinstance(error.__cause__, FileNotFoundError) else None
+            was_removed = isinstance(error.__cause__, FileNotFoundError)
+            receipt = self._receipt_of_other_run(partition, read) if was_removed else None
             if receipt is None:
                 raise
         else:
@@ -209,39 +256,39 @@ class Publisher:
                 published.facts,
                 published.stored,
                 target.store.location(published.stored.name),
-                superbatch=partition.superbatch,
-                texts_per_second=partition.texts_per_second,
-                texts_reused=partition.reused_texts,
-                cosines=partition.cosines,
+                superbatch=split.superbatch,
+                texts_per_second=split.texts_per_second,
+                texts_reused=sum(rows.stop - rows.start for rows in read.staged),
+                cosines=split.cosines,
             )
         finally:
             ledger.release(size)
-        context.staging.remove(partition.key)
-        context.events.emit(receipt)
+        staging.remove(partition.key)
+        self._events.emit(receipt)
 
-    def _receipt_of_other_run(self, partition: OpenPartition) -> Receipt | None:
+    def _receipt_of_other_run(self, partition: PartitionToRead, read: ReadPartition) -> Receipt | None:
         """The receipt of a file with the same rows that another run has published; that run removed what was staged."""
-        target = self._context.target
+        target = self._target
         name = file_name(target.space.name, partition.key, target.space.file_format)
         try:
             file = read_published_file(target.store, name)
         except (InvalidFile, FileNotFoundError):
             return None
-        own = target.facts(partition, rows=partition.rows, vectors=VectorFacts(file.facts.truncated))
+        own = target.facts(partition, read, VectorFacts(file.facts.truncated))
         has_same_rows = replace(file.facts, **{name: getattr(own, name) for name in _OF_THE_RUN}) == own
-        if not has_same_rows or file.stored == partition.previous:
+        if not has_same_rows or (partition.replaced is not None and file.stored == partition.replaced.stored):
             return None
         log.warning("partition %r: another run has published the same rows meanwhile", partition.key)
         return Receipt.of(file.facts, file.stored, target.store.location(name), action="fresh")
 
     def _is_memory_final(self) -> bool:
         """Whether nothing will release memory any more, so that waiting for it would not end."""
-        return self._context.stop.over.is_set() or (self._closing and not self._unfinished)
+        return self._stop_signal.over.is_set() or (self._closing and not self._unfinished)
 
-    def _failure(self, partition: OpenPartition, error: BaseException) -> Failure | None:
+    def _failure(self, partition: PartitionToRead, error: BaseException) -> Failure | None:
         """Refuse the partition of an error; None when the run ended before it was written."""
         key = partition.key
-        if not partition.refused:
+        if partition not in self._dropped:
             error = self._counted(error)
         match error:
             case Cancelled():
@@ -249,8 +296,8 @@ class Publisher:
             case DataError():
                 failure = Failure(key, str(error), remedy=error.remedy)
             case StoreUnavailable():
-                self._store_is_down = self._store_is_down or not self._context.stop.over.is_set()
-                self._context.stop.over.set()  # every other thread gives up its retries
+                self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
+                self._stop_signal.over.set()  # every other thread gives up its retries
                 self._stop(error)
                 failure = Failure(key, str(error), transient=True)
             case SurgeError():
@@ -262,9 +309,9 @@ class Publisher:
             case _:
                 self._stop(error)
                 failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
-        partition.refused = True
+        self._dropped.refuse(partition)
         if not failure.transient:
-            self._context.staging.discard(key)
+            self._staging.discard(key)
         return failure
 
     def _counted(self, error: BaseException) -> BaseException:
@@ -272,19 +319,25 @@ class Publisher:
         cause = error.__cause__ if isinstance(error, WriteRefused) else error
         if not isinstance(cause, OSError) or cause.errno not in _DISK_UNUSABLE:
             return error
-        self._refused_writes += 1
-        if self._refused_writes < _DOWN_AFTER:
+        refused_writes = self._count_writes(refused=True)
+        if refused_writes < _DOWN_AFTER:
             return error
         return StoreUnavailable(
-            f"{self._context.target.store.url}: {self._refused_writes} writes in a row failed, the last with: "
+            f"{self._target.store.url}: {refused_writes} writes in a row failed, the last with: "
             f"{os.strerror(cause.errno)}. What was published stays. Make room on the disk, or make the output folder "
             "writable again, then run again."
         )
 
+    def _count_writes(self, *, refused: bool) -> int:
+        """Count a write; returns how many in a row were refused by now."""
+        with self._finished:
+            self._refused_writes = self._refused_writes + 1 if refused else 0
+            return self._refused_writes
+
     def _stop(self, error: BaseException) -> None:
         """End the run with an error: without it the reader would wait for a slot that never comes back."""
         self._error = self._error or error
-        self._context.stop.stopping.set()
+        self._stop_signal.stopping.set()
 
 
 class PublishingThreads:

@@ -6,7 +6,7 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import reduce
@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.feed.change_files import ChangeFeed, changed_ids
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
 from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, vector_bytes
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
 from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import CHANGED, UNCHANGED, MissingTexts, OpenPartition
+from surge_dagster.engine.run.superbatch import MissingTexts, PartitionToRead, ReadPartition, StagedRows
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
@@ -35,16 +35,18 @@ _GROUP_BYTES = 24 * 1024 * 1024
 def assemble(
     target: SpaceTarget,
     staging: Staging,
-    partition: OpenPartition,
+    partition: PartitionToRead,
+    read: ReadPartition,
+    staged: Sequence[StagedRows],
     require_not_over: Callable[[], None],
-    feed: ChangeFeed | None = None,
+    observer: PublicationObserver | None = None,
 ) -> PublishedFile:
     """Write a partition's file from its staged segments.
 
     Args:
-        partition: complete, its content digest known.
+        staged: all rows of the partition, in any order.
         require_not_over: called before each batch of rows; what it raises ends the work.
-        feed: writes how the rows change.
+        observer: is told before the file is published.
 
     Raises:
         TransientError: a segment is not what it was when it was staged, the file cannot be written, or the source has
@@ -52,19 +54,21 @@ def assemble(
     """
     source = partition.source
     require_unchanged(source)  # checked again at the publication; this saves the work
-    vectors = reduce(VectorFacts.plus, (segment.vectors for segment in partition.staged), VectorFacts())
-    facts = target.facts(partition, rows=partition.rows, vectors=vectors)
-    columns = target.columns(partition)
-    changed: list[pa.Array] = []
+    vectors = reduce(VectorFacts.plus, (segment.vectors for segment in staged), VectorFacts())
+    facts = target.facts(partition, read, vectors)
+    columns = target.columns(read.id_type, read.carried_columns)
+    wanted_ids: list[pa.Array] = []
     with target.create(partition.key) as upload:
         try:
-            rows = _noting_changes(_staged_rows(staging, partition, require_not_over), partition, changed)
+            rows = _staged_rows(staging, source, staged, require_not_over)
+            if read.changes is not None:
+                rows = _noting_ids(rows, read.changes, wanted_ids)
             write_rows(target.space, upload, columns, facts, rows)
         except InvalidFile as error:
             reason = f"partition {partition.key!r}: its staged rows cannot be used: {error}. Run again."
             raise TransientError(reason, partition.key) from error
-        if feed is not None:
-            feed.write(partition, facts.rows_version, changed)
+        if observer is not None and read.changes is not None:
+            observer.publishing(facts, read.changes, wanted_ids)
         return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
 
 
@@ -118,12 +122,12 @@ def republish(
 
 
 def _staged_rows(
-    staging: Staging, partition: OpenPartition, require_not_over: Callable[[], None]
+    staging: Staging, partition: Partition, staged: Sequence[StagedRows], require_not_over: Callable[[], None]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all segments of a partition, in order."""
-    for segment in sorted(partition.staged, key=lambda rows: rows.start):
+    for segment in sorted(staged, key=lambda rows: rows.start):
         try:
-            with staging.open(partition.source, segment.start, segment.stop) as (facts, batches):
+            with staging.open(partition, segment.start, segment.stop) as (facts, batches):
                 if facts.content_digest != segment.digest:
                     raise InvalidFile("it holds other rows than those that were staged")
                 for batch in batches:
@@ -139,24 +143,14 @@ def _staged_rows(
             ) from error
 
 
-def _noting_changes(
-    batches: Iterable[pa.RecordBatch], partition: OpenPartition, changed: list[pa.Array]
+def _noting_ids(
+    batches: Iterable[pa.RecordBatch], changes: ObservedRows, wanted_ids: list[pa.Array]
 ) -> Iterator[pa.RecordBatch]:
-    """The same batches; ids of rows that were added or changed are appended to `changed`.
-
-    Rows of a segment that kept no old vector have changed, also where that segment was staged before the last row of
-    the partition was compared.
-    """
-    for segment in partition.staged:
-        if partition.changes is not None and not segment.vectors.rows_reused:
-            operations = partition.changes.operations[segment.start : segment.stop]
-            operations[operations == UNCHANGED] = CHANGED
+    """The same batches; ids that the observer wants are appended to `wanted_ids`."""
     row = 0
     for batch in batches:
-        if partition.changes is not None:
-            operations = partition.changes.operations[row : row + len(batch)]
-            changed += changed_ids(operations, [batch.column("id")])
-            row += len(batch)
+        wanted_ids.append(changes.wanted_ids(row, batch.column("id")))
+        row += len(batch)
         yield batch
 
 

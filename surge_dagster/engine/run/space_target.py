@@ -13,7 +13,7 @@ from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_ver
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.rows import FileRows, in_words, schema
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.superbatch import OpenPartition, Segment, SuperBatch
+from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition, Segment, SuperBatch
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store, Upload
 from surge_dagster.engine.support.text_hash import text_hashes
@@ -49,34 +49,31 @@ class SpaceTarget:
             matrix: its vectors, [rows, dimension].
         """
         texts = batch.slot.texts(segment.start, segment.stop)
-        id_type, kept = segment.partition.id_type or pa.string(), texts if self.include_text else None
-        further = segment.partition.carried_columns
-        return FileRows(segment.ids, id_type, kept, text_hashes(texts), matrix, segment.carried, further)
+        kept = texts if self.include_text else None
+        further = segment.carried_columns
+        return FileRows(segment.ids, segment.id_type, kept, text_hashes(texts), matrix, segment.carried, further)
 
-    def columns(self, partition: OpenPartition) -> pa.Schema:
+    def columns(self, id_type: pa.DataType, carried: pa.Schema | None) -> pa.Schema:
         """The columns of a partition's file."""
-        id_type = partition.id_type or pa.string()
-        include_text, carried = self.include_text, partition.carried_columns
+        include_text = self.include_text
         return schema(id_type, self.space.dimension, self.space.dtype, include_text=include_text, carried=carried)
 
-    def facts(self, partition: OpenPartition, *, rows: int, vectors: VectorFacts) -> FileFacts:
-        """The facts of the file of a partition that was read to its end."""
-        if partition.content_digest is None:
-            raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
+    def facts(self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts) -> FileFacts:
+        """The facts of the file of a partition."""
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,
             model=self.space.requested.model,
             precision=self.precision,
             source_version=partition.source.source_version,
-            content_digest=partition.content_digest,
-            desired_version=desired_version(partition.content_digest, self.space.name),
-            rows=rows,
+            content_digest=read.content_digest,
+            desired_version=desired_version(read.content_digest, self.space.name),
+            rows=read.rows,
             dimension=self.space.dimension,
             rows_version=secrets.token_hex(16),
-            carried_columns=in_words(partition.carried_columns),
+            carried_columns=in_words(read.carried_columns),
             **asdict(vectors),
-            **asdict(partition.missing),
+            **asdict(read.missing),
         )
 
 

@@ -47,7 +47,7 @@ from surge_dagster.engine.files.rows import (
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.superbatch import Segment, StagedRows, row_bytes
+from surge_dagster.engine.run.superbatch import Segment, StagedRows, VectorsNotUsable, row_bytes
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
@@ -152,7 +152,7 @@ class Staging:
         Raises:
             TransientError, OSError: the store does not take it.
         """
-        partition, start = segment.partition, segment.first_row
+        source, start = segment.partition.source, segment.first_row
         digest = ContentDigest()
         sizes: list[np.ndarray] = []
         row = 0
@@ -161,7 +161,6 @@ class Staging:
             digest.update(batch)
             sizes.append(row_bytes(batch))
             row += len(ids)
-        source = partition.source
         facts = SegmentFacts(
             partition_key=source.key,
             space=self._space.name,
@@ -171,17 +170,17 @@ class Staging:
             first_row=start,
             rows=len(matrix),
             widest_row=max(int(piece.max(initial=0)) for piece in sizes),
-            carried_columns=in_words(partition.carried_columns),
+            carried_columns=in_words(segment.carried_columns),
             **asdict(vectors),
         )
         self._known.add(encode_key(source.key))
         with contextlib.ExitStack() as cleanup:
             upload = cleanup.enter_context(self._store.create(self._name(source, start, start + facts.rows)))
-            columns = self._target.columns(partition)
+            columns = self._target.columns(segment.id_type, segment.carried_columns)
             metadata = guarded_metadata(facts, SEGMENT_FORMAT)
             writer = cleanup.enter_context(ParquetWriter(upload.sink, columns, metadata))
             column, begun = pa.chunked_array(list(segment.ids), type=columns.field("id").type), 0
-            named = partition.carried_columns
+            named = segment.carried_columns
             carried = None if named is None else pa.Table.from_batches(segment.carried, named)
             for end in _borders(np.concatenate(sizes)):
                 part = slice(begun, end)
@@ -278,10 +277,6 @@ class Staging:
                 raise InvalidFile(f"its {name} is {getattr(facts, name)!r}; expected {value!r}")
 
 
-class OtherRows(Exception):
-    """A partition's staged rows are not the rows that its source has now; the text says which."""
-
-
 class StagedRowsCheck:
     """Separates a partition's staged rows from the others while they stream by, and proves that they are the same.
 
@@ -298,10 +293,12 @@ class StagedRowsCheck:
         """The next rows in order, in pieces that are staged (True) or not; an empty batch is not.
 
         Raises:
-            OtherRows: staged rows ended here and were not these.
+            VectorsNotUsable: staged rows ended here and were not these.
         """
-        if not len(batch):
+        if not self._left:
+            self._row += len(batch)
             yield batch, False
+            return
         done = 0
         while done < len(batch):
             next_one = self._left[-1] if self._left else None
@@ -319,17 +316,19 @@ class StagedRowsCheck:
         """Check the end of the partition.
 
         Raises:
-            OtherRows: the partition ends before its staged rows do.
+            VectorsNotUsable: the partition ends before its staged rows do.
         """
         if self._left:
-            raise OtherRows(f"it has {self._row:,} rows, and {self._left[0].stop:,} were there when it was staged")
+            raise VectorsNotUsable(
+                f"it has {self._row:,} rows, and {self._left[0].stop:,} were there when it was staged"
+            )
 
     def _follow(self, piece: RowBatch, staged: StagedRows) -> None:
         self._digest.update(piece)
         if self._row < staged.stop:
             return
         if self._digest.hexdigest() != staged.digest:
-            raise OtherRows(f"its rows {staged.start:,} to {staged.stop:,} are not those that were staged")
+            raise VectorsNotUsable(f"its rows {staged.start:,} to {staged.stop:,} are not those that were staged")
         self._left.pop()
         self._digest = ContentDigest()
 

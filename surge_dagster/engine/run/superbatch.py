@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,10 +11,15 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.files.facts import VectorFacts
+from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.run.observer import ObservedRows
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.rows import is_blank
-from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
+
+
+class VectorsNotUsable(Exception):
+    """Vectors that a partition's rows had already are not theirs; the text says why. All of it has to be encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,9 @@ class StagedRows:
     vectors: VectorFacts
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MissingTexts:
-    """Counts of a partition that is read.
+    """Counts of the rows of a partition.
 
     Attributes:
         skipped_rows: rows of the source that were left out.
@@ -43,88 +49,50 @@ class MissingTexts:
     skipped_rows: int = 0
     blank_texts: int = 0
 
-    def count(self, batch: RowBatch) -> None:
-        """Add the next rows."""
-        self.skipped_rows += batch.skipped
-        self.blank_texts += int(np.count_nonzero(is_blank(batch.texts)))
+    def plus(self, batch: RowBatch) -> MissingTexts:
+        """The counts with the next rows."""
+        blank_texts = int(np.count_nonzero(is_blank(batch.texts)))
+        return MissingTexts(self.skipped_rows + batch.skipped, self.blank_texts + blank_texts)
 
 
-UNCHANGED, ADDED, CHANGED = 0, 1, 2  # the operations of `RowChanges`
-
-
-@dataclass(frozen=True, slots=True)
-class RowChanges:
-    """How a partition's rows differ from those of the file that it replaces, compared by id.
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionToRead:
+    """A partition that is read, and the file that it replaces. Two readings of one partition are two objects.
 
     Attributes:
-        operations: one per row, in the partition's order, int8 [rows]: UNCHANGED where the old file has the id with the
-            same text, the same carried columns and the same vector, bit for bit; ADDED where it does not have the id;
-            CHANGED otherwise.
-        deleted: ids of the old file that the partition no longer has, in the old file's order; of the old file's id
-            type.
-        previous_rows_version: of the old file.
-    """
-
-    operations: np.ndarray
-    deleted: pa.Array
-    previous_rows_version: str
-
-
-@dataclass(slots=True, eq=False)
-class OpenPartition:
-    """A partition on its way through a run; written by the reader alone until it is closed.
-
-    Attributes:
-        source: the partition as it was listed.
-        rows: rows read so far, those included that need no encoding.
-        missing: of the source's rows, how many were left out, and how many have a blank text.
-        staged: rows that are staged, in any order; those of an earlier run were skipped by the reader.
-        reused_texts: how many of them an earlier run had staged.
-        content_digest: known once the last row was read and every check on the rows has passed.
-        refused: set when the partition failed; other stages drop what they hold of it.
-        previous: the old file as it was listed, None where there was none.
-        previous_encoded_at: its `oldest_encoded_at`.
-        cosines: of new vectors to those of the old file, as far as they were compared.
-        distrusted: set when vectors of the old file turned out to be wrong, so that none of them is used from then on.
-        kept: set when rows of it that are not all of it got their final vectors from the old file or in an earlier run.
-        superbatch, texts_per_second: of the SuperBatch in which it ends, once that was written.
-        changes: since the old file, known with the content digest and final when the partition's last segment was
-            encoded; None where no change feed is wanted, where there is no old file with a `rows_version`, or where it
-            could not be compared (damaged, ids of another type, no memory): consumers then need a snapshot.
-        carried_columns: those that travel with its rows, known with the first of them; None where there are none.
+        replaced: None where the space has no valid file of it.
+        reuse: whether vectors of that file, and rows that an earlier run staged, may be used.
+        cosines: of new vectors to those of the old file, as an earlier reading in this run compared them.
     """
 
     source: Partition
-    rows: int = 0
-    missing: MissingTexts = field(default_factory=MissingTexts)
-    staged: list[StagedRows] = field(default_factory=list)
-    reused_texts: int = 0
-    id_type: pa.DataType | None = None
-    content_digest: str | None = None
-    refused: bool = False
-    previous: StoredObject | None = None
-    previous_encoded_at: str = ""
-    cosines: list[float] = field(default_factory=list)
-    distrusted: bool = False
-    kept: bool = False
-    superbatch: int | None = None
-    texts_per_second: float | None = None
-    changes: RowChanges | None = None
-    carried_columns: pa.Schema | None = None
+    replaced: PublishedFile | None = None
+    reuse: bool = True
+    cosines: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
         return self.source.key
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether vectors were kept before those of the old file turned out to be wrong."""
-        return self.distrusted and self.kept
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all rows of a split partition are staged."""
-        return self.superbatch is not None and sum(rows.stop - rows.start for rows in self.staged) == self.rows
+@dataclass(frozen=True, slots=True)
+class ReadPartition:
+    """What is known of a partition once its last row was read and every check on its rows has passed.
+
+    Attributes:
+        rows: all of them, those included that need no encoding.
+        staged: its rows that an earlier run had staged, ascending.
+        changes: what the run's observer made of its rows; None where nobody follows them.
+        carried_columns: those that travel with its rows; None where there are none.
+    """
+
+    rows: int
+    content_digest: str
+    id_type: pa.DataType
+    missing: MissingTexts = MissingTexts()
+    staged: tuple[StagedRows, ...] = ()
+    changes: ObservedRows | None = None
+    carried_columns: pa.Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,33 +103,47 @@ class Segment:
         start, stop: the rows' places in the SuperBatch.
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
-        last: whether the partition ends here; such a segment is empty where the partition's last rows were skipped.
+        read: the partition as it was read, where it ends here; such a segment is empty where the partition's last rows
+            were skipped.
         carried: the columns that travel with the rows, in the pieces of the ids; () without them.
     """
 
-    partition: OpenPartition
+    partition: PartitionToRead
     start: int
     stop: int
     first_row: int
     ids: tuple[pa.Array, ...]
-    last: bool
+    read: ReadPartition | None
     carried: tuple[pa.RecordBatch, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether it holds all of its partition."""
-        return self.first_row == 0 and self.last
+        return self.first_row == 0 and self.read is not None
+
+    @property
+    def id_type(self) -> pa.DataType:
+        if self.ids:
+            return self.ids[0].type
+        return pa.string() if self.read is None else self.read.id_type
+
+    @property
+    def carried_columns(self) -> pa.Schema | None:
+        """The columns that travel with its rows; None where there are none."""
+        if self.carried:
+            return self.carried[0].schema
+        return None if self.read is None else self.read.carried_columns
 
     def vector_facts(self, slot: Slot, now: str) -> VectorFacts:
         """Where its vectors come from, once the slot was encoded; `now` is the time in the form of the facts."""
-        rows, reused = self.stop - self.start, slot.reused(self.start, self.stop)
+        rows, reused, replaced = self.stop - self.start, slot.reused(self.start, self.stop), self.partition.replaced
         truncated, lengths = slot.truncation(self.start, self.stop), slot.lengths(self.start, self.stop)
         count = int(np.count_nonzero(truncated))
         return VectorFacts(
             truncated=count,
             rows_reused=reused,
             rows_encoded=rows - reused,
-            oldest_encoded_at=min(now, self.partition.previous_encoded_at) if reused else now,
+            oldest_encoded_at=min(now, replaced.facts.oldest_encoded_at) if reused and replaced else now,
             longest_whole_bytes=int(lengths.max(initial=0, where=~truncated)),
             shortest_truncated_bytes=int(lengths[truncated].min()) if count else 0,
         )
@@ -200,6 +182,7 @@ class EncodedSuperBatch:
     Attributes:
         duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
         deduplicated: texts that got the vector of an equal text of the same SuperBatch.
+        cosines: of new vectors to those of the old file, by the partition's key.
     """
 
     batch: SuperBatch
@@ -208,6 +191,7 @@ class EncodedSuperBatch:
     pace_ratio: float | None = None
     encode_span: Span | None = None
     deduplicated: int = 0
+    cosines: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def published_texts(self) -> int:

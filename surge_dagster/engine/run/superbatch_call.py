@@ -2,16 +2,14 @@
 
 Rows with a vector from the partition's old file are trusted after a look at a sample of them, which is encoded in the
 same call. Where a new vector differs from the old one by more than the precision promises, the model or a device gives
-other vectors than it gave then: every such row of the partition is encoded too, in a second call. Where a partition is
-larger than a SuperBatch and has kept vectors in an earlier one, the reader reads it again and all of it is encoded.
+other vectors than it gave then: the partition is dropped, and the reader reads it again and has all of it encoded.
 
-The second call also encodes rows that waited for an equal text of a partition that failed.
+A second call encodes rows that waited for an equal text of a partition that failed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +20,9 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
-from surge_dagster.engine.run.run_context import RunContext
+from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.memory import ResultMemory
+from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import Segment, SuperBatch
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 from surge_dagster.engine.support.ledger import Ledger
@@ -38,27 +38,31 @@ class SuperBatchCall:
 
     Args:
         batch: its slot belongs to this until the call has ended.
-        context: of the run.
+        memory: of the run.
+        dropped: takes partitions whose old vectors are not to be trusted.
 
     Attributes:
         deduplicated: rows that get the vector of an equal text.
+        cosines: of new vectors to those of the old file, by the partition's key.
 
     Raises:
         EncoderError: the pool failed.
     """
 
-    def __init__(self, pool: EncoderPool, batch: SuperBatch, context: RunContext) -> None:
+    def __init__(self, pool: EncoderPool, batch: SuperBatch, memory: RunMemory, dropped: DroppedPartitions) -> None:
         self.batch = batch
+        self.cosines: dict[str, tuple[float, ...]] = {}
         self._pool = pool
         self._slot = slot = batch.slot
+        self._dropped = dropped
         self._lowest_cosine = LOWEST_COSINE[pool.precision]
         self._borders = np.array([segment.start for segment in batch.segments])
-        self._sampled, self._kept = self._keep_sample(context)
+        self._sampled, self._old_vectors, self._left_out = self._take_sample(memory.plan.result)
         known = slot.known(0, len(slot))
         self._has_vector = np.zeros(len(slot), np.bool_) if known is None else known.copy()
         self._has_vector[self._sampled] = False
         rows = None if known is None else np.flatnonzero(~self._has_vector)
-        self._rows, self._repeats, self._originals = _distinct(slot, rows, context.ledger)
+        self._rows, self._repeats, self._originals = _distinct(slot, rows, memory.ledger)
         self.deduplicated = len(self._repeats)
         self._metrics: EncodeMetrics | None = None
         self._call = self._submit(self._rows) if batch.texts else None
@@ -99,19 +103,16 @@ class SuperBatchCall:
         self._rows = rows
         return self._pool.submit(self._slot, self._borders, rows)
 
-    def _keep_sample(self, context: RunContext) -> tuple[np.ndarray, np.ndarray]:
-        """The sampled rows and a copy of their old vectors; partitions that are not trusted lose theirs here."""
+    def _take_sample(self, result: ResultMemory) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The sampled rows and a copy of their old vectors, and rows that are not compared for want of memory."""
         slot = self._slot
-        self._forget(segment for segment in self.batch.segments if segment.partition.distrusted)
         sampled = slot.sampled()
         # They take memory that is booked for writing the SuperBatch, which begins when they are no longer needed.
         matrix = slot.matrix(0, len(slot))
-        beside = context.memory.result.of_rows(len(slot), 0) - matrix.nbytes
+        beside = result.of_rows(len(slot), 0) - matrix.nbytes
         most = max(0, beside // matrix[:1].nbytes) if len(slot) else 0
-        if len(sampled) > most:
-            self._forget(self._segments_of(sampled[most:]))
-            sampled = slot.sampled()
-        return sampled, matrix[sampled]
+        slot.keep_known(sampled[most:])
+        return sampled[:most], matrix[sampled[:most]], sampled[most:]
 
     def _take_vectors(self, metrics: EncodeMetrics) -> np.ndarray:
         """Takes the vectors of the call that ended, and returns the rows that still have to be encoded."""
@@ -140,52 +141,38 @@ class SuperBatchCall:
         return [FailedRow(repeat, reasons[original]) for original, repeat in waiting if original in reasons]
 
     def _compare_sample(self) -> None:
-        """Compares new vectors with old ones; rows of partitions that are not trusted lose their old vectors."""
-        sampled, kept = self._sampled, self._kept
-        self._sampled, self._kept = _NO_ROWS, self._kept[:0]
+        """Compares new vectors with old ones, and puts the old ones back; drops partitions that are not to be trusted.
+
+        Where one is not, neither are those of which nothing was compared.
+        """
+        sampled, old_vectors = self._sampled, self._old_vectors
+        self._sampled, self._old_vectors = _NO_ROWS, self._old_vectors[:0]
         matrix = self._slot.matrix(0, len(self._slot))
+        wrong: dict[str, Segment] = {}
         for start in range(0, len(sampled), _ROWS_AT_A_TIME):
-            rows, old = sampled[start : start + _ROWS_AT_A_TIME], kept[start : start + _ROWS_AT_A_TIME]
-            rows, old = rows[self._has_vector[rows]], old[self._has_vector[rows]]
+            rows, old = sampled[start : start + _ROWS_AT_A_TIME], old_vectors[start : start + _ROWS_AT_A_TIME]
+            is_encoded = self._has_vector[rows]
+            rows, old = rows[is_encoded], old[is_encoded]
             for row, cosine in zip(rows.tolist(), cosines(matrix[rows], old).tolist(), strict=True):
                 [segment] = self._segments_of(np.array([row]))
-                self._judge(segment, row, cosine)
-        is_sampled = np.zeros(len(self._slot), np.bool_)
-        is_sampled[sampled] = True
-        distrusted = [segment for segment in self.batch.segments if segment.partition.distrusted]
-        for segment in distrusted:
-            known = self._slot.known(segment.start, segment.stop)
-            if known is not None:
-                part = slice(segment.start, segment.stop)
-                self._has_vector[part] &= ~known | is_sampled[part]
-        self._forget(distrusted)
-        known = self._slot.known(0, len(self._slot))
-        if known is not None:
-            trusted = known[sampled]
-            matrix[sampled[trusted]] = kept[trusted]
-        for segment in self.batch.segments:
-            if not segment.is_whole and self._slot.reused(segment.start, segment.stop):
-                segment.partition.kept = True
-
-    def _judge(self, segment: Segment, row: int, cosine: float) -> None:
-        partition = segment.partition
-        partition.cosines.append(cosine)
-        if cosine < self._lowest_cosine and not partition.distrusted:
-            partition.distrusted = True
-            log.warning(
-                "partition %r: row %d has a cosine of %.6f to its vector in the old file, and %g is promised: the "
-                "model or a device gives other vectors than before, so the whole partition is encoded",
-                *(partition.key, segment.first_row + row - segment.start, cosine, self._lowest_cosine),
-            )
+                key = segment.partition.key
+                self.cosines[key] = (*self.cosines.get(key, ()), cosine)
+                if cosine < self._lowest_cosine and key not in wrong:
+                    wrong[key] = segment
+                    log.warning(
+                        "partition %r: row %d has a cosine of %.6f to its vector in the old file, and %g is promised: "
+                        "the model or a device gives other vectors than before, so the whole partition is encoded",
+                        *(key, segment.first_row + row - segment.start, cosine, self._lowest_cosine),
+                    )
+            matrix[rows] = old
+        not_compared = self._segments_of(self._left_out) if wrong else []
+        for segment in (*wrong.values(), *not_compared):
+            self._dropped.read_again(segment.partition, self.cosines.get(segment.partition.key, ()))
 
     def _segments_of(self, rows: np.ndarray) -> list[Segment]:
         """The segments that have these rows."""
         places = np.unique(np.searchsorted(self._borders, rows, side="right") - 1)
         return [self.batch.segments[place] for place in places.tolist()]
-
-    def _forget(self, segments: Iterator[Segment] | list[Segment]) -> None:
-        for segment in segments:
-            self._slot.forget(segment.start, segment.stop)
 
 
 def _distinct(slot: Slot, rows: np.ndarray | None, ledger: Ledger) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:

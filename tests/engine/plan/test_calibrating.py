@@ -70,9 +70,9 @@ def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
         sizes = rng.integers(0, 90, 20).tolist()
         run = make_run(priced_pool, in_memory(catalog(sizes)), tmp_path / str(attempt), Thresholds(b_min=100))
         costs = known_costs(priced_pool, open_store(tmp_path))
-        predicted = forecast(predict_flushes(sizes, run.bounds), costs)
+        predicted = forecast(predict_flushes(sizes, run.memory.bounds), costs)
         finish(run)
-        assert run.report.superbatches == len(predict_flushes(sizes, run.bounds))
+        assert run.report.superbatches == len(predict_flushes(sizes, run.memory.bounds))
         assert predicted.encode_seconds == pytest.approx(run.report.encode_seconds, rel=1e-4)
         assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
 

@@ -25,7 +25,6 @@ from tests.small_catalogs import Rows, assert_embedded, published_files, write_c
 
 __all__ = ["mortal_run"]
 
-pytestmark = pytest.mark.usefixtures("cheap_old_vectors")
 
 STEPS = 150  # fewer than an incremental run has
 

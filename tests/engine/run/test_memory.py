@@ -185,7 +185,7 @@ class TestRuns:
             store = SlowStore(output, slow)
             run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run.ledger.peak <= least
+        assert run.memory.ledger.peak <= least
 
     @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -219,7 +219,7 @@ class TestRuns:
             partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
             run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
             assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run.ledger.peak <= least
+        assert run.memory.ledger.peak <= least
         assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
 
     def test_shared_memory_is_given_back_after_every_superbatch(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ class TestRuns:
         in_flight: list[int] = []
 
         def waiting() -> None:
-            in_flight.append(run.in_flight.texts)
+            in_flight.append(run.memory.in_flight.texts)
             go_on.set()
 
         catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}

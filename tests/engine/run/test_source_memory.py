@@ -76,10 +76,10 @@ def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(hash_poo
     [refused] = [event for event in finish(run) if isinstance(event, Failure)]
     assert refused.key == "large" and not refused.transient
     assert "reading its largest row group may take 180," in refused.reason
-    assert run.ledger.peak <= limit
+    assert run.memory.ledger.peak <= limit
     assert refused.remedy.startswith("Write row groups of fewer rows, or set memory_l")
     raised = int(refused.remedy.rpartition(" ")[2].rstrip(".").replace(",", ""))
     run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out", thresholds, memory_limit=raised)
     encoded = [event.key for event in finish(run) if isinstance(event, Receipt) and event.action == "encoded"]
     assert encoded == ["large"]
-    assert 180 * MEGABYTE < run.ledger.peak <= raised
+    assert 180 * MEGABYTE < run.memory.ledger.peak <= raised

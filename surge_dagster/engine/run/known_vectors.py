@@ -1,0 +1,160 @@
+"""The second part of the reader: the rows of a partition, with the vectors that are known of them.
+
+Rows that an earlier run staged have their vectors in the store and are read only to be checked. Rows whose text the old
+file has take their vectors from there. All checks on the rows of a partition as a whole are made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.errors import DataError, TransientError
+from surge_dagster.engine.run.observer import PublicationObserver
+from surge_dagster.engine.run.previous_rows import PreviousRows, open_previous_rows
+from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.run_memory import RunMemory
+from surge_dagster.engine.run.space_target import SpaceTarget
+from surge_dagster.engine.run.staging import StagedRowsCheck, Staging
+from surge_dagster.engine.run.superbatch import MissingTexts, PartitionToRead, ReadPartition, StagedRows
+from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
+from surge_dagster.engine.sources.partition import RowBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RowPiece:
+    """Consecutive rows of a partition.
+
+    Attributes:
+        vectors: that some of them have already; None where none has.
+        is_staged: whether an earlier run has staged them, so that they need no encoding.
+    """
+
+    rows: RowBatch
+    vectors: KnownVectors | None = None
+    is_staged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRows:
+    """A partition and its rows, to be read once. What the pieces yield last is the partition as it was read.
+
+    Taking the next piece raises `DataError`, `TransientError` or `OSError` where the partition cannot be used,
+    `VectorsNotUsable` where it has to be read without its old vectors, and `Cancelled`.
+    """
+
+    partition: PartitionToRead
+    pieces: Generator[RowPiece | ReadPartition]
+
+
+def known_vectors(
+    decisions: Iterable[Receipt | Failure | PartitionToRead],
+    target: SpaceTarget,
+    staging: Staging,
+    memory: RunMemory,
+    observer: PublicationObserver | None,
+) -> Iterator[Receipt | Failure | PartitionRows]:
+    """Open each partition that has to be read; receipts and failures pass.
+
+    Args:
+        observer: follows the rows of partitions that have an old file.
+    """
+    reader = _RowReader(target, staging, memory, observer)
+    for decision in decisions:
+        yield PartitionRows(decision, reader.pieces(decision)) if isinstance(decision, PartitionToRead) else decision
+
+
+@dataclass(frozen=True, slots=True)
+class _RowReader:
+    target: SpaceTarget
+    staging: Staging
+    memory: RunMemory
+    observer: PublicationObserver | None
+
+    def pieces(self, partition: PartitionToRead) -> Generator[RowPiece | ReadPartition]:
+        """All rows of a partition, checked, and then what is known of it."""
+        with contextlib.ExitStack() as opened:
+            staged = self._staged(partition)
+            previous = opened.enter_context(open_previous_rows(partition, self.target, self.memory, self.observer))
+            batches = opened.enter_context(contextlib.closing(self.memory.batches(partition.source)))
+            ids = opened.enter_context(_Ids(partition, self.memory, previous))
+            check, digest, missing = StagedRowsCheck(staged), ContentDigest(), MissingTexts()
+            row, id_type, carried_columns = 0, pa.string(), None
+            for batch in batches:
+                digest.update(batch)
+                missing = missing.plus(batch)
+                ids.add(batch)
+                id_type = batch.ids.type
+                if batch.carried is not None:
+                    carried_columns = batch.carried.schema
+                for rows, is_staged in check.cut(batch):
+                    if is_staged and previous is not None:
+                        previous.skip(rows, row)
+                    if is_staged or previous is None:
+                        yield RowPiece(rows, is_staged=is_staged)
+                    else:
+                        for piece, vectors in previous.known(rows, row):
+                            yield RowPiece(piece, vectors)
+                    row += len(rows)
+            check.finish()
+            read_rows = row + missing.skipped_rows
+            if partition.source.rows not in (None, read_rows):
+                raise TransientError(
+                    f"partition {partition.key!r}: {partition.source.rows:,} rows were announced and {read_rows:,} "
+                    "came. Its source changed while it was read; run again.",
+                    partition.key,
+                )
+            ids.refuse_repeated()
+            changes = previous.changes() if previous is not None else None
+            read = ReadPartition(row, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns)
+        yield read  # after the memory of reading it was given back
+
+    def _staged(self, partition: PartitionToRead) -> list[StagedRows]:
+        """Rows of the partition that an earlier run staged and that can be used."""
+        if not self.staging.knows(partition.key):
+            return []
+        if not partition.reuse:
+            self.staging.remove(partition.key)
+            return []
+        with self.memory.held(self.memory.plan.reader):
+            return self.staging.usable(partition.source)
+
+
+class _Ids(contextlib.AbstractContextManager["_Ids"]):
+    """Finds a repeated id of a partition; its memory is booked until the block ends."""
+
+    def __init__(self, partition: PartitionToRead, memory: RunMemory, previous: PreviousRows | None) -> None:
+        self._source = partition.source
+        self._memory = memory
+        self._previous = previous
+        self._ids = IdSet()
+
+    def add(self, batch: RowBatch) -> None:
+        """Take the next rows.
+
+        Raises:
+            DataError: there is no memory for them. The old file gives up its own before.
+        """
+        plan = self._memory.plan
+        beyond = max(0, self._source.page_bytes - plan.reader_pages)
+        needed, available = self._ids.bytes_after(len(batch)), plan.source - beyond
+        if self._previous is not None and needed + self._previous.held > available:
+            self._previous.give_up()
+        if needed > available:
+            raise DataError(
+                self._source.key,
+                f"finding repeated ids takes {needed:,} bytes and {available:,} are set aside",
+                "Raise the memory limit, or split the partition in the source.",
+            )
+        self._memory.reserve(needed - self._ids.bytes)
+        self._ids.add(batch.ids)
+
+    def refuse_repeated(self) -> None:
+        refuse_repeated_id(self._source, self._ids.repeated())
+
+    def __exit__(self, *error: object) -> None:
+        self._memory.ledger.release(self._ids.bytes)

@@ -1,0 +1,100 @@
+"""The memory of a run: what its stages take from the budget and from the arena, and give back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+
+from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.errors import Cancelled, DataError
+from surge_dagster.engine.run.memory import MemoryPlan
+from surge_dagster.engine.run.meters import ExposedIo, InFlight
+from surge_dagster.engine.run.superbatch import SuperBatch
+from surge_dagster.engine.run.thresholds import Bounds
+from surge_dagster.engine.sources.content import IdSet
+from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
+from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.waiting import StopSignal
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """Slots and bytes of one run. Methods that wait raise `Cancelled` when the run is stopping.
+
+    Attributes:
+        bounds: thresholds of the SuperBatches.
+        plan: how the memory limit is divided.
+        ledger: books every resident byte against the limit.
+        arena: its slots hold the SuperBatches that are alive.
+        in_flight: counts texts that were admitted and are not yet published.
+        exposed_io: counts the time in which the encoder idles because storage holds slots or memory.
+    """
+
+    bounds: Bounds
+    plan: MemoryPlan
+    ledger: Ledger
+    arena: Arena
+    in_flight: InFlight
+    exposed_io: ExposedIo
+    stop: StopSignal
+
+    def acquire(self) -> Slot:
+        """An empty slot; waits until storage has released one."""
+        with self.exposed_io.waiting("reader"):
+            return self.arena.acquire(self.stop.stopping.is_set)
+
+    def reserve(self, size: int) -> None:
+        """Book bytes that the reader is about to hold; waits until they fit."""
+        if not self.ledger.try_reserve(size):
+            with self.exposed_io.waiting("reader"):
+                self.ledger.reserve(size, self.stop.stopping.is_set)
+
+    @contextlib.contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Bytes that the reader holds for as long as the block runs; waits until they fit."""
+        self.reserve(size)
+        try:
+            yield
+        finally:
+            self.ledger.release(size)
+
+    def batches(self, partition: Partition) -> Generator[RowBatch]:
+        """A partition's rows. Its source's pages are booked until the last one, each batch while it is in use.
+
+        Raises:
+            DataError: a row is refused, or the pages do not fit.
+            TransientError: the storage does not answer.
+        """
+        self._require_pages(partition)
+        share = self.plan.reader - min(partition.page_bytes, self.plan.reader_pages)
+        with self.held(partition.page_bytes):
+            for batch in read_rows(partition):
+                if self.stop.stopping.is_set():
+                    raise Cancelled
+                # What Arrow holds: the values, and up to eight bytes a row for the offsets of each column.
+                with self.held(min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), share)):
+                    yield batch
+
+    def booked(self, batch: SuperBatch) -> SuperBatch:
+        """The SuperBatch, after the memory for encoding and writing it is booked beside what it holds."""
+        # Of texts that moved on to the next slot, `held_bytes` counts more than the SuperBatch has.
+        result = self.plan.result.of_rows(batch.texts, min(batch.held_bytes, self.bounds.b_max_bytes))
+        self.reserve(result - batch.vector_bytes)
+        return replace(batch, vector_bytes=result)
+
+    def release(self, batch: SuperBatch, texts: int) -> None:
+        """Give back the slot and the bytes of a SuperBatch that was written, of which `texts` rows were in flight."""
+        batch.slot.release()
+        self.ledger.release(batch.held_bytes + batch.vector_bytes)
+        self.in_flight.remove(texts)
+
+    def _require_pages(self, partition: Partition) -> None:
+        size, plan = partition.page_bytes, self.plan
+        if size > plan.pages:
+            id_bytes = IdSet().bytes_after(partition.rows or 0)
+            raise DataError(
+                partition.key,
+                f"reading its largest row group may take {size:,} bytes of memory and {plan.pages:,} are set aside",
+                f"Write row groups of fewer rows, or set memory_limit_bytes to {plan.limit_for(size + id_bytes):,}.",
+            )
