@@ -306,7 +306,8 @@ def _follow(run: EmbeddingRun, total: int, quiet: bool) -> None:
 
 
 def _not_encoded(report: RunReport) -> tuple[tuple[int, str], ...]:
-    return (report.rows_reused, "kept their vectors"), (report.texts_deduplicated, "equal to another text")
+    costs = report.costs
+    return (costs.rows_reused, "kept their vectors"), (costs.texts_deduplicated, "equal to another text")
 
 
 def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:
