@@ -27,6 +27,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, RunReport
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -187,7 +188,7 @@ def embed(
         RuntimeError: a partition failed.
     """
     run = EmbeddingRun(partitions, store, pool, thresholds, publish_threads=publish_threads, memory_limit=memory_limit)
-    for event in run.events():
+    for event in learning(run, pool, store):
         seen(event)
     if run.failed:
         raise RuntimeError(f"partitions failed in the run: {run.report.partitions_failed[:3]}")

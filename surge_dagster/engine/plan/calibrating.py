@@ -1,10 +1,14 @@
-"""What runs teach the planner: costs are read before a run, and its SuperBatches are added to them after it."""
+"""What runs teach the planner: costs are read before a run, and its SuperBatches are added to them after it.
+
+`learning` wraps the events of a run where it is started, so that a run itself knows nothing of the planner.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, fields
 from statistics import mean, median
 from urllib.parse import urlsplit
@@ -16,7 +20,8 @@ from surge_dagster.engine.encoder.costs import Call, fit_costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.plan.cost_model import Flush
 from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast
-from surge_dagster.engine.run.report import RunReport, SuperBatchReport
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Event, RunReport, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 
 
@@ -39,6 +44,28 @@ class Io:
     serialize_seconds: float
     upload_seconds: float
     publish_seconds: float
+
+
+def learning(run: EmbeddingRun, pool: EncoderPool, store: Store) -> Generator[Event]:
+    """Run, and yield its events; a run that ends by itself gets its prediction into its report, and is remembered.
+
+    Closing the generator stops the run, as closing its events does.
+
+    Args:
+        pool, store: those of the run.
+
+    Raises:
+        EncoderError, ConfigError: see `EmbeddingRun.events`.
+    """
+    log: RunLog | None = None
+    with contextlib.closing(run.events()) as events:
+        for event in events:
+            if isinstance(event, SuperBatchReport):
+                log = log or RunLog(pool, store)
+                log.add(event)
+            yield event
+    if log is not None and not run.stopped:
+        log.end(run.report)
 
 
 class RunLog:
@@ -69,8 +96,6 @@ class RunLog:
 
     def end(self, report: RunReport) -> None:
         """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took."""
-        if not self._held:
-            return
         held = sorted(np.array(self._held).reshape(-1, 1 + len(fields(Flush))).tolist())
         report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], self._costs).wall_seconds
         calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda report: report.index)

@@ -22,14 +22,13 @@ from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.plan.calibrating import RunLog
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.memory import SLOTS, fit_memory
 from surge_dagster.engine.run.meters import ExposedIo, InFlight
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
-from surge_dagster.engine.run.report import Event, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Receipt, RunReport
 from surge_dagster.engine.run.run_context import EncodingSpeed, RunContext
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging, sweep_orphan_files
@@ -142,6 +141,11 @@ class EmbeddingRun:
         return bool(self.report.partitions_failed)
 
     @property
+    def stopped(self) -> bool:
+        """Whether the run was asked to end early."""
+        return self._stop.requested_at is not None
+
+    @property
     def published(self) -> set[str]:
         """Keys of the partitions that were published, also those whose receipt was not taken yet."""
         return self._events.published
@@ -167,15 +171,10 @@ class EmbeddingRun:
             raise RuntimeError("a run runs once; make another one")
         self._started = True
         arena = self._pool.arena(slots=SLOTS, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes)
-        gauge, log = MemoryGauge(), RunLog(self._pool, self._store)
+        gauge = MemoryGauge()
         try:
             with gauge, arena, contextlib.closing(self._run(arena)) as events:
-                for event in events:
-                    if isinstance(event, SuperBatchReport):
-                        log.add(event)
-                    yield event
-            if self._stop.requested_at is None:
-                log.end(self.report)
+                yield from events
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +21,18 @@ from surge_dagster.engine.plan.calibrating import (
     io_costs,
     io_of,
     known_costs,
+    learning,
     store_kind,
 )
 from surge_dagster.engine.plan.cost_model import predict_flushes
 from surge_dagster.engine.plan.planner import forecast
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.timeline import Span
 from tests.engine.priced_pool import C_IPC, C_TEXT, PricedPool, catalog
-from tests.engine.runs import finish, in_memory, make_run
+from tests.engine.runs import SMALL, assert_nothing_is_held, in_memory, make_run
 
 SOME = SuperBatchReport(
     index=0,
@@ -66,48 +69,60 @@ def priced_pool(
     return PricedPool(hash_pool)
 
 
+def finish_learning(pool: Any, sizes: list[int], output: Path, thresholds: Thresholds = SMALL) -> EmbeddingRun:
+    """A run that has ended, and taught the pool's calibration."""
+    run = make_run(pool, in_memory(catalog(sizes)), output, thresholds)
+    list(learning(run, pool, open_store(output)))
+    assert_nothing_is_held(run)
+    return run
+
+
 def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
     priced_pool: Any, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(3)
     for attempt in range(2):
         sizes = rng.integers(0, 90, 20).tolist()
-        run = make_run(priced_pool, in_memory(catalog(sizes)), tmp_path / str(attempt), Thresholds(b_min=100))
         costs = known_costs(priced_pool, open_store(tmp_path))
+        run = finish_learning(priced_pool, sizes, tmp_path / str(attempt), Thresholds(b_min=100))
         predicted = forecast(predict_flushes(sizes, run.bounds), costs)
-        finish(run)
         assert run.report.superbatches == len(predict_flushes(sizes, run.bounds))
         assert predicted.encode_seconds == pytest.approx(run.report.costs.encode_seconds, rel=1e-4)
         assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
 
 
 def test_report_of_a_run_has_prediction_and_outcome_side_by_side(priced_pool: Any, tmp_path: Path) -> None:
-    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
-    assert run.report.as_dict()["prediction_error"] is None
-    finish(run)
-    report = run.report.as_dict()
+    assert RunReport().as_dict()["prediction_error"] is None
+    report = finish_learning(priced_pool, [30, 40], tmp_path).report.as_dict()
     assert report["predicted_wall_seconds"] == pytest.approx(C_IPC + C_TEXT * 70, rel=1e-4)
     assert report["prediction_error"] == pytest.approx(report["predicted_wall_seconds"] / report["wall_seconds"] - 1)
 
 
 def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_path: Path) -> None:
-    finish(make_run(priced_pool, in_memory(catalog([30])), tmp_path))
-    again = make_run(priced_pool, in_memory(catalog([30])), tmp_path)
-    finish(again)
+    finish_learning(priced_pool, [30], tmp_path)
+    again = finish_learning(priced_pool, [30], tmp_path)
     assert again.report.superbatches == 0
     assert again.report.predicted_wall_seconds is None and again.report.prediction_error is None
 
 
 def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(priced_pool: Any, tmp_path: Path) -> None:
     assert priced_pool.costs.tokens_per_text == 12  # as a start measured it
-    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
-    finish(run)
+    run = finish_learning(priced_pool, [30, 40], tmp_path)
     assert priced_pool.costs.tokens_per_text == run.report.costs.tokens / 70 != 12
+
+
+def test_closed_events_stop_the_run_and_teach_nothing(priced_pool: Any, tmp_path: Path) -> None:
+    run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
+    with contextlib.closing(learning(run, priced_pool, open_store(tmp_path))) as events:
+        next(events)
+    assert_nothing_is_held(run)
+    assert run.report.predicted_wall_seconds is None
+    assert priced_pool.calibration.observations("runs cpu", 5) == []
 
 
 def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -> None:
     run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
-    for _ in run.events():
+    for _ in learning(run, priced_pool, open_store(tmp_path)):
         run.stop()
     assert 0 < run.report.superbatches < 20
     assert run.report.predicted_wall_seconds is None
@@ -115,7 +130,7 @@ def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -
 
 
 def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
-    finish(make_run(priced_pool, in_memory(catalog([60, 10, 80, 30])), tmp_path))
+    finish_learning(priced_pool, [60, 10, 80, 30], tmp_path)
     rows = priced_pool.calibration.observations("io local", 8)
     assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
     costs = known_costs(priced_pool, open_store(tmp_path)).io
