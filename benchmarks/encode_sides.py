@@ -25,7 +25,6 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
 
@@ -88,11 +87,9 @@ class PoolCall:
 
     def ratios(self) -> Document:
         """Share of computed tokens that were padding, and of the workers' time without a forward pass."""
-        metrics = self.metrics
-        return {
-            "padding_ratio": 1 - metrics.tokens / max(1, metrics.padded_tokens),
-            "worker_idle_ratio": _idle(metrics.forward_seconds, self._workers, metrics.encode_seconds),
-        }
+        costs = self.metrics.costs
+        idle_ratio = costs.worker_idle_ratio(self._workers, costs.encode_seconds)
+        return {"padding_ratio": costs.padding_ratio, "worker_idle_ratio": idle_ratio}
 
     def close(self) -> None:
         self._slot.release()
@@ -146,16 +143,12 @@ def run_side(call: PoolCall, workload: Workload, scratch: Path) -> Side:
 
     def work(_: list[str]) -> float:
         run = EmbeddingRun(open_source(catalog), open_store(output), call.pool)
-        forward_seconds = sum(event.forward_seconds for event in run.events() if isinstance(event, SuperBatchReport))
+        list(run.events())
         shutil.rmtree(output)
         if run.report.partitions_failed:
             raise RuntimeError(f"partitions failed in the run: {run.report.partitions_failed[:3]}")
-        idle.append(_idle(forward_seconds, len(call.pool.worker_pids), run.report.wall_seconds))
+        idle.append(run.report.worker_idle_ratio)
         return run.report.wall_seconds
 
     facts: Document = {"precision": call.pool.precision, "idle_ratios": idle}
     return Side(f"run {call.pool.precision}", "run", work, facts)
-
-
-def _idle(forward_seconds: float, workers: int, seconds: float) -> float:
-    return max(0.0, 1 - forward_seconds / (workers * seconds)) if seconds > 0 else 0.0

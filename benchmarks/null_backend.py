@@ -5,7 +5,8 @@ The processes of the pool import this module by its name.
 
 from __future__ import annotations
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.model.spec import Space
 
 BACKEND = "benchmarks.null_backend:NullBackend"
@@ -23,7 +24,7 @@ class NullBackend:
     def prepare(self, texts: list[str]) -> int:
         return len(texts)
 
-    def forward(self, prepared: int, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: int, rows: Rows, progress: Progress) -> Costs:
         rows.truncated[rows.places] = 0
         progress()
-        return ChunkMetrics(tokens=prepared, padded_tokens=prepared, forward_seconds=0.0)
+        return Costs(tokens=prepared, padded_tokens=prepared, forward_seconds=0.0)

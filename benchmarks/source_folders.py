@@ -63,7 +63,7 @@ def _run(pool: EncoderPool, source: Source, output: Path) -> Document:
         "partitions": report.partitions_written,
         "texts": report.texts_encoded,
         "seconds": encoded,
-        "idle_share": max(0.0, 1 - report.encode_seconds / encoded),
+        "idle_share": max(0.0, 1 - report.costs.encode_seconds / encoded),
         "duty_cycle": report.duty_cycle,
         "run_seconds": report.wall_seconds,
     }

@@ -182,8 +182,8 @@ class TestMetering:
             for call, slot in zip(calls, slots, strict=True):
                 metrics = call.result()
                 assert metrics is not None
-                assert metrics.texts == 2
-                assert metrics.encode_seconds >= pause_seconds
+                assert metrics.costs.texts_computed == 2
+                assert metrics.costs.encode_seconds >= pause_seconds
                 assert np.linalg.norm(slot.matrix(0, 2), axis=1) == pytest.approx(np.ones(2))
         assert before == [(0, True), (1, True)]
 

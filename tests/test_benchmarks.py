@@ -57,7 +57,7 @@ def test_null_backend_reports_every_row_and_writes_no_vector() -> None:
         slot = arena.acquire()
         slot.append(pa.array(["a", "b"], pa.large_string()))  # pyright: ignore[reportArgumentType]
         slot.matrix(0, 2)[:] = 7
-        assert pool.encode(slot).texts == 2
+        assert pool.encode(slot).costs.texts_computed == 2
         assert (slot.matrix(0, 2) == 7).all()
         slot.release()
     assert pool_call_cost([1, 5, 20], 2).sizes == (1, 5, 20)

@@ -108,7 +108,7 @@ def _run(
         published_before=published_before,
         encoded_after=report.texts_encoded,
         in_flight=report.max_in_flight_texts,
-        repeated=report.replays + sum(report.storage_retries.values()),
+        repeated=report.costs.replays + sum(report.storage_retries.values()),
         refused=len(refused),
         wrong=sum(
             isinstance(found, Violation) and found.key not in refused for found in verify(source, store, run.space)

@@ -26,9 +26,9 @@ from benchmarks.evaluation.baselines import TextEncoder
 from benchmarks.storage_profiles import UploadFront
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
+from surge_dagster.engine.encoder.metrics import overlap_ratio
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import format_of
-from surge_dagster.engine.run.report import overlap_ratio
 from surge_dagster.engine.store.local_upload import is_hidden
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -28,9 +29,10 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.output.current_space import named_space, read_current
 from surge_dagster.engine.output.spaces import find_space, model_difference
+from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.readers.search import search as search_space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources import release
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -95,7 +97,8 @@ def embed(
             grace_seconds=settings.grace_seconds,
         )
         try:
-            _follow(run, sum(partition.rows or 0 for partition in partitions), quiet)
+            total = sum(partition.rows or 0 for partition in partitions)
+            _follow(learning(run, pool, store), total, quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
@@ -281,9 +284,9 @@ def _rows_to_reencode(value: str) -> int | None:
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
 
 
-def _follow(run: EmbeddingRun, total: int, quiet: bool) -> None:
+def _follow(run_events: Generator[Event], total: int, quiet: bool) -> None:
     done = 0
-    with progress_bar("texts", total, quiet=quiet) as show, closing(run.events()) as events:
+    with progress_bar("texts", total, quiet=quiet) as show, closing(run_events) as events:
         for event in events:
             match event:
                 case SuperBatchReport():
@@ -298,7 +301,8 @@ def _follow(run: EmbeddingRun, total: int, quiet: bool) -> None:
 
 
 def _not_encoded(report: RunReport) -> tuple[tuple[int, str], ...]:
-    return (report.rows_reused, "kept their vectors"), (report.texts_deduplicated, "equal to another text")
+    costs = report.costs
+    return (costs.rows_reused, "kept their vectors"), (costs.texts_deduplicated, "equal to another text")
 
 
 def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:

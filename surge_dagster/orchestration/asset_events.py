@@ -190,8 +190,9 @@ def derived_embedding(
 
 def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> dg.AssetMaterialization:
     """The event of one SuperBatch."""
-    metrics = {name: getattr(report, name) for name in _SUPERBATCH_METRICS}
-    metrics |= {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None}
+    measured = report.as_dict()
+    metrics = {name: measured[name] for name in _SUPERBATCH_METRICS}
+    metrics |= {name: value for name in _WHERE_MEASURED if (value := measured[name]) is not None}
     metadata = {name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()}
     content = f"{counted(report.texts, 'text')} of {counted(report.partitions, 'partition')}"
     return dg.AssetMaterialization(
@@ -215,7 +216,7 @@ def whole_run(names: CatalogNames, outcome: Outcome, newest: dg.AssetMaterializa
     times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
     before = newest.metadata.get(_LAST_RUNS) if newest else None
     known: Any = before.value if isinstance(before, dg.JsonMetadataValue) else []
-    runs: list[tuple[int, int]] = [*known[1 - _MOST_RUNS :], (report.texts_encoded, report.rows_reused)]
+    runs: list[tuple[int, int]] = [*known[1 - _MOST_RUNS :], (report.texts_encoded, report.costs.rows_reused)]
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"Run: {counted(report.superbatches, 'SuperBatch')} with {counted(report.texts_encoded, 'text')}",
@@ -226,8 +227,8 @@ def whole_run(names: CatalogNames, outcome: Outcome, newest: dg.AssetMaterializa
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,
             "texts_encoded": report.texts_encoded,
-            "rows_reused": report.rows_reused,
-            "texts_deduplicated": report.texts_deduplicated,
+            "rows_reused": report.costs.rows_reused,
+            "texts_deduplicated": report.costs.texts_deduplicated,
             **{name: round(value, 4) for name, value in times.items() if value is not None},
             "space_title": report.space_title,
             "space": report.space,

@@ -158,7 +158,7 @@ class Outcome:
             "removed from the source": len(removed),
             "not reached" if self.ended_by else "left out by select": others,
         }
-        new, reused = self.metrics.texts_encoded, self.metrics.rows_reused
+        new, reused = self.metrics.texts_encoded, self.metrics.costs.rows_reused
         kept = f", {reused:,} others kept their vectors" if reused else ""
         texts = f" ({counted(new, 'text')}{kept})" if new or reused else ""
         parts = [f"{len(encoded):,} encoded{texts}", f"{len(fresh):,} up to date"]
@@ -206,7 +206,7 @@ class Outcome:
         match event:
             case SuperBatchReport():
                 spans = event.encode_span, event.serialize_span, event.upload_span
-                self.timeline.add(Entry(1, event.texts_encoded, event.encode_seconds, *spans))
+                self.timeline.add(Entry(1, event.costs.texts_encoded, event.costs.encode_seconds, *spans))
             case Receipt(action="fresh"):
                 self.fresh.add(event.key)
             case Receipt():

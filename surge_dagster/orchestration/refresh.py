@@ -19,6 +19,7 @@ from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import model_difference, record_catalog, require_format
+from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged, sweep_orphan_files
@@ -141,7 +142,7 @@ class Refresh:
                 work = self._worklist(candidates, pool.space)
             self._take(work)
             engine = self._new_engine(pool, work)
-            found_fresh = self._embed(engine, work)
+            found_fresh = self._embed(engine, pool, work)
         self._report_known(work, found_fresh)
         return engine.space
 
@@ -212,13 +213,13 @@ class Refresh:
         )
         return engine
 
-    def _embed(self, engine: EmbeddingRun, work: Worklist) -> list[Receipt]:
+    def _embed(self, engine: EmbeddingRun, pool: EncoderPool, work: Worklist) -> list[Receipt]:
         """Run the engine, then check the footers of what it published; returns receipts of what it found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
         progress = Progress(work.todo)
         try:
-            with closing(engine.events()) as events:
+            with closing(learning(engine, pool, self._store)) as events:
                 for event in events:
                     self._outcome.count(event)
                     if line := progress.after(event):

@@ -40,8 +40,8 @@ def run_charts(report: RunReport, timeline: Timeline, sizes: Counter[int]) -> di
     if timeline.entries:
         charts["timeline"] = timeline_chart(timeline)
         charts["throughput"] = throughput_chart(timeline)
-    if sizes and report.texts_encoded and report.encode_seconds > 0:
-        rate = report.texts_encoded / report.encode_seconds
+    if sizes and report.texts_encoded and report.costs.encode_seconds > 0:
+        rate = report.texts_encoded / report.costs.encode_seconds
         break_even = CostConstants(report.call_seconds, report.workers / rate, report.workers).break_even_texts
         charts["partition_sizes"] = sizes_chart(sizes, break_even, report.b_min)
     return charts

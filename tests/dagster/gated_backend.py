@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -34,7 +35,7 @@ class GatedBackend(HashBackend):
         if _broken(repaired).exists() and not repaired.exists():
             raise RuntimeError("the device is broken")
 
-    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
         for text in map(bytes.decode, prepared):
             if text.startswith("wait for "):
                 gate = Path(text.removeprefix("wait for "))

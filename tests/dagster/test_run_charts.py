@@ -9,6 +9,7 @@ from collections import Counter
 import dagster as dg
 import pytest
 
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.timeline import Entry, Span, Timeline
 from surge_dagster.orchestration.run_charts import (
@@ -151,6 +152,6 @@ def test_axes_of_counts_have_whole_numbers() -> None:
 
 
 def test_n_star_follows_from_the_cost_of_a_call() -> None:
-    report = RunReport(texts_encoded=100, encode_seconds=1.0, call_seconds=0.16)
+    report = RunReport(costs=Costs(texts_encoded=100, encode_seconds=1.0), call_seconds=0.16)
     svg = drawn(run_charts(report, Timeline(), Counter({3: 1}))["partition_sizes"])
     assert "n* = 16 texts" in words(svg)

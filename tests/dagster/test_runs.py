@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
@@ -135,7 +136,7 @@ def test_progress_is_a_line_each_ten_seconds_with_the_share_done_and_the_time_le
     def receipt(key: str) -> Receipt:
         return Receipt(key, "encoded", "", 100, 16, 0, "", 0, "", "", "", "")
 
-    encode_call = SuperBatchReport(0, 2, 150, 0, 0, 0, 0, 9.0, 0.0, 9.0, 0.0, 0.0, 0.0, 1.0)
+    encode_call = SuperBatchReport(0, 2, 150, 0, Costs(encode_seconds=9.0, forward_seconds=9.0))
     clock = iter([0.0, 2.0, 9.0, 20.0, 25.0, 31.0])
     todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
     progress = Progress(todo, lambda: next(clock))

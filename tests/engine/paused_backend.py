@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -29,7 +30,7 @@ class PausedBackend(HashBackend):
         self._pause = Path(os.environ[PAUSE_VARIABLE])
         self._parent = os.getppid()
 
-    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
         while self._pause.exists() and os.getppid() == self._parent:
             reached(self._pause).touch()
             progress()

@@ -26,6 +26,7 @@ from functools import partial
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.devices import GpuMonitor
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
 from surge_dagster.engine.encoder.schedule import Chunk, Job, Schedule
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, describe_exit
@@ -223,7 +224,7 @@ class Dispatcher:
             chunk, seconds = worker.finish_chunk()
             self._losses[worker.seat.index] = 0
             self._schedule.measure(worker.seat.index, chunk, seconds)
-            chunk.job.add(chunk, message["metrics"] | {"chunks": 1, "work_seconds": seconds})
+            chunk.job.add(chunk, Costs(**message["costs"] | {"work_seconds": seconds}))
             self._release(chunk)
         elif message["op"] == "refused":
             if message["config"]:

@@ -267,7 +267,7 @@ class EncoderPool:
             slot.append(column)
             metrics = self.encode(slot)
             slot.release()
-        return metrics.tokens, metrics.shared_seconds
+        return metrics.costs.tokens, metrics.costs.shared_seconds
 
     def _raise_failure(self) -> None:
         if self._dispatcher.failure is not None:

@@ -17,11 +17,11 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, QuarantinedRows
 
 LARGEST_CHUNK_TEXTS = 8_192
@@ -55,9 +55,9 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """The state of one encode call: rows that are not assigned, and the sums of the finished chunks.
+    """The state of one encode call: rows that are not assigned, and the costs of the finished chunks.
 
-    Only the dispatcher's thread changes it; `done` is set when `error` or the sums are final.
+    Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final.
 
     It counts its rows from 0 on: where only some rows of the slot are encoded, these are places in `chosen`.
 
@@ -66,7 +66,7 @@ class Job:
         chosen: rows of the slot to encode, ascending; None: all.
         ends: total weight of the rows before each row, int64 [rows + 1].
         encoded: ranges of rows that have their vectors.
-        sums: metrics of finished chunks, added up by name.
+        costs: of finished chunks.
         encode_seconds: from the first assigned chunk, or the end of the job before, to the last answer.
         gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
     """
@@ -80,7 +80,7 @@ class Job:
     next_row: int = 0
     finished_rows: int = 0
     replays: int = 0
-    sums: dict[str, Any] = field(default_factory=dict)
+    costs: Costs = NO_COSTS
     encoded: list[tuple[int, int]] = field(default_factory=list)
     started_at: float | None = None
     encode_seconds: float = 0.0
@@ -128,10 +128,9 @@ class Job:
         self.finished_rows += skipped
         return None if rows is None else Chunk(self, rows.start, rows.stop, rows)
 
-    def add(self, chunk: Chunk, metrics: dict[str, Any]) -> None:
+    def add(self, chunk: Chunk, costs: Costs) -> None:
         """Counts a finished chunk."""
-        for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, 0) + value
+        self.costs = self.costs.plus(costs)
         self.finished_rows += chunk.stop - chunk.start
         self.encoded.append((chunk.start, chunk.stop))
 

@@ -1,10 +1,14 @@
-"""What runs teach the planner: costs are read before a run, and its SuperBatches are added to them after it."""
+"""What runs teach the planner: costs are read before a run, and its SuperBatches are added to them after it.
+
+`learning` wraps the events of a run where it is started, so that a run itself knows nothing of the planner.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, fields
 from statistics import mean, median
 from urllib.parse import urlsplit
@@ -16,7 +20,8 @@ from surge_dagster.engine.encoder.costs import Call, fit_costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.plan.cost_model import Flush
 from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast
-from surge_dagster.engine.run.report import RunReport, SuperBatchReport
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Event, RunReport, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 
 
@@ -41,6 +46,28 @@ class Io:
     publish_seconds: float
 
 
+def learning(run: EmbeddingRun, pool: EncoderPool, store: Store) -> Generator[Event]:
+    """Run, and yield its events; a run that ends by itself gets its prediction into its report, and is remembered.
+
+    Closing the generator stops the run, as closing its events does.
+
+    Args:
+        pool, store: those of the run.
+
+    Raises:
+        EncoderError, ConfigError: see `EmbeddingRun.events`.
+    """
+    log: RunLog | None = None
+    with contextlib.closing(run.events()) as events:
+        for event in events:
+            if isinstance(event, SuperBatchReport):
+                log = log or RunLog(pool, store)
+                log.add(event)
+            yield event
+    if log is not None and not run.stopped:
+        log.end(run.report)
+
+
 class RunLog:
     """The SuperBatches of one run, for its prediction and for later ones; 48 bytes of each, however many.
 
@@ -59,27 +86,27 @@ class RunLog:
 
     def add(self, superbatch: SuperBatchReport) -> None:
         """Add a SuperBatch that was published."""
-        one, span = superbatch, superbatch.encode_span
-        compared = max(0, one.texts_computed + one.texts_deduplicated - one.texts_encoded)
-        self._held.extend((one.index, one.texts, one.partitions, one.text_bytes, one.rows_reused, compared))
-        self._newest.append(one)
-        if one.index == 0 and span is not None:
-            self._first_begun = max(0.0, span.begun - one.read_seconds)
+        costs, span = superbatch.costs, superbatch.encode_span
+        compared = max(0, costs.texts_computed + costs.texts_deduplicated - costs.texts_encoded)
+        flush = superbatch.texts, superbatch.partitions, superbatch.text_bytes, costs.rows_reused, compared
+        self._held.extend((superbatch.index, *flush))
+        self._newest.append(superbatch)
+        if superbatch.index == 0 and span is not None:
+            self._first_begun = max(0.0, span.begun - costs.read_seconds)
 
     def end(self, report: RunReport) -> None:
         """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took."""
-        if not self._held:
-            return
         held = sorted(np.array(self._held).reshape(-1, 1 + len(fields(Flush))).tolist())
         report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], self._costs).wall_seconds
-        calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda one: one.index)
+        calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda report: report.index)
         calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls_of(newest)))
-        io = [io_of(one, self._costs.vector_bytes) for one in newest]
+        io = [io_of(report, self._costs.vector_bytes) for report in newest]
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
             calibration.observe(f"starts {self._store}", [[self._first_begun]])
-        waits = [one.encode_seconds - one.shared_seconds for one in newest if one.texts_computed]
-        if waits and not any(one.replays for one in newest):
+        costs = [report.costs for report in newest]
+        waits = [each.encode_seconds - each.shared_seconds for each in costs if each.texts_computed]
+        if waits and not any(each.replays for each in costs):
             calibration.observe(f"waits {self._pool.all_devices}", [[max(0.0, sum(waits))]])
         if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
             self._pool.read_costs()
@@ -123,29 +150,29 @@ def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
     """The encode calls of a run whose times say what a call costs."""
     return [
         Call(
-            one.texts_computed,
-            one.text_bytes * (one.texts_computed + one.texts_deduplicated) / one.texts,
-            one.tokens,
-            one.shared_seconds,
-            one.texts_deduplicated,
+            costs.texts_computed,
+            report.text_bytes * (costs.texts_computed + costs.texts_deduplicated) / report.texts,
+            costs.tokens,
+            costs.shared_seconds,
+            costs.texts_deduplicated,
         )
-        for one in seen
-        if one.texts_computed and one.encode_span is not None and not one.replays
+        for report in seen
+        if (costs := report.costs).texts_computed and report.encode_span is not None and not costs.replays
     ]
 
 
-def io_of(one: SuperBatchReport, vector_bytes: int) -> Io:
+def io_of(report: SuperBatchReport, vector_bytes: int) -> Io:
     """What reading and publishing a SuperBatch took, without the time in which it waited for the one before."""
-    waited = 0.0
-    if one.serialize_span is not None and one.encode_span is not None:
-        waited = max(0.0, one.serialize_span.begun - one.encode_span.ended)
+    waited, costs = 0.0, report.costs
+    if report.serialize_span is not None and report.encode_span is not None:
+        waited = max(0.0, report.serialize_span.begun - report.encode_span.ended)
     return Io(
-        one.partitions,
-        one.texts,
-        one.rows_reused,
-        one.text_bytes + one.texts * vector_bytes,
-        one.read_seconds,
-        one.serialize_seconds,
-        one.upload_seconds,
-        max(0.0, one.publish_seconds - waited),
+        report.partitions,
+        report.texts,
+        costs.rows_reused,
+        report.text_bytes + report.texts * vector_bytes,
+        costs.read_seconds,
+        costs.serialize_seconds,
+        costs.upload_seconds,
+        max(0.0, costs.publish_seconds - waited),
     )

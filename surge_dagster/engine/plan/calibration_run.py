@@ -21,6 +21,7 @@ import numpy as np
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.spec import FileFormat
+from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
@@ -76,7 +77,7 @@ def calibrate(
             run = EmbeddingRun(
                 chosen, store, pool, bounds, file_format=file_format, memory_limit=memory_limit, force=True
             )
-            for _ in run.events():
+            for _ in learning(run, pool, store):
                 pass
         encoded += run.report.texts_encoded
         if sizes.sum() <= wanted:  # those were all

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
+from surge_dagster.engine.encoder.metrics import overlap_ratio
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
@@ -28,7 +29,6 @@ from surge_dagster.engine.plan.cost_model import (
     variation,
 )
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
-from surge_dagster.engine.run.report import overlap_ratio
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 _TOKENS_OF_TEXTS = (8, 32, 128, 512)

@@ -125,6 +125,11 @@ class EmbeddingRun:
         return self._memory
 
     @property
+    def stopped(self) -> bool:
+        """Whether the run was asked to end early."""
+        return self._stop.requested_at is not None
+
+    @property
     def published(self) -> set[str]:
         """Keys of the partitions that were published, also those whose receipt was not taken yet."""
         return set() if self._events is None else self._events.published

@@ -165,15 +165,15 @@ class _Measures:
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
         """A SuperBatch whose call ended now."""
-        metrics = call.metrics
-        now, seconds, shared_seconds = time.perf_counter(), metrics.encode_seconds, metrics.shared_seconds
+        metrics, costs = call.metrics, call.metrics.costs
+        now, seconds, shared_seconds = time.perf_counter(), costs.encode_seconds, costs.shared_seconds
         since_last, self._last = now - self._last, now
-        pace = self._pace.ratio(metrics.padded_tokens, shared_seconds)  # a call that waits for others is not slow
+        pace = self._pace.ratio(costs.padded_tokens, shared_seconds)  # a call that waits for others is not slow
         if pace is not None and pace > _SLOW_PACE and shared_seconds > _WORTH_A_WARNING_SECONDS:
             log.warning(
                 "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; check whether "
                 "something else uses the device or slows it down",
-                *(metrics.texts, shared_seconds, pace),
+                *(costs.texts_computed, shared_seconds, pace),
             )
         ended = now - self._begun
         span = Span(max(0.0, ended - seconds), ended, seconds)

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
-from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport, worker_idle_ratio
+from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, ReadPartition, Segment, StagedRows
@@ -150,33 +151,28 @@ class Publication:
 
     def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
         encoded, batch = self.encoded, self.encoded.batch
-        metrics = encoded.metrics
-        texts, rows_reused = encoded.published_texts, encoded.rows_reused
-        return SuperBatchReport(
-            index=batch.index,
-            partitions=len(batch.segments),
-            texts=texts,
-            text_bytes=batch.slot.text_bytes,
-            tokens=metrics.tokens,
-            padded_tokens=metrics.padded_tokens,
-            truncated=self.truncated,
-            encode_seconds=metrics.encode_seconds,
-            tokenize_seconds=metrics.tokenize_seconds,
-            forward_seconds=metrics.forward_seconds,
+        metrics, rows_reused = encoded.metrics, encoded.rows_reused
+        texts_encoded = encoded.published_texts - rows_reused
+        of_publishing = Costs(
+            texts_encoded=texts_encoded,
+            texts_deduplicated=encoded.deduplicated,
+            rows_reused=rows_reused,
+            read_seconds=batch.read_seconds,
             serialize_seconds=self.serialize.seconds,
             upload_seconds=self.upload.seconds,
             publish_seconds=time.perf_counter() - self.started,
-            fill_ratio=(texts - rows_reused) / b_min,
-            rows_reused=rows_reused,
-            texts_deduplicated=encoded.deduplicated,
-            texts_computed=metrics.texts,
-            read_seconds=batch.read_seconds,
-            shared_seconds=metrics.shared_seconds,
-            copy_seconds=metrics.copy_seconds,
+        )
+        return SuperBatchReport(
+            index=batch.index,
+            partitions=len(batch.segments),
+            texts=texts_encoded + rows_reused,
+            text_bytes=batch.slot.text_bytes,
+            costs=metrics.costs.plus(of_publishing),
+            truncated=self.truncated,
+            fill_ratio=texts_encoded / b_min,
             duty_cycle=encoded.duty_cycle,
-            worker_idle_ratio=worker_idle_ratio(metrics.forward_seconds, metrics.workers, metrics.encode_seconds),
+            worker_idle_ratio=metrics.costs.worker_idle_ratio(metrics.workers, metrics.costs.encode_seconds),
             pace_ratio=encoded.pace_ratio,
-            replays=metrics.replays,
             gpu_utilisation=metrics.gpu_utilisation,
             gpu_memory_bytes=metrics.gpu_memory_bytes,
             peak_resident_bytes=peak_bytes,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
+from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
@@ -17,30 +18,15 @@ _OF_FILE = (
     *("space", "rows", "dimension", "source_version", "content_digest", "desired_version"),
     *("truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded", "oldest_encoded_at"),
 )
-# Sums over SuperBatches.
-_OF_SUPERBATCHES = (
-    *("tokens", "padded_tokens", "texts_encoded", "texts_deduplicated", "rows_reused", "replays"),
-    *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds"),
-    *("read_seconds", "serialize_seconds", "upload_seconds", "publish_seconds"),
-)
 # How a run that began again is one with its earlier attempt (`RunReport.after`).
 _ADDED_UP = (
-    *_OF_SUPERBATCHES,
     *("superbatches", "partitions_republished", "texts_reused", "truncated", "skipped_rows", "blank_texts"),
     *("pool_start_seconds", "wall_seconds", "exposed_io_seconds"),
 )
 _PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
 _OF_SPACE = ("space", "space_title", "dimension")
 _OF_ENCODER = ("device", "hardware", "precision", "workers", "call_seconds", "b_min", "b_max")
-_RATIOS = (
-    *("prediction_error", "texts_per_second", "overlap_ratio", "duty_cycle", "fill_ratio", "padding_ratio"),
-    *("compute_intensity", "worker_idle_ratio"),
-)
-
-
-def worker_idle_ratio(forward_seconds: float, workers: int, wall_seconds: float) -> float:
-    """Share of the workers' time in which their devices had no forward pass to compute."""
-    return max(0.0, 1.0 - forward_seconds / (workers * wall_seconds)) if wall_seconds > 0 else 0.0
+_RATIOS = ("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio")
 
 
 def prediction_error(predicted_seconds: float | None, wall_seconds: float) -> float | None:
@@ -48,56 +34,16 @@ def prediction_error(predicted_seconds: float | None, wall_seconds: float) -> fl
     return predicted_seconds / wall_seconds - 1 if predicted_seconds is not None and wall_seconds > 0 else None
 
 
-def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
-    """The paper's rho: the share of serialization and upload that encoding can hide (SURGE, equation 4)."""
-    return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
-
-
-class _Ratios:
-    """Ratios of what was encoded and published, in one SuperBatch or in a run."""
-
-    __slots__ = ()
-    tokens: int
-    padded_tokens: int
-    encode_seconds: float
-    tokenize_seconds: float
-    forward_seconds: float
-    copy_seconds: float
-    publish_seconds: float
-
-    @property
-    def padding_ratio(self) -> float:
-        """Share of the tokens given to the model that were padding."""
-        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    @property
-    def compute_intensity(self) -> float:
-        """Share of the workers' steps that is computing: t_kernel / (t_tokenize + t_transfer + t_kernel) (SURGE)."""
-        steps = self.tokenize_seconds + self.forward_seconds
-        return (self.forward_seconds - self.copy_seconds) / steps if steps > 0 else 0.0
-
-    @property
-    def overlap_ratio(self) -> float:
-        """See the function `overlap_ratio`."""
-        return overlap_ratio(self.publish_seconds, self.encode_seconds)
-
-
 @dataclass(frozen=True, slots=True)
-class SuperBatchReport(_Ratios):
+class SuperBatchReport:
     """Metrics of one encode call and of publishing it.
 
     Attributes:
         texts: all of them, those included that have their vectors from old files.
-        rows_reused: texts that have their vectors from old files.
-        texts_deduplicated: texts that got the vector of an equal text of the same SuperBatch.
-        texts_computed: texts that the encode call was given; those too whose old vectors were compared with new ones.
-        read_seconds: of the reader, without its waits for memory.
-        serialize_seconds, upload_seconds: summed over the publishing threads.
-        publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
+        truncated: texts of which the model saw only the first tokens.
         fill_ratio: texts with new vectors / B_min.
-        shared_seconds: what the call takes of a pool that has other calls as well; encode_seconds is by the clock.
-        tokenize_seconds, forward_seconds: summed over workers; `copy_seconds` is a part of the latter.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
+        worker_idle_ratio: share of the workers' time in the call without a forward pass.
         pace_ratio: `shared_seconds` per token over the run's average so far; None for the first few.
         gpu_utilisation, gpu_memory_bytes: None where nothing measures them.
         peak_resident_bytes: the most that the run held until then.
@@ -108,26 +54,12 @@ class SuperBatchReport(_Ratios):
     partitions: int
     texts: int
     text_bytes: int
-    tokens: int
-    padded_tokens: int
-    truncated: int
-    encode_seconds: float
-    tokenize_seconds: float
-    forward_seconds: float
-    serialize_seconds: float
-    upload_seconds: float
-    publish_seconds: float
-    fill_ratio: float
-    rows_reused: int = 0
-    texts_deduplicated: int = 0
-    texts_computed: int = 0
-    read_seconds: float = 0.0
-    shared_seconds: float = 0.0
-    copy_seconds: float = 0.0
+    costs: Costs
+    truncated: int = 0
+    fill_ratio: float = 1.0
     duty_cycle: float = 1.0
     worker_idle_ratio: float = 0.0
     pace_ratio: float | None = None
-    replays: int = 0
     gpu_utilisation: float | None = None
     gpu_memory_bytes: int | None = None
     peak_resident_bytes: int = 0
@@ -136,14 +68,14 @@ class SuperBatchReport(_Ratios):
     upload_span: Span | None = None
 
     @property
-    def texts_encoded(self) -> int:
-        """Texts with new vectors."""
-        return self.texts - self.rows_reused
-
-    @property
     def texts_per_second(self) -> float:
         """Texts with new vectors, over the seconds of the encode call."""
-        return self.texts_encoded / self.encode_seconds if self.encode_seconds > 0 else 0.0
+        seconds = self.costs.encode_seconds
+        return self.costs.texts_encoded / seconds if seconds > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All metrics by name, those of `costs` among them."""
+        return _flat(self) | {"texts_per_second": self.texts_per_second}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +170,13 @@ Event = SuperBatchReport | Receipt | Failure
 
 
 @dataclass(slots=True)
-class RunReport(_Ratios):
+class RunReport:
     """Metrics of one run, live while it goes on; names and meaning are those of `embed --json`.
 
     Attributes:
-        texts_encoded: texts with new vectors; `texts_deduplicated` of them got that of an equal text.
         texts_reused: texts whose vectors an earlier run had staged.
-        rows_reused: texts that kept the vector of the file that was replaced.
+        costs: sums over the SuperBatches.
+        storage_retries: requests sent again, by cause.
         predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches that it made; None
             until it has ended by itself, and where it encoded nothing.
         call_seconds: fixed cost of an encode call (c_ipc), as it was known before the run.
@@ -262,37 +194,28 @@ class RunReport(_Ratios):
     partitions_skipped: int = 0
     partitions_republished: int = 0
     partitions_failed: list[Failure] = field(default_factory=list)
-    texts_encoded: int = 0
     texts_reused: int = 0
-    texts_deduplicated: int = 0
-    rows_reused: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
     truncated: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
     superbatches: int = 0
-    wall_seconds: float = 0.0
-    encode_seconds: float = 0.0
-    tokenize_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    copy_seconds: float = 0.0
+    costs: Costs = NO_COSTS
     workers: int = 1
-    replays: int = 0
-    read_seconds: float = 0.0
-    serialize_seconds: float = 0.0
-    upload_seconds: float = 0.0
-    publish_seconds: float = 0.0
+    wall_seconds: float = 0.0
     exposed_io_seconds: float = 0.0
     time_to_first_output_seconds: float | None = None
     max_in_flight_texts: int = 0
     peak_resident_bytes: int = 0
     peak_rss_bytes: int = 0
-    storage_retries: dict[str, int] = field(default_factory=dict)  # requests sent again, by cause
+    storage_retries: dict[str, int] = field(default_factory=dict)
     b_min: int = 0
     b_max: int = 0
     predicted_wall_seconds: float | None = None
     call_seconds: float = 0.0
+
+    @property
+    def texts_encoded(self) -> int:
+        return self.costs.texts_encoded
 
     @property
     def prediction_error(self) -> float | None:
@@ -305,7 +228,7 @@ class RunReport(_Ratios):
     @property
     def duty_cycle(self) -> float:
         """Share of the run's time in which the pool was encoding (SURGE, equation 9)."""
-        return min(1.0, self.encode_seconds / self.wall_seconds) if self.wall_seconds > 0 else 0.0
+        return min(1.0, self.costs.encode_seconds / self.wall_seconds) if self.wall_seconds > 0 else 0.0
 
     @property
     def fill_ratio(self) -> float:
@@ -315,13 +238,12 @@ class RunReport(_Ratios):
     @property
     def worker_idle_ratio(self) -> float:
         """Share of the workers' time, over the whole run, in which their devices had nothing to compute."""
-        return worker_idle_ratio(self.forward_seconds, self.workers, self.wall_seconds)
+        return self.costs.worker_idle_ratio(self.workers, self.wall_seconds)
 
     def count_superbatch(self, superbatch: SuperBatchReport) -> None:
         """Add one SuperBatch to the sums."""
         self.superbatches += 1
-        for name in _OF_SUPERBATCHES:
-            setattr(self, name, getattr(self, name) + getattr(superbatch, name))
+        self.costs = self.costs.plus(superbatch.costs)
 
     def count_receipt(self, receipt: Receipt, seconds: float) -> None:
         """Add one partition, `seconds` after the run began."""
@@ -350,11 +272,12 @@ class RunReport(_Ratios):
         values |= {name: getattr(self, name) or getattr(before, name) for name in _OF_SPACE}
         values |= {name: getattr(last, name) for name in _OF_ENCODER}
         first_output = before.time_to_first_output_seconds
-        attempts = [one for one in (before, self) if one.superbatches]
-        predicted = [one.predicted_wall_seconds for one in attempts if one.predicted_wall_seconds is not None]
+        attempts = [report for report in (before, self) if report.superbatches]
+        predicted = [seconds for report in attempts if (seconds := report.predicted_wall_seconds) is not None]
         return replace(
             self,
             **values,
+            costs=before.costs.plus(self.costs),
             predicted_wall_seconds=sum(predicted) if attempts and len(predicted) == len(attempts) else None,
             encoder_notes=list(dict.fromkeys(before.encoder_notes + self.encoder_notes)),
             time_to_first_output_seconds=self.time_to_first_output_seconds if first_output is None else first_output,
@@ -363,8 +286,15 @@ class RunReport(_Ratios):
 
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON-ready document."""
-        document = asdict(self) | {name: getattr(self, name) for name in _RATIOS}
+        document = _flat(self) | {name: getattr(self, name) for name in _RATIOS}
         document["partitions_failed"] = [
             {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
         ]
         return document
+
+
+def _flat(report: SuperBatchReport | RunReport) -> dict[str, Any]:
+    """The fields of a report, with the metrics of its costs in their place."""
+    document = asdict(report) | report.costs.as_dict()
+    del document["costs"]
+    return document

@@ -160,7 +160,7 @@ class SuperBatch:
             still lie in this one.
         vector_bytes: booked beside these: vectors that rows had from the start, then all that encoding and writing it
             take.
-        read_seconds: see `SuperBatchReport`.
+        read_seconds: see `Costs`.
     """
 
     index: int
@@ -206,7 +206,7 @@ class EncodedSuperBatch:
     @property
     def texts_per_second(self) -> float | None:
         """Of the encode call: texts that have new vectors now, over its seconds; known until the slot is released."""
-        seconds, slot = self.metrics.encode_seconds, self.batch.slot
+        seconds, slot = self.metrics.costs.encode_seconds, self.batch.slot
         return (len(slot) - slot.reused(0, len(slot))) / seconds if seconds > 0 else None
 
 

@@ -18,7 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -48,7 +49,7 @@ class FaultyBackend(HashBackend):
                 Path(path).touch()
         return super().prepare(texts)
 
-    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
         for text in prepared:
             verb, _, path = text.decode().partition(" ")
             if verb == "wait":

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
@@ -104,7 +105,7 @@ class PooledBackend(SmallDeviceBackend):
         super().__init__(Device(limit=100), token_budget=settings.token_budget or 1_000)
 
 
-def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, ChunkMetrics]:
+def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, Costs]:
     """The vectors of one chunk; rows that were left out are nan."""
     matrix = np.full((len(texts), DIMENSION), np.nan, np.float32)
     flags = np.zeros(len(texts), np.uint8)

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, ChunkMetrics, Rows
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.encoder.worker.sentence_model import ReferenceBackend, load_reference
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -55,7 +56,7 @@ def _made(architecture: str, folder: Path) -> TinyModel:
     return TinyModel(space, expected)
 
 
-def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, ChunkMetrics]:
+def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, Costs]:
     texts = _texts()
     matrix = np.full((len(texts), space.dimension), np.nan, space.dtype)
     flags = np.empty(len(texts), np.uint8)

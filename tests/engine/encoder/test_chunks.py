@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.calls import shared_seconds
 from surge_dagster.engine.encoder.devices import GpuMonitor
+from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import Quarantine
 from surge_dagster.engine.encoder.schedule import (
     LARGEST_CHUNK_TEXTS,
@@ -114,13 +115,13 @@ def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(monk
 
 def test_call_is_charged_with_the_work_of_its_workers_and_not_with_their_waits() -> None:
     """Of four workers one computes for 8 s; the 2 s that messages take do not divide among them."""
-    of_one = EncodeMetrics(texts=1, encode_seconds=10.0, work_seconds=9.5, tokenize_seconds=1.0, forward_seconds=7.0)
-    assert replace(of_one, work_seconds=10.0, workers=4).shared_seconds == 2 + 8 / 4
-    assert of_one.shared_seconds == 10.0
-    many = EncodeMetrics(chunks=40, work_seconds=44.0, tokenize_seconds=1.0, forward_seconds=39.0, workers=4)
-    assert many.shared_seconds == 44 / 4
-    tokenized_ahead = EncodeMetrics(work_seconds=10.0, tokenize_seconds=3.0, forward_seconds=9.0, workers=2)
-    assert tokenized_ahead.shared_seconds == 5.0
+    of_one = Costs(encode_seconds=10.0, work_seconds=10.0, tokenize_seconds=1.0, forward_seconds=7.0)
+    assert shared_seconds(of_one, chunks=1, workers=4) == 2 + 8 / 4
+    assert shared_seconds(replace(of_one, work_seconds=9.5), chunks=1, workers=1) == 10.0
+    many = Costs(work_seconds=44.0, tokenize_seconds=1.0, forward_seconds=39.0)
+    assert shared_seconds(many, chunks=40, workers=4) == 44 / 4
+    tokenized_ahead = Costs(work_seconds=10.0, tokenize_seconds=3.0, forward_seconds=9.0)
+    assert shared_seconds(tokenized_ahead, chunks=0, workers=2) == 5.0
 
 
 def test_abandoned_job_has_no_further_chunks() -> None:
@@ -153,7 +154,7 @@ def test_only_groups_with_failing_texts_fail_and_every_other_row_is_encoded(
         else:
             assert not encoded[chunk.start : chunk.stop].any()
             encoded[chunk.start : chunk.stop] = True
-            job.add(chunk, {})
+            job.add(chunk, NO_COSTS)
     assert job.finished
 
     def group(row: int) -> int:

@@ -41,9 +41,10 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
             slot.append(column(texts))
             metrics = pool.encode(slot)
             assert np.array_equal(slot.matrix(0, 3_000), expected)
-            assert metrics.texts == 3_000
-            assert metrics.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
-            assert 0 < metrics.forward_seconds < metrics.work_seconds <= metrics.workers * metrics.encode_seconds
+            costs = metrics.costs
+            assert costs.texts_computed == 3_000
+            assert costs.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
+            assert 0 < costs.forward_seconds < costs.work_seconds <= metrics.workers * costs.encode_seconds
 
 
 def test_workers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_truncated_rows_are_counted_where_they_are() -> None:
     ):
         slot = arena.acquire()
         slot.append(column(texts))
-        assert pool.encode(slot).truncated == 2
+        pool.encode(slot)
         assert [slot.truncated(row, row + 1) for row in range(5)] == [0, 1, 0, 1, 0]
         assert slot.truncated(0, 5) == 2
 
@@ -155,7 +156,7 @@ def test_arena_closed_during_a_call_fails_the_call_and_not_the_pool(hash_pool: E
     with hash_pool.arena(slots=1, max_texts=10, max_bytes=100) as fresh:
         slot = fresh.acquire()
         slot.append(column(["a"]))
-        assert hash_pool.encode(slot).texts == 1
+        assert hash_pool.encode(slot).costs.texts_computed == 1
 
 
 def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path) -> None:
@@ -225,5 +226,5 @@ def test_only_the_chosen_rows_are_encoded_and_the_others_keep_their_vectors(hash
             metrics = hash_pool.submit(slot, rows=rows).result()
             expected_matrix = np.full((5_000, 16), 7, np.float32)
             expected_matrix[rows] = expected[rows]
-            assert metrics is not None and metrics.texts == len(rows)
+            assert metrics is not None and metrics.costs.texts_computed == len(rows)
             assert np.array_equal(slot.matrix(0, 5_000), expected_matrix)

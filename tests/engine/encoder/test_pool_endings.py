@@ -40,7 +40,7 @@ def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp
         assert calls[1].result(60) is not None
         assert np.array_equal(slots[1].matrix(0, 2_000), hash_vectors(second, 16))
         assert np.array_equal(slots[0].matrix(0, 1_000), hash_vectors(first, 16))
-        assert all(call.metrics.encode_seconds > 0 for call in calls)
+        assert all(call.metrics.costs.encode_seconds > 0 for call in calls)
 
 
 def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_arena_can_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_
                 assert call.result(0.01) is None
             call.abandon()
             assert call.encoded == []
-            assert call.metrics.encode_seconds > 0
+            assert call.metrics.costs.encode_seconds > 0
         gate.touch()
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert (pool.worker_pids, pool.replays) == (pids, 0)

@@ -102,7 +102,7 @@ def test_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason:
         assert re.search(reason, metrics.failed[0].reason)
         others = np.arange(len(texts)) != 700
         assert np.array_equal(found[others], hash_vectors(texts, 16)[others])
-        assert metrics.replays <= 10
+        assert metrics.costs.replays <= 10
         with pytest.raises(EncoderError, match=f"(?s)1 texts cannot be encoded; row 2: .*{reason}"):
             encode(pool, ["harmless", "as well", harm])
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
@@ -117,7 +117,7 @@ def test_group_full_of_failing_texts_costs_no_more_than_one_failing_text() -> No
         assert sorted(failed.row // 500 for failed in metrics.failed) == [2, 4]
         others = np.r_[0:1_000, 1_500:2_000, 2_001:3_000]
         assert np.array_equal(found[others], hash_vectors(texts, 16)[others])
-        assert metrics.replays <= 20
+        assert metrics.costs.replays <= 20
 
 
 def test_workers_that_run_out_of_memory_continue_with_a_smaller_budget() -> None:

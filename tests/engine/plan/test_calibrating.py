@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.costs import EncodeCosts
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.plan.calibrating import (
     Io,
@@ -19,39 +21,44 @@ from surge_dagster.engine.plan.calibrating import (
     io_costs,
     io_of,
     known_costs,
+    learning,
     store_kind,
 )
 from surge_dagster.engine.plan.cost_model import predict_flushes
 from surge_dagster.engine.plan.planner import forecast
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.timeline import Span
 from tests.engine.priced_pool import C_IPC, C_TEXT, PricedPool, catalog
-from tests.engine.runs import finish, in_memory, make_run
+from tests.engine.runs import SMALL, assert_nothing_is_held, in_memory, make_run
 
 SOME = SuperBatchReport(
     index=0,
     partitions=3,
     texts=100,
     text_bytes=4_700,
-    tokens=1_200,
-    padded_tokens=1_200,
-    truncated=0,
-    encode_seconds=2.0,
-    shared_seconds=2.0,
-    tokenize_seconds=0.1,
-    forward_seconds=1.9,
-    serialize_seconds=0.3,
-    upload_seconds=0.4,
-    publish_seconds=0.5,
-    fill_ratio=1.0,
-    texts_computed=100,
-    read_seconds=0.25,
+    costs=Costs(
+        tokens=1_200,
+        encode_seconds=2.0,
+        shared_seconds=2.0,
+        texts_computed=100,
+        texts_encoded=100,
+        read_seconds=0.25,
+        serialize_seconds=0.3,
+        upload_seconds=0.4,
+        publish_seconds=0.5,
+    ),
     encode_span=Span(1.0, 3.0, 2.0),
     serialize_span=Span(3.1, 3.4, 0.3),
     upload_span=Span(3.2, 3.6, 0.4),
 )
+
+
+def superbatch_of(**costs: float) -> SuperBatchReport:
+    """SOME with other costs."""
+    return replace(SOME, costs=replace(SOME.costs, **costs))
 
 
 @pytest.fixture
@@ -62,48 +69,60 @@ def priced_pool(
     return PricedPool(hash_pool)
 
 
+def finish_learning(pool: Any, sizes: list[int], output: Path, thresholds: Thresholds = SMALL) -> EmbeddingRun:
+    """A run that has ended, and taught the pool's calibration."""
+    run = make_run(pool, in_memory(catalog(sizes)), output, thresholds)
+    list(learning(run, pool, open_store(output)))
+    assert_nothing_is_held(run)
+    return run
+
+
 def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
     priced_pool: Any, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(3)
     for attempt in range(2):
         sizes = rng.integers(0, 90, 20).tolist()
-        run = make_run(priced_pool, in_memory(catalog(sizes)), tmp_path / str(attempt), Thresholds(b_min=100))
         costs = known_costs(priced_pool, open_store(tmp_path))
+        run = finish_learning(priced_pool, sizes, tmp_path / str(attempt), Thresholds(b_min=100))
         predicted = forecast(predict_flushes(sizes, run.memory.bounds), costs)
-        finish(run)
         assert run.report.superbatches == len(predict_flushes(sizes, run.memory.bounds))
-        assert predicted.encode_seconds == pytest.approx(run.report.encode_seconds, rel=1e-4)
+        assert predicted.encode_seconds == pytest.approx(run.report.costs.encode_seconds, rel=1e-4)
         assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
 
 
 def test_report_of_a_run_has_prediction_and_outcome_side_by_side(priced_pool: Any, tmp_path: Path) -> None:
-    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
-    assert run.report.as_dict()["prediction_error"] is None
-    finish(run)
-    report = run.report.as_dict()
+    assert RunReport().as_dict()["prediction_error"] is None
+    report = finish_learning(priced_pool, [30, 40], tmp_path).report.as_dict()
     assert report["predicted_wall_seconds"] == pytest.approx(C_IPC + C_TEXT * 70, rel=1e-4)
     assert report["prediction_error"] == pytest.approx(report["predicted_wall_seconds"] / report["wall_seconds"] - 1)
 
 
 def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_path: Path) -> None:
-    finish(make_run(priced_pool, in_memory(catalog([30])), tmp_path))
-    again = make_run(priced_pool, in_memory(catalog([30])), tmp_path)
-    finish(again)
+    finish_learning(priced_pool, [30], tmp_path)
+    again = finish_learning(priced_pool, [30], tmp_path)
     assert again.report.superbatches == 0
     assert again.report.predicted_wall_seconds is None and again.report.prediction_error is None
 
 
 def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(priced_pool: Any, tmp_path: Path) -> None:
     assert priced_pool.costs.tokens_per_text == 12  # as a start measured it
-    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
-    finish(run)
-    assert priced_pool.costs.tokens_per_text == run.report.tokens / 70 != 12
+    run = finish_learning(priced_pool, [30, 40], tmp_path)
+    assert priced_pool.costs.tokens_per_text == run.report.costs.tokens / 70 != 12
+
+
+def test_closed_events_stop_the_run_and_teach_nothing(priced_pool: Any, tmp_path: Path) -> None:
+    run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
+    with contextlib.closing(learning(run, priced_pool, open_store(tmp_path))) as events:
+        next(events)
+    assert_nothing_is_held(run)
+    assert run.report.predicted_wall_seconds is None
+    assert priced_pool.calibration.observations("runs cpu", 5) == []
 
 
 def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -> None:
     run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
-    for _ in run.events():
+    for _ in learning(run, priced_pool, open_store(tmp_path)):
         run.stop()
     assert 0 < run.report.superbatches < 20
     assert run.report.predicted_wall_seconds is None
@@ -111,7 +130,7 @@ def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -
 
 
 def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
-    finish(make_run(priced_pool, in_memory(catalog([60, 10, 80, 30])), tmp_path))
+    finish_learning(priced_pool, [60, 10, 80, 30], tmp_path)
     rows = priced_pool.calibration.observations("io local", 8)
     assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
     costs = known_costs(priced_pool, open_store(tmp_path)).io
@@ -134,25 +153,25 @@ def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, 
 
 
 def test_only_texts_that_were_encoded_count_also_those_that_were_compared() -> None:
-    [call] = calls_of([replace(SOME, rows_reused=20, texts_deduplicated=32, texts_computed=50, tokens=600)])
+    [call] = calls_of([superbatch_of(texts_encoded=80, texts_deduplicated=32, texts_computed=50, tokens=600)])
     assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 3_854, 600, 32)
     costs = EncodeCosts.of([call], [], 1)
     assert (costs.equal_share, costs.tokens_per_text) == (32 / 82, 12)
-    assert calls_of([replace(SOME, rows_reused=100, texts_computed=0)]) == []
+    assert calls_of([superbatch_of(texts_encoded=0, texts_computed=0)]) == []
 
 
 def test_calls_whose_time_says_nothing_are_left_out() -> None:
-    assert calls_of([replace(SOME, replays=1), replace(SOME, encode_span=None)]) == []
+    assert calls_of([superbatch_of(replays=1), replace(SOME, encode_span=None)]) == []
 
 
 def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) -> None:
-    first = replace(SOME, shared_seconds=1.5)
+    first = superbatch_of(shared_seconds=1.5)
     [call] = calls_of([first])
     assert call.seconds == 1.5
     for waited in (0.2, 0.4):
         log = RunLog(priced_pool, open_store(tmp_path))
         log.add(first)
-        log.add(replace(SOME, index=1, shared_seconds=2 - waited))
+        log.add(replace(superbatch_of(shared_seconds=2 - waited), index=1))
         log.end(RunReport())
     costs = known_costs(priced_pool, open_store(tmp_path))
     assert costs.waiting_seconds == pytest.approx(0.8)
@@ -164,9 +183,9 @@ def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) 
 
 def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, tmp_path: Path) -> None:
     """A worker that hangs is replaced after two minutes, in which the others wait; without new texts none does."""
-    for last in (SOME, replace(SOME, shared_seconds=0.1, replays=1), replace(SOME, texts_computed=0)):
+    for costs in ({}, {"shared_seconds": 0.1, "replays": 1}, {"texts_computed": 0}):
         log = RunLog(priced_pool, open_store(tmp_path))
-        log.add(replace(last, encode_seconds=last.encode_seconds + 0.5))
+        log.add(superbatch_of(encode_seconds=2.5, **costs))
         log.end(RunReport())
     assert priced_pool.calibration.observations("waits cpu", 1) == [[0.5]]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.encoder.arena import Arena
+from surge_dagster.engine.encoder.metrics import overlap_ratio
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
@@ -26,7 +27,6 @@ from surge_dagster.engine.plan.cost_model import (
     variation,
 )
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.report import overlap_ratio
 from surge_dagster.engine.run.superbatch import OpenPartition
 from surge_dagster.engine.run.thresholds import Bounds
 from surge_dagster.engine.sources.partition import Partition, RowBatch

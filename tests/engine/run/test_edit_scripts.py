@@ -81,7 +81,7 @@ class Refreshed:
             assert (receipt.rows_encoded, receipt.rows_reused + len(new)) == (len(new), receipt.rows)
             compared += receipt.compared_rows
             self.compare(self.changes[receipt.key], old[receipt.key], self.rows[receipt.key])
-        assert self.pool.rows == run.report.texts_encoded - run.report.texts_deduplicated + compared
+        assert self.pool.rows == run.report.texts_encoded - run.report.costs.texts_deduplicated + compared
         for key, rows in self.rows.items():
             facts = assert_embedded(self.output, run.space.name, key, rows)
             assert facts.truncated == sum(1 + len(text.encode()) // 4 > 256 for _, text in rows)

@@ -7,13 +7,13 @@ from dataclasses import fields
 
 import pytest
 
+from surge_dagster.engine.encoder.metrics import Costs, overlap_ratio
 from surge_dagster.engine.run.report import (
     _ADDED_UP,
     _PEAKS,
     Failure,
     RunReport,
     SuperBatchReport,
-    overlap_ratio,
 )
 
 PROMISED = (
@@ -23,9 +23,12 @@ PROMISED = (
     "peak_rss_bytes space space_title dimension device hardware precision"
 )
 NOT_ADDED_UP = (
-    "predicted_wall_seconds call_seconds "
+    "costs predicted_wall_seconds call_seconds "
     "space space_title dimension device hardware precision encoder_notes workers b_min b_max partitions_written "
     "partitions_skipped partitions_failed time_to_first_output_seconds storage_retries"
+)
+SUPERBATCH = SuperBatchReport(
+    0, 2, 100, 5000, Costs(tokens=900, padded_tokens=1000, texts_encoded=100, encode_seconds=2.0, forward_seconds=1.5)
 )
 
 
@@ -50,17 +53,15 @@ def test_overlap_is_the_share_of_io_that_encoding_hides(io_seconds: float, encod
 
 
 def test_superbatches_are_summed() -> None:
-    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0)
     report = RunReport(wall_seconds=8.0)
-    report.count_superbatch(superbatch)
-    report.count_superbatch(superbatch)
-    assert (report.superbatches, report.texts_encoded, report.encode_seconds) == (2, 200, 4.0)
+    report.count_superbatch(SUPERBATCH)
+    report.count_superbatch(SUPERBATCH)
+    assert (report.superbatches, report.texts_encoded, report.costs.encode_seconds) == (2, 200, 4.0)
     assert (report.texts_per_second, report.duty_cycle) == (25.0, 0.5)
-    assert report.padding_ratio == pytest.approx(0.1)
+    assert report.costs.padding_ratio == pytest.approx(0.1)
 
 
 def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
-    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0)
     first = RunReport(
         "s",
         dimension=16,
@@ -72,7 +73,7 @@ def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
         b_min=100,
         storage_retries={"503": 1},
     )
-    first.count_superbatch(superbatch)
+    first.count_superbatch(SUPERBATCH)
     first.time_to_first_output_seconds, first.peak_rss_bytes = 1.0, 9
     second = RunReport(
         "s",
@@ -84,7 +85,7 @@ def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
         wall_seconds=2.0,
         b_min=100,
     )
-    second.count_superbatch(superbatch)
+    second.count_superbatch(SUPERBATCH)
     second.time_to_first_output_seconds, second.peak_rss_bytes, second.storage_retries = 0.5, 7, {"429": 2, "503": 1}
     both = second.after(first)
     assert (both.superbatches, both.texts_encoded, both.wall_seconds) == (2, 200, 8.0)

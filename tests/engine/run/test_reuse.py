@@ -34,7 +34,7 @@ def test_only_rows_with_new_texts_are_encoded(output: Output, file_format: str) 
     output.check(edited)
     assert (receipt.rows_encoded, receipt.rows_reused) == (2, 50)
     assert output.encoded == 2 + 1, "and one row of the others, to be compared"
-    assert (output.run.report.texts_encoded, output.run.report.rows_reused) == (2, 50)
+    assert (output.run.report.texts_encoded, output.run.report.costs.rows_reused) == (2, 50)
     assert (receipt.compared_rows, receipt.previous_cosine) == (1, pytest.approx(1, abs=1e-6))
 
 

@@ -164,7 +164,7 @@ class TestReceipts:
         document = run.report.as_dict()
         assert document["partitions_written"] == 5
         assert document["texts_encoded"] == sum(batch.texts for batch in superbatches) == 330
-        assert document["tokens"] == sum(batch.tokens for batch in superbatches) > 0
+        assert document["tokens"] == sum(batch.costs.tokens for batch in superbatches) > 0
         assert document["superbatches"] == len(superbatches)
         assert sorted(batch.index for batch in superbatches) == list(range(len(superbatches)))
         assert 0 < document["time_to_first_output_seconds"] <= document["wall_seconds"]
@@ -205,7 +205,7 @@ class TestFreshness:
         events = finish(run)
         assert keys_of(receipts(events, "encoded")) == ["b"]
         assert keys_of(receipts(events, "fresh")) == ["a", "c", "d"]
-        assert (run.report.texts_encoded, run.report.rows_reused) == (1, 45)
+        assert (run.report.texts_encoded, run.report.costs.rows_reused) == (1, 45)
         assert assert_embedded(tmp_path / "out", run.space.name, "b", changed).source_version == "v2"
 
     def test_other_text_column_makes_existing_files_stale(

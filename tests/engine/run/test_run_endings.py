@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import encoding
@@ -62,7 +63,7 @@ def test_text_that_kills_workers_fails_only_its_partition(faulty_pool: EncoderPo
     for key in catalog.keys() - {"p3"}:
         assert_embedded(tmp_path, run.space.name, key, catalog[key])
     assert run.report.superbatches == 1
-    assert run.report.replays >= 3
+    assert run.report.costs.replays >= 3
 
 
 def test_text_that_kills_workers_fails_its_whole_split_partition(faulty_pool: EncoderPool, tmp_path: Path) -> None:
@@ -277,18 +278,18 @@ def test_pace_compares_a_superbatch_with_the_average_after_the_first_few() -> No
     assert pace.ratio(0, 9.0) is None
 
 
-@pytest.mark.parametrize(("work_seconds", "pace"), [(4.0, 1.0), (12.0, 3.0)])
+@pytest.mark.parametrize(("shared_seconds", "pace"), [(2.0, 1.0), (6.0, 3.0)])
 def test_call_that_waits_for_the_workers_is_not_slow_and_one_that_they_work_longer_on_is(
-    caplog: pytest.LogCaptureFixture, work_seconds: float, pace: float
+    caplog: pytest.LogCaptureFixture, shared_seconds: float, pace: float
 ) -> None:
     measures = encoding._Measures(Mock(begun=0.0))
-    metrics = EncodeMetrics(texts=10, padded_tokens=100, workers=2, chunks=2, encode_seconds=2.0, work_seconds=4.0)
+    costs = Costs(texts_computed=10, padded_tokens=100, encode_seconds=2.0, shared_seconds=2.0)
     for _ in range(3):
-        measures.of(Mock(metrics=metrics))
-    late = replace(metrics, encode_seconds=9.0, work_seconds=work_seconds)
-    assert measures.of(Mock(metrics=late)).pace_ratio == pytest.approx(pace)
+        measures.of(Mock(metrics=EncodeMetrics(costs)))
+    late = replace(costs, encode_seconds=9.0, shared_seconds=shared_seconds)
+    assert measures.of(Mock(metrics=EncodeMetrics(late))).pace_ratio == pytest.approx(pace)
     warned = [record.getMessage() for record in caplog.records]
-    assert [f"took {work_seconds / 2} s, 3.0 times as long" in message for message in warned] == [True] * (pace > 2)
+    assert [f"took {shared_seconds} s, 3.0 times as long" in message for message in warned] == [True] * (pace > 2)
 
 
 @pytest.mark.parametrize("name", ["surge-read", "surge-publish"])

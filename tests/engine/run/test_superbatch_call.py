@@ -68,7 +68,7 @@ def test_equal_texts_of_a_superbatch_are_encoded_once(hash_pool: EncoderPool) ->
     with batch_of(hash_pool, partitions) as batch:
         call = SuperBatchCall(hash_pool, batch, context())
         metrics = call.result()
-        assert metrics is not None and (metrics.texts, call.deduplicated) == (4, 4)
+        assert metrics is not None and (metrics.costs.texts_computed, call.deduplicated) == (4, 4)
         assert is_right(batch.slot, partitions["a"] + partitions["b"]).all()
         assert all(call.is_encoded(segment) for segment in batch.segments)
 
@@ -84,7 +84,7 @@ def test_every_text_is_encoded_where_the_comparison_has_no_memory(hash_pool: Enc
     with batch_of(hash_pool, {"a": ["one", "one", "two"]}) as batch:
         call = SuperBatchCall(hash_pool, batch, context(limit=100))
         metrics = call.result()
-        assert metrics is not None and (metrics.texts, call.deduplicated) == (3, 0)
+        assert metrics is not None and (metrics.costs.texts_computed, call.deduplicated) == (3, 0)
         assert is_right(batch.slot, ["one", "one", "two"]).all()
 
 
@@ -94,7 +94,7 @@ def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: 
     with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known([1, 2, 5, 6], nearly, [2, 5])) as batch:
         call = SuperBatchCall(hash_pool, batch, context())
         metrics = call.result()
-        assert metrics is not None and metrics.texts == 4 + 2, "those without a vector, and the sample"
+        assert metrics is not None and metrics.costs.texts_computed == 4 + 2, "those without a vector, and the sample"
         assert np.array_equal(batch.slot.matrix(0, 8)[[1, 2, 5, 6]], nearly)
         assert is_right(batch.slot, texts)[[0, 3, 4, 7]].all()
         assert batch.slot.reused(0, 8) == 4
@@ -110,7 +110,7 @@ def test_partition_whose_sample_differs_is_encoded_as_a_whole(
     with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known(list(range(1, 8)), old[1:], [2, 6])) as batch:
         call = SuperBatchCall(hash_pool, batch, context())
         metrics = call.result()
-        assert metrics is not None and metrics.texts == (1 + 2) + 3
+        assert metrics is not None and metrics.costs.texts_computed == (1 + 2) + 3
         assert is_right(batch.slot, texts).all()
         assert (batch.slot.reused(0, 4), batch.slot.reused(4, 8)) == (3, 0)
         assert [segment.partition.distrusted for segment in batch.segments] == [False, True]
@@ -122,7 +122,7 @@ def test_partition_that_the_reader_distrusts_is_encoded_as_a_whole(hash_pool: En
     with batch_of(hash_pool, {"a": texts}, known([0, 1], np.zeros((2, DIMENSION), np.float32), [0])) as batch:
         batch.segments[0].partition.distrusted = True
         metrics = SuperBatchCall(hash_pool, batch, context()).result()
-        assert metrics is not None and metrics.texts == 4
+        assert metrics is not None and metrics.costs.texts_computed == 4
         assert is_right(batch.slot, texts).all() and batch.slot.reused(0, 4) == 0
 
 
@@ -135,7 +135,8 @@ def test_partitions_whose_sample_cannot_be_kept_are_encoded(
     partitions = {"a": texts[:2], "b": texts[2:4], "c": texts[4:]}
     with batch_of(hash_pool, partitions, known([0, 1, 2, 3, 4, 5], old, [0, 3, 4])) as batch:
         metrics = SuperBatchCall(hash_pool, batch, context()).result()
-        assert metrics is not None and metrics.texts == 1 + 2 + 2, "one sampled row, and the others whole"
+        assert metrics is not None
+        assert metrics.costs.texts_computed == 1 + 2 + 2, "one sampled row, and the others whole"
         assert is_right(batch.slot, texts).all()
 
 
@@ -185,4 +186,4 @@ def test_rows_that_a_failed_pool_never_got_count_as_not_encoded(hash_pool: Encod
                 call.result()
         call.end()
         assert not any(call.is_encoded(segment) for segment in batch.segments)
-        assert call.metrics.texts == 2
+        assert call.metrics.costs.texts_computed == 2

@@ -63,7 +63,8 @@ def test_superbatch_report_has_the_spans_of_its_stages(pool: EncoderPool, tmp_pa
         assert serialize.begun < upload.begun < upload.ended
         assert encode.ended > encoded, "one ends before the next"
         encoded = encode.ended
-        assert encode.busy_seconds == report.encode_seconds
-        assert (serialize.busy_seconds, upload.busy_seconds) == (report.serialize_seconds, report.upload_seconds)
+        costs = report.costs
+        assert encode.busy_seconds == costs.encode_seconds
+        assert (serialize.busy_seconds, upload.busy_seconds) == (costs.serialize_seconds, costs.upload_seconds)
         assert 0 < report.peak_resident_bytes <= run.report.peak_resident_bytes
     assert run.report.fill_ratio == pytest.approx(run.report.texts_encoded / len(reports) / run.memory.bounds.b_min)

@@ -22,12 +22,13 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from surge_dagster.engine.encoder import protocol
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_arrays
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
@@ -78,7 +79,7 @@ class Worker:
             while (work := self._prepared.get()) is not None:
                 if isinstance(work, BaseException):
                     raise work
-                self._send({"op": "done", "metrics": self._forward(backend, work)})
+                self._send({"op": "done", "costs": self._forward(backend, work).measured()})
                 work = None  # a waiting worker must not hold an arena that the pool has closed
         except BaseException as failure:
             # The state of the device is unknown now: a new process takes over.
@@ -137,15 +138,13 @@ class Worker:
                 work.error = error
             self._prepared.put(work)
 
-    def _forward(self, backend: Backend, work: _Work) -> dict[str, Any]:
+    def _forward(self, backend: Backend, work: _Work) -> Costs:
         if work.error is not None:
             raise work.error
         places = work.rows if isinstance(work.rows, np.ndarray) else np.arange(work.rows.start, work.rows.stop)
         rows = Rows(work.arrays.matrix, work.arrays.truncated, places)
-        metrics = backend.forward(work.prepared, rows, self._tick)
-        truncated = int(np.count_nonzero(rows.truncated[places]))
-        counted = {"truncated": truncated, "tokenize_seconds": work.tokenize_seconds}
-        return asdict(metrics) | counted
+        costs = backend.forward(work.prepared, rows, self._tick)
+        return replace(costs, tokenize_seconds=work.tokenize_seconds)
 
     def _tick(self) -> None:
         self._progress += 1

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.model.code import untrusted
 from surge_dagster.engine.model.digest import read_document
@@ -116,7 +117,7 @@ class ReferenceBackend:
     def prepare(self, texts: list[str]) -> list[str]:
         return texts
 
-    def forward(self, prepared: list[str], rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: list[str], rows: Rows, progress: Progress) -> Costs:
         started = time.perf_counter()
         tokens = 0
         for start in range(0, len(prepared), _TEXTS_PER_STEP):
@@ -127,7 +128,7 @@ class ReferenceBackend:
             tokens += int(lengths.sum())
             rows.matrix[places] = reference_vectors(self._reference, self._space, piece)
             progress()
-        return ChunkMetrics(tokens=tokens, padded_tokens=tokens, forward_seconds=time.perf_counter() - started)
+        return Costs(tokens=tokens, padded_tokens=tokens, forward_seconds=time.perf_counter() - started)
 
     def _lengths(self, texts: list[str]) -> np.ndarray:
         """Tokens that the model reads of each text; zeros for a model without a limit (static embeddings)."""

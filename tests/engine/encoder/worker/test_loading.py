@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -18,7 +19,7 @@ class RecordingBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
 
-    def forward(self, prepared: list[bytes], rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: list[bytes], rows: Rows, progress: Progress) -> Costs:
         _calls.append(prepared)
         return super().forward(prepared, rows, progress)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, set_token_budget
 from surge_dagster.engine.encoder.worker.tokenization import Tokens
@@ -37,7 +38,7 @@ class TimedBackend(SmallDeviceBackend):
         self.slow_calls: set[int] = set()
         self.calls = 0
 
-    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         before = len(self.device.passes)
         metrics = super().forward(prepared, rows, progress)
         tokens = sum(self.pass_price + tokens for tokens in self.device.passes[before:])

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from surge_dagster.engine.encoder.metrics import Costs
+
 Progress = Callable[[], None]
 
 
@@ -32,23 +34,6 @@ class BackendSettings:
     threads: int
     token_budget: int | None = None
     fallback_precision: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkMetrics:
-    """The costs of a chunk.
-
-    Attributes:
-        tokens: tokens after truncation.
-        padded_tokens: computed tokens, padding included.
-        forward_seconds: spent in `forward`.
-        copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their rows.
-    """
-
-    tokens: int
-    padded_tokens: int
-    forward_seconds: float
-    copy_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +66,16 @@ class Backend(Protocol):
         """Turns texts into the input of `forward`; runs concurrently with a `forward`."""
         ...
 
-    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
         """Writes a vector and a truncation flag for every text; calls `progress` after each piece of work."""
         ...
 
 
-def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str) -> tuple[np.ndarray, ChunkMetrics]:
+def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str) -> tuple[np.ndarray, Costs]:
     """The vectors of texts, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
     rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
-    metrics = backend.forward(backend.prepare(texts), rows, _ignore_progress)
-    return matrix, metrics
+    return matrix, backend.forward(backend.prepare(texts), rows, _ignore_progress)
 
 
 def _ignore_progress() -> None:

@@ -14,7 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
 
 _ROWS_PER_STEP = 512
 _BYTES_PER_TOKEN = 4
@@ -61,7 +62,7 @@ class HashBackend:
     def prepare(self, texts: list[str]) -> list[bytes]:
         return [self._prompt + text.encode() for text in texts]
 
-    def forward(self, prepared: list[bytes], rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: list[bytes], rows: Rows, progress: Progress) -> Costs:
         started = time.perf_counter()
         for start in range(0, len(prepared), _ROWS_PER_STEP):
             piece = prepared[start : start + _ROWS_PER_STEP]
@@ -71,4 +72,4 @@ class HashBackend:
         tokens = 1 + np.fromiter(map(len, prepared), np.int64, len(prepared)) // _BYTES_PER_TOKEN
         rows.truncated[rows.places] = tokens > self._max_length
         kept = int(np.minimum(tokens, self._max_length).sum())
-        return ChunkMetrics(tokens=kept, padded_tokens=kept, forward_seconds=time.perf_counter() - started)
+        return Costs(tokens=kept, padded_tokens=kept, forward_seconds=time.perf_counter() - started)

@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
 from surge_dagster.engine.encoder.worker.passes import TokenBatch, plan_batches
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import EncoderError
@@ -106,7 +107,7 @@ class TokenBackend(ABC):
     def prepare(self, texts: list[str]) -> Tokens:
         return self._tokenizer.encode(texts)
 
-    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         """See `Backend`.
 
         Raises:
@@ -119,7 +120,7 @@ class TokenBackend(ABC):
             work = _Work(passes, progress, deque(batches))
             streams = max(1, min(self.streams, len(batches)))
             self._run(work, streams)
-        return ChunkMetrics(
+        return Costs(
             tokens=len(prepared.ids),
             padded_tokens=work.padded_tokens,
             forward_seconds=time.perf_counter() - started,

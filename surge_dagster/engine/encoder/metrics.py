@@ -1,0 +1,94 @@
+"""What work on texts costs: one record, which chunks, encode calls, SuperBatches and runs nest.
+
+A new metric is a field here and a value where it is measured; sums, reports and documents follow from the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Amounts that add up, of which each stage fills in what it measures.
+
+    Attributes:
+        tokens: after truncation.
+        padded_tokens: computed tokens, padding included.
+        tokenize_seconds, forward_seconds: summed over workers.
+        copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their rows.
+        work_seconds: of each chunk, from its assignment or the answer to the one before; summed over workers.
+        encode_seconds: of a call, from its first chunk, or the end of the call before, to the last answer.
+        shared_seconds: what a call takes of a pool that has other calls as well (`calls.shared_seconds`).
+        replays: chunks that were encoded again because their worker was lost.
+        texts_computed: rows that encode calls were given, those included whose old vectors were compared with new ones.
+        texts_encoded: texts with new vectors.
+        texts_deduplicated: those of them that got the vector of an equal text of the same SuperBatch.
+        rows_reused: texts that kept the vector of the file that is replaced.
+        read_seconds: of the reader, without its waits for memory.
+        serialize_seconds, upload_seconds: summed over the publishing threads.
+        publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
+    """
+
+    tokens: int = 0
+    padded_tokens: int = 0
+    tokenize_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    work_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    shared_seconds: float = 0.0
+    replays: int = 0
+    texts_computed: int = 0
+    texts_encoded: int = 0
+    texts_deduplicated: int = 0
+    rows_reused: int = 0
+    read_seconds: float = 0.0
+    serialize_seconds: float = 0.0
+    upload_seconds: float = 0.0
+    publish_seconds: float = 0.0
+
+    def plus(self, other: Costs) -> Costs:
+        """The sum of both."""
+        return Costs(*map(add, _amounts(self), _amounts(other)))
+
+    def measured(self) -> dict[str, Any]:
+        """The amounts that are not 0, by name."""
+        return {name: amount for name, amount in zip(_NAMES, _amounts(self), strict=True) if amount}
+
+    def as_dict(self) -> dict[str, Any]:
+        """All amounts, and the ratios that follow from them."""
+        ratios = {name: getattr(self, name) for name in ("padding_ratio", "compute_intensity", "overlap_ratio")}
+        return dict(zip(_NAMES, _amounts(self), strict=True)) | ratios
+
+    @property
+    def padding_ratio(self) -> float:
+        """Share of the tokens given to the model that were padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def compute_intensity(self) -> float:
+        """Share of the workers' steps that is computing: t_kernel / (t_tokenize + t_transfer + t_kernel) (SURGE)."""
+        steps = self.tokenize_seconds + self.forward_seconds
+        return (self.forward_seconds - self.copy_seconds) / steps if steps > 0 else 0.0
+
+    @property
+    def overlap_ratio(self) -> float:
+        """See the function `overlap_ratio`."""
+        return overlap_ratio(self.publish_seconds, self.encode_seconds)
+
+    def worker_idle_ratio(self, workers: int, seconds: float) -> float:
+        """Share of so many seconds in which the devices of the workers had no forward pass to compute."""
+        return max(0.0, 1.0 - self.forward_seconds / (workers * seconds)) if seconds > 0 else 0.0
+
+
+def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
+    """The paper's rho: the share of serialization and upload that encoding can hide (SURGE, equation 4)."""
+    return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
+
+
+_NAMES = tuple(field.name for field in fields(Costs))
+_amounts = attrgetter(*_NAMES)
+NO_COSTS = Costs()
