@@ -70,7 +70,7 @@ class LaunchConfig(dg.Config):
             "force everything"
         ),
     )
-    vanished: Removed = Field(
+    removed_partitions: Removed = Field(
         Removed.leave, description="set by the nightly schedule: report or delete partitions removed from the source"
     )
     unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")

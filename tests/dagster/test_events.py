@@ -362,7 +362,7 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     bench.write("a", 7, version="v2")
     shutil.rmtree(partition_folder(bench.catalog, "b"))
     bench.tick()
-    bench.refresh(vanished="report", keys=["c"])
+    bench.refresh(removed_partitions="report", keys=["c"])
     node = bench.ask(_SHOWN % NAMES.source_partitions.path[-1])["assetNodeOrError"]
     assert node["partitionStats"] == {"numPartitions": 3, "numMaterialized": 3}
     newest_last = reversed(node["assetMaterializations"])
@@ -371,7 +371,7 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     of_all = {"removed": False, "dagster/partition_row_count": 4, "source_version": "v1"}
     assert found["a"] == {**of_all, "key": "a", "source_version": "v2", "dagster/partition_row_count": 7}
     removal = "The source does not list this partition."
-    assert found["b"] == {"key": "b", "source_version": "gone", "removed": True, "removal": removal}
+    assert found["b"] == {"key": "b", "source_version": "removed", "removed": True, "removal": removal}
     assert found["c"] == {**of_all, "key": "c"}
     assert [stale_status(bench, key).name for key in "abc"] == ["STALE", "STALE", "FRESH"]
 
