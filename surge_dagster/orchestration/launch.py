@@ -236,7 +236,7 @@ def record_pool_limit(instance: dg.DagsterInstance) -> bool:
         return False
     with suppress(Exception):  # of two concurrent calls, one fails on Postgres
         storage.initialize_concurrency_limit_to_default(POOL)
-    return True
+    return POOL in storage.get_concurrency_keys()
 
 
 def named(items: Iterable[str], most: int = _NAMED) -> str:
