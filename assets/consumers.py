@@ -17,6 +17,7 @@ from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.errors import SurgeError, TransientError
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.failures import failure_table
 from surge_dagster.orchestration.names import CatalogNames
 
@@ -51,6 +52,7 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
     )
     def hand_over(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Send what changed since the last time, and compare the table with the files."""
+        record_process(context.op_execution_context)
         store = getattr(context.resources, names.output_resource).open()
         try:
             done = target.apply(partial(changes, store, key.to_user_string()))

@@ -183,8 +183,9 @@ class _AssetTable:
         self._selection = selection
         self._partition_by = partition_by
         self._loaded: Mapping[str, Partition] | None = None
-        described = repr((asset.key.path, partition_by, selection, *selection.carried)).encode("utf-8", "surrogatepass")
-        self._name = f"surge.listing.1.{hashlib.sha256(described).hexdigest()[:24]}"
+        self._storage = asset.instance.daemon_cursor_storage
+        self._entry = f"surge.listings.{_digest(asset.key.path)}"
+        self._settings = _digest(partition_by, selection, selection.carried)
 
     def __iter__(self) -> Iterator[Partition]:
         """Yield the partitions of the version that was there when the asset was opened.
@@ -192,23 +193,27 @@ class _AssetTable:
         Raises:
             NotListed: no run has loaded this version, and a tick must not.
         """
-        for key, version, rows, size in self._recalled() or self._listing():
+        for key, version, rows, size in self._kept_listings().get(self._settings) or self._listing():
             read, current = partial(self._read, key, version), partial(self._current, version)
             yield Partition(key, version, read, current, rows, size)
 
     def _listing(self) -> list[list[Any]]:
         if not self._asset.may_load:
             raise NotListed(self.url, self._version)
-        found = [[part.key, part.source_version, part.rows, part.text_bytes] for part in self._partitions().values()]
-        document = json.dumps({"version": self._version, "partitions": found}).encode()
-        value = base64.b64encode(zlib.compress(document)).decode()
-        self._asset.instance.daemon_cursor_storage.set_cursor_values({self._name: value})
-        return found
+        listing = [[part.key, part.source_version, part.rows, part.text_bytes] for part in self._partitions().values()]
+        document = {"version": self._version, "listings": {**self._kept_listings(), self._settings: listing}}
+        value = base64.b64encode(zlib.compress(json.dumps(document).encode())).decode()
+        self._storage.set_cursor_values({self._entry: value})
+        return listing
 
-    def _recalled(self) -> list[list[Any]] | None:
-        value = self._asset.instance.daemon_cursor_storage.get_cursor_values({self._name}).get(self._name)
+    def _kept_listings(self) -> dict[str, list[list[Any]]]:
+        """The listings of this version by the settings that they were made with.
+
+        They share one entry of the storage, which has no way to delete one: a new version replaces what is in it.
+        """
+        value = self._storage.get_cursor_values({self._entry}).get(self._entry)
         document = json.loads(zlib.decompress(base64.b64decode(value))) if value else {}
-        return document["partitions"] if document.get("version") == self._version else None
+        return document["listings"] if document.get("version") == self._version else {}
 
     def _partitions(self) -> Mapping[str, Partition]:
         if self._loaded is None:
@@ -231,3 +236,7 @@ class _AssetTable:
         """The version of a partition; another one where the asset was materialized since, which may have changed it."""
         now = self._asset.version()
         return version if now == self._version else now
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:24]

@@ -1,4 +1,7 @@
-"""The sensor `hand_over_changes`: hands changed embeddings over to the tables that follow them."""
+"""The sensor `hand_over_changes`: hands changed embeddings over to the tables that follow them.
+
+It requests a hand-over until one has succeeded since the embeddings changed, after waits of 1, 2, 4 … minutes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import dagster as dg
 from surge_dagster.orchestration.active_runs import active_runs, embeds
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.requests import has_succeeded, request_for
 
 _SENSOR_SECONDS = 60
 
@@ -32,13 +36,15 @@ def hand_over_changes(names: CatalogNames, assets: list[dg.AssetKey]) -> tuple[d
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         instance = context.instance
-        if run := next(active_runs(instance, lambda run: embeds(names, instance, run)), None):
-            return dg.SkipReason(f"waiting for run {run.run_id}, which embeds")
+        concerned = lambda run: run.job_name == names.hand_over_job or embeds(names, instance, run)  # noqa: E731
+        if run := next(active_runs(instance, concerned), None):
+            return dg.SkipReason(f"waiting for run {run.run_id}, which embeds or hands over")
         records = instance.fetch_materializations(names.embeddings, limit=1).records
-        newest = str(records[0].storage_id) if records else ""
-        if newest == (context.cursor or ""):
-            return dg.SkipReason("no embeddings have changed since the last hand-over was launched")
-        context.update_cursor(newest)
-        return dg.RunRequest(run_key=newest)
+        if not records:
+            return dg.SkipReason("nothing is embedded")
+        newest = str(records[0].storage_id)
+        if has_succeeded(instance, names.hand_over_job, newest):
+            return dg.SkipReason("no embeddings have changed since the last hand-over")
+        return request_for(instance, names.hand_over_job, newest)
 
     return sensor, job

@@ -14,17 +14,16 @@ next tick looks again.
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
 
 import dagster as dg
 
 from surge_dagster.config.settings import Settings
+from surge_dagster.orchestration import requests
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.discovery import known_space, list_catalog, report_changes, states_of_unfinished
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
 from surge_dagster.orchestration.launch import POOL, record_pool_limit, unattended_config
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.requests import find_undone, next_attempt, request_tags
 from surge_dagster.orchestration.shards import cut, shard_tags
 from surge_dagster.orchestration.state_counts import count_states, describe, report_counts
 from surge_dagster.resources.upstream_asset import NotListed
@@ -37,13 +36,14 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
     """The sensor that embeds what is new, and with the setting `refresh_stale` also what has changed."""
     wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
 
-    def listing_run(context: dg.SensorEvaluationContext, unlisted: NotListed) -> list[dg.RunRequest]:
-        """The run that finds the partitions and embeds what is wanted; one for each version of the source."""
+    def listing_run(context: dg.SensorEvaluationContext, unlisted: NotListed) -> dg.RunRequest | dg.SkipReason:
+        """The run that finds the partitions and embeds what is wanted."""
         resources = names.resources(context)
         space = known_space(names, resources.output.open(), resources.encoder.encoding_spec(), unattended=True)
         options = {} if settings.refresh_stale else {"select": "missing"}
         config = unattended_config(names.embeddings_op, resources, space, options)
-        return [dg.RunRequest(run_key=f"{resources.catalog.url} {unlisted.version}", run_config=config)]
+        target = f"{unlisted.version} {_digest(refusal_fingerprint(resources))}"
+        return requests.request_for(context.instance, names.embed_job, target, config)
 
     @dg.sensor(
         name=names.sensor,
@@ -52,16 +52,16 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         description="Registers new partitions, reports changed ones, and requests runs that embed what is missing.",
         required_resource_keys=names.resource_keys,
     )
-    def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+    def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
         instance, resources = context.instance, names.resources(context)
         limited = record_pool_limit(instance)
         held = held_by_active_runs(names, instance)  # before the output is listed: a run may end meanwhile
         try:
             listing = list_catalog(names, instance, resources.catalog)
         except NotListed as unlisted:
-            return (
-                dg.SkipReason(f"{unlisted}; waiting for {held.by}") if held.run_ids else listing_run(context, unlisted)
-            )
+            if held.run_ids:
+                return dg.SkipReason(f"{unlisted}; waiting for {held.by}")
+            return listing_run(context, unlisted)
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
         space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)
@@ -70,11 +70,11 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         fingerprint = refusal_fingerprint(resources)
         refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
         needed = {key: None for key, state in states.items() if state in wanted and key not in refused}
-        of_settings = hashlib.sha256(fingerprint.encode()).hexdigest()[:12]
-        undone = find_undone(names, instance, needed, listing.catalogued, of_settings)
+        of_settings = _digest(fingerprint)
+        undone = requests.find_undone(names, instance, needed, listing.catalogued, of_settings)
         free = (key for key in needed if key not in held and key not in unreported)
-        now = _now()
-        attempt, keys = next_attempt(free, undone, now)
+        now = requests.now()
+        attempt, keys = requests.next_attempt(free, undone, now)
         counts = count_states(listing, states, held, refused, undone, unreported, now)
         summary = describe(counts, held, undone, now)
         report_counts(names, instance, counts, summary)
@@ -87,7 +87,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 "runs, each with an encoder of its own: use the dagster.yaml that comes with surge-dagster"
             )
         stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards)
-        tags = request_tags(names, instance, listing.catalogued, attempt, of_settings)
+        tags = requests.request_tags(names, instance, listing.catalogued, attempt, of_settings)
         return [
             dg.RunRequest(
                 run_config=unattended_config(names.embeddings_op, resources, space, {"keys": stretch}),
@@ -99,5 +99,5 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
     return sensor
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+def _digest(fingerprint: str) -> str:
+    return hashlib.sha256(fingerprint.encode()).hexdigest()[:12]

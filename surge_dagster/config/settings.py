@@ -38,7 +38,13 @@ from surge_dagster.config.check_policy import (
     Severity,
 )
 from surge_dagster.config.derived_settings import DerivedSettings
-from surge_dagster.config.settings_input import check_variables, config_file, problem, require_text, without_quotes
+from surge_dagster.config.settings_input import (
+    config_file,
+    problem,
+    require_text,
+    warn_of_unknown_variables,
+    without_quotes,
+)
 from surge_dagster.config.storage_settings import StorageSettings
 from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
 from surge_dagster.engine.encoder.devices import device_kind, device_names
@@ -57,8 +63,6 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
-
-VanishedPolicy = Literal["report", "delete"]
 
 
 def _unquoted_off(value: Any) -> Any:
@@ -193,7 +197,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     )
 
     shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
-    vanished: VanishedPolicy = Field(
+    removed_partitions: Literal["report", "delete"] = Field(
         "report", description="what the nightly refresh does about partitions removed from the source: report or delete"
     )
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
@@ -319,7 +323,7 @@ def load_settings(**arguments: Any) -> Settings:
     for name, value in given.items():
         if isinstance(value, str):
             require_text(name, value)
-    check_variables(Settings.model_fields)
+    warn_of_unknown_variables(Settings.model_fields)
     try:
         return Settings(**given)
     except ValidationError as error:

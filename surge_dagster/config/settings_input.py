@@ -19,7 +19,6 @@ CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 # Values that no error message quotes: secrets, and URLs that may contain one.
 _NOT_SHOWN = ("alert_webhook", "source", "output")
-_RENAMED = {"id_column": "id", "text_column": "text", "prompt": "document_prompt"}
 
 
 def require_text(name: str, value: str) -> None:
@@ -34,11 +33,8 @@ def require_text(name: str, value: str) -> None:
         raise ConfigError(f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8.") from error
 
 
-def check_variables(fields: Iterable[str]) -> None:
-    """Refuse variables of former names, since other rows would be read; warn of unknown ones, which others may need."""
-    for former, name in _RENAMED.items():
-        if (variable := f"SURGE_{former.upper()}") in os.environ:
-            raise ConfigError(f"the environment variable {variable} is unknown; it is called SURGE_{name.upper()} now")
+def warn_of_unknown_variables(fields: Iterable[str]) -> None:
+    """Log `SURGE_…` variables that name no setting; another program may need them."""
     known = {f"SURGE_{name.upper()}" for name in fields} | {CONFIG_VARIABLE, "SURGE_CACHE_DIR"}
     for name in sorted(os.environ):
         if name.startswith("SURGE_") and name.upper() not in known:
@@ -82,8 +78,6 @@ def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], storag
             return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
         return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
     if detail["type"] == "extra_forbidden":
-        if name in _RENAMED:
-            return f"setting {origin} is unknown; it is called {_RENAMED[name]} now"
         known = ", ".join(sorted(fields))
         return f"setting {origin} is unknown; there are {known}"
     if name in _NOT_SHOWN:  # a secret, or a URL that one was written into

@@ -90,8 +90,11 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
 
 
 def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a run embeds partitions of this catalog."""
-    return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in _assets_of(instance, run)
+    """Whether a run embeds partitions of this catalog, or may do so: its plan cannot be read now."""
+    if run.job_name in (names.refresh_job, names.embed_job):
+        return True
+    assets = _assets_of(instance, run)
+    return assets is None or names.embeddings in assets
 
 
 def held_by_active_runs(
@@ -215,8 +218,8 @@ def _process(pid: int) -> str:
     return "" if state in _ENDED else f"{pid}@{counts[18]}"
 
 
-def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey]:
-    """The assets that a run executes; none where its plan is missing or this version of Dagster cannot read it.
+def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey] | None:
+    """The assets that a run executes; None where its plan cannot be read.
 
     Dagster records on a run the assets that were selected for it. A user's own job, `define_asset_job(selection=[…])`,
     selects them beforehand: a run that a schedule, a sensor or a backfill of the job launches has its plan alone.
@@ -226,5 +229,5 @@ def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.Asset
         return run.asset_selection or frozenset()
     try:
         return instance.get_execution_plan_snapshot(plan_id).asset_selection
-    except Exception:
-        return frozenset()
+    except Exception:  # the database does not answer, or another version of Dagster wrote the plan
+        return None

@@ -70,7 +70,7 @@ class LaunchConfig(dg.Config):
             "force everything"
         ),
     )
-    vanished: Removed = Field(
+    removed_partitions: Removed = Field(
         Removed.leave, description="set by the nightly schedule: report or delete partitions removed from the source"
     )
     unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")
@@ -236,7 +236,7 @@ def record_pool_limit(instance: dg.DagsterInstance) -> bool:
         return False
     with suppress(Exception):  # of two concurrent calls, one fails on Postgres
         storage.initialize_concurrency_limit_to_default(POOL)
-    return True
+    return POOL in storage.get_concurrency_keys()
 
 
 def named(items: Iterable[str], most: int = _NAMED) -> str:

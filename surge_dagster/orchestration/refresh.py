@@ -92,7 +92,7 @@ class Refresh:
         with self._events:
             self._skip_removed(requested.removed)
             space = self._bring_up_to_date(candidates)
-        handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
+        handle_removed_partitions(self._names, self._context, self._config.removed_partitions, self._store, space)
         release(source)
 
     def _fail_unknown(self, unknown: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ class Refresh:
             return
         self._context.log.warning(
             f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. Their files and events "
-            "stay as they are; the setting vanished decides about them."
+            "stay as they are; the setting removed_partitions decides about them."
         )
         if self._in_backfill:
             for event in last_embeddings(self._names, self._context.instance, self._catalogued, removed):

@@ -1,8 +1,8 @@
 """Partitions that Dagster has and that were removed from the source; the nightly refresh reports or deletes them.
 
-The setting `vanished` decides. `report` gives the partition the source version `gone` once, which the UI shows.
-`delete` reports the name of its file, then deletes the file in the space of the settings, then the key. More than a
-tenth of the catalog is never deleted: such a listing may be incomplete.
+The setting `removed_partitions` decides. `report` gives the partition the source version `removed` once, which the UI
+shows. `delete` reports the name of its file, then deletes the file in the space of the settings, then the key. More
+than a tenth of the catalog is never deleted: such a listing may be incomplete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from surge_dagster.orchestration.launch import Removed
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, is_canonical, to_partition_key
 
-GONE, DELETED = "gone", "deleted"
+_REMOVED, _DELETED = "removed", "deleted"
 _LARGEST_SHARE = 0.1  # of the catalog that may be deleted; one partition always may
 
 
@@ -53,10 +53,10 @@ def handle_removed_partitions(
     listing = list_catalog(names, instance, names.resources(context).catalog)
     registered, sources = listing.catalogued.registered, listing.catalogued.sources
     removed = [key for key in registered if key not in listing.partitions and _may_be_removed(key, listing.partitions)]
-    new = [key for key in removed if sources.get(key) not in (GONE, DELETED)]
+    new = [key for key in removed if sources.get(key) not in (_REMOVED, _DELETED)]
     text = "The source does not list this partition."
     report_events(
-        instance, context, list(chain.from_iterable(removed_partition(names, key, GONE, text) for key in new))
+        instance, context, list(chain.from_iterable(removed_partition(names, key, _REMOVED, text) for key in new))
     )
     if removed:
         context.log.info(
@@ -76,8 +76,8 @@ def handle_removed_partitions(
             continue
         name = file_name(space.name, from_partition_key(key), space.file_format)
         what = f"Its output {store.location(name)} and its key are deleted."
-        if sources.get(key) != DELETED:
-            report_events(instance, context, list(removed_partition(names, key, DELETED, what)))
+        if sources.get(key) != _DELETED:
+            report_events(instance, context, list(removed_partition(names, key, _DELETED, what)))
         store.delete(name)
         instance.delete_dynamic_partition(names.partitions_name, key)
 

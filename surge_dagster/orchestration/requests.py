@@ -1,14 +1,15 @@
-"""Earlier requests of the sensor: which partitions their runs left undone, and how long those wait.
+"""Earlier requests of the sensors: what their runs left undone, and how long that waits.
 
-The sensor keeps no state of its own. Its runs are on record with the partitions in their config, and tags say the rest;
-an operator sees them on the page of a run:
+The sensors keep no state of their own. Their runs are on record with the partitions in their config, and tags say the
+rest; an operator sees them on the page of a run:
 
-    surge/attempt        how often the partitions were requested in a row without success
-    surge/settings       fingerprint of the settings: with other settings nothing waits
+    surge/attempt        how often the same was requested in a row without success
+    surge/settings       fingerprint of the settings: with other settings no partition waits
     surge/newest_event   storage id of the catalog's newest event at the request
+    surge/target         what a run is for that has no partitions in its config
 
-Dagster copies the tags of a run to the run that it launches in its place. Partitions that no failed run holds, because
-it was deleted or is older than the newest 500, are requested as if for the first time.
+Dagster copies the tags of a run to the run that it launches in its place. What no failed run holds, because it was
+deleted or is older than the newest 500, is requested as if for the first time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from typing import Any, Self
 
 import dagster as dg
 
@@ -27,6 +29,8 @@ from surge_dagster.orchestration.records import Catalogued
 _ATTEMPT_TAG = "surge/attempt"
 _SETTINGS_TAG = "surge/settings"
 _EVENT_TAG = "surge/newest_event"
+_TARGET_TAG = "surge/target"
+_UNDONE = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RUNS_READ = 500
 _RUNS_PER_PAGE = 20  # a run of 10,000 keys takes a megabyte
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
@@ -34,7 +38,7 @@ _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A partition that the run of an earlier request left undone.
+    """What the run of an earlier request left undone.
 
     Attributes:
         attempt: how often it was requested in a row without success.
@@ -43,6 +47,14 @@ class Undone:
 
     attempt: int
     due: datetime | None
+
+    @classmethod
+    def of(cls, record: dg.RunRecord) -> Self:
+        """What a failed or canceled run left undone."""
+        run = record.dagster_run
+        attempt = int(run.tags[_ATTEMPT_TAG])
+        canceled = run.status is dg.DagsterRunStatus.CANCELED
+        return cls(attempt, None if canceled else due_after(attempt, record.end_time or 0.0))
 
 
 def request_tags(
@@ -70,14 +82,11 @@ def find_undone(
         catalogued: what is on record.
         settings: their fingerprint.
     """
-    statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-    filters = dg.RunsFilter(tags={_SETTINGS_TAG: settings}, statuses=statuses, job_name=names.embed_job)
+    filters = dg.RunsFilter(tags={_SETTINGS_TAG: settings}, statuses=_UNDONE, job_name=names.embed_job)
     newest: dict[str, Undone | None] = {}
     for record in _newest_first(instance, filters) if needed else ():
-        run, tags = record.dagster_run, record.dagster_run.tags
-        canceled = run.status is dg.DagsterRunStatus.CANCELED
-        attempt, since = int(tags[_ATTEMPT_TAG]), int(tags[_EVENT_TAG])
-        undone = Undone(attempt, None if canceled else due_after(attempt, record.end_time or 0.0))
+        run, undone = record.dagster_run, Undone.of(record)
+        since, canceled = int(run.tags[_EVENT_TAG]), undone.due is None
         for key in held_keys(run, {}, (names.embeddings_op,)) or ():
             if key in needed and key not in newest:
                 newest[key] = None if _changed_since(key, since, catalogued, canceled) else undone
@@ -97,6 +106,40 @@ def _newest_first(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Itera
         cursor = page[-1].dagster_run.run_id
 
 
+def request_for(
+    instance: dg.DagsterInstance, job_name: str, target: str, run_config: Mapping[str, Any] | None = None
+) -> dg.RunRequest | dg.SkipReason:
+    """A run that is requested until one has done what it is for, after waits that grow; not after it was canceled.
+
+    Args:
+        job_name: of the run.
+        target: what it is for; another one is requested immediately.
+        run_config: of the run.
+    """
+    filters = dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=_UNDONE, job_name=job_name)
+    attempt = 1
+    for record in instance.get_run_records(filters, limit=1):
+        before = Undone.of(record)
+        if before.due is None:
+            return dg.SkipReason(f"left alone after the canceled run {record.dagster_run.run_id}")
+        if before.due > now():
+            until = before.due.isoformat(sep=" ", timespec="seconds")
+            return dg.SkipReason(f"waiting after a failure (attempt {before.attempt}) until {until}")
+        attempt = before.attempt + 1
+    return dg.RunRequest(run_config=run_config, tags={_ATTEMPT_TAG: str(attempt), _TARGET_TAG: target})
+
+
+def has_succeeded(instance: dg.DagsterInstance, job_name: str, target: str) -> bool:
+    """Whether a run that was requested for this has done it."""
+    succeeded = [dg.DagsterRunStatus.SUCCESS]
+    return instance.get_runs_count(dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=succeeded, job_name=job_name)) > 0
+
+
+def now() -> datetime:
+    """The time that waits are compared with."""
+    return datetime.now(UTC)
+
+
 def due_after(attempt: int, ended: float) -> datetime:
     """When partitions may be requested again whose run ended then: 1, 2, 4 … minutes later, at most a day.
 
@@ -107,7 +150,7 @@ def due_after(attempt: int, ended: float) -> datetime:
     return datetime.fromtimestamp(ended, UTC) + min(_FIRST_WAIT * 2 ** min(attempt - 1, 20), _LONGEST_WAIT)
 
 
-def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone], now: datetime) -> tuple[int, list[str]]:
+def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone], at: datetime) -> tuple[int, list[str]]:
     """The number of the attempt that is requested now, and its partitions.
 
     One request holds partitions of one attempt, the earliest first: new ones must not wait behind failing ones.
@@ -117,7 +160,7 @@ def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone], now: datetim
         before = undone.get(key)
         if before is None:
             by_attempt.setdefault(1, []).append(key)
-        elif before.due is not None and before.due <= now:
+        elif before.due is not None and before.due <= at:
             by_attempt.setdefault(before.attempt + 1, []).append(key)
     return min(by_attempt.items(), default=(1, []))
 

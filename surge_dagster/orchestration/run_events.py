@@ -152,7 +152,8 @@ class RunEvents:
 
     def _materializations(self, embeddings: Sequence[_Embedding]) -> Iterator[dg.AssetMaterialization]:
         """The events of partitions, made when the events that they point at are stored."""
-        if any(each.receipt.superbatch not in (None, *self._superbatch_ids) for each in embeddings):
+        superbatches = {each.receipt.superbatch for each in embeddings} - {None}
+        if superbatches - self._superbatch_ids.keys():
             self._read_superbatch_ids()
         for each in embeddings:
             receipt = each.receipt

@@ -363,7 +363,7 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
         shutil.copytree(home, root / "home")
         with dg.DagsterInstance.from_config(str(root / "home")) as instance:
             made = Workbench(root, instance)
-            patch.setattr("surge_dagster.automation.new_partitions._now", lambda: datetime.now(UTC) + made.ahead)
+            patch.setattr("surge_dagster.orchestration.requests.now", lambda: datetime.now(UTC) + made.ahead)
             yield made
     _close_databases()
 

@@ -11,7 +11,7 @@ from tests.small_catalogs import Rows, numbered_rows, partition_folder, write_pa
 
 _CHANGED = 0.03
 _FEWEST_CHANGED = 12  # so many that a bucket which goes down half-way loses enough of them to be taken for down
-_APPEAR, _VANISH = 0.005, 0.005
+_APPEAR, _REMOVE = 0.005, 0.005
 _MOST_ROWS = 8
 _LARGE = 120  # more than a SuperBatch of the runs here may hold
 _BAD: Rows = [("id-0", "a text"), ("id-1", None)]
@@ -22,14 +22,14 @@ class Moved:
     """The changes before one nightly run, by catalog key.
 
     Attributes:
-        changed: other rows; touched: another source version of the same rows; new, vanished, returned.
+        changed: other rows; touched: another source version of the same rows; new, removed, returned.
         spoiled: changed into something that is refused; repaired: changed back into something that is not.
     """
 
     changed: set[str] = field(default_factory=set)
     touched: set[str] = field(default_factory=set)
     new: set[str] = field(default_factory=set)
-    vanished: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     spoiled: set[str] = field(default_factory=set)
     repaired: set[str] = field(default_factory=set)
@@ -47,12 +47,12 @@ class MovingCatalog:
     Attributes:
         root: of the catalog.
         rows: of every partition that is there, by catalog key.
-        gone: partitions that were removed from the source.
+        removed: partitions that were removed from the source.
     """
 
     root: Path
     rows: dict[str, Rows] = field(default_factory=dict)
-    gone: dict[str, Rows] = field(default_factory=dict)
+    removed: dict[str, Rows] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(24))
     _made: int = 0
     _night: int = 0
@@ -71,22 +71,22 @@ class MovingCatalog:
         self._night += 1
         good = sorted(self.rows.keys() - self.bad)
         count = max(_FEWEST_CHANGED, round(_CHANGED * len(good)))
-        chosen = self._random.sample(good, count + 1 + max(1, round(_VANISH * len(good))))
+        chosen = self._random.sample(good, count + 1 + max(1, round(_REMOVE * len(good))))
         moved = Moved(repaired=self.repair())
         moved.touched, moved.spoiled = set(chosen[: count // 10 + 1]), {chosen[count]}
-        moved.changed, moved.vanished = set(chosen[count // 10 + 1 : count]), set(chosen[count + 1 :])
+        moved.changed, moved.removed = set(chosen[count // 10 + 1 : count]), set(chosen[count + 1 :])
         for key in sorted(moved.changed):
             self._change(key)
         for key in sorted(moved.touched):
             self._write(key, self.rows[key])
         for key in sorted(moved.spoiled):
             self._write(key, _BAD)
-        back = self._random.sample(sorted(self.gone), len(self.gone) // 4)
+        back = self._random.sample(sorted(self.removed), len(self.removed) // 4)
         for key in back:
-            self._write(key, self.gone.pop(key))
+            self._write(key, self.removed.pop(key))
         moved.returned = set(back)
-        for key in sorted(moved.vanished):
-            self.gone[key] = self.rows.pop(key)
+        for key in sorted(moved.removed):
+            self.removed[key] = self.rows.pop(key)
             shutil.rmtree(partition_folder(self.root, key))
         moved.new = {self.appear() for _ in range(max(1, round(_APPEAR * len(good))))}
         return moved

@@ -184,7 +184,7 @@ class Production:
         for key in after:
             if key.endswith("/space.json") and (space := key.split("/")[1]) not in self.spaces:
                 self.spaces.append(space)
-        names = self._object_names({*self.moving.rows, *self.moving.gone})
+        names = self._object_names({*self.moving.rows, *self.moving.removed})
         return {names[key] for key, etag in after.items() if key in names and before.get(key) != etag}
 
     def _object_names(self, keys: set[str]) -> dict[str, str]:
@@ -193,7 +193,7 @@ class Production:
     def stored(self, space: str) -> set[str]:
         """Catalog keys that have an object in a space."""
         objects = self.server.objects()
-        return {key for key in {*self.moving.rows, *self.moving.gone} if f"out/{file_name(space, key)}" in objects}
+        return {key for key in {*self.moving.rows, *self.moving.removed} if f"out/{file_name(space, key)}" in objects}
 
     def rows_of_events(self) -> Counter[tuple[str, str]]:
         """Rows of the database that all runs share, by kind of event and asset."""

@@ -31,7 +31,7 @@ def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format
     assert [name for name, check in checks.items() if not check.passed] == ["files_are_whole"]
 
     shutil.rmtree(partition_folder(bench.catalog, "b"))
-    bench.refresh(vanished="delete")
+    bench.refresh(removed_partitions="delete")
     assert not files[1].exists() and files[0].exists()
 
     bench.settings["format"] = "parquet"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -11,6 +13,7 @@ from surge_dagster import Changes, EmbeddingCatalog, changes
 from surge_dagster.config.settings import load_settings
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.orchestration.active_runs import PROCESS_TAG, process_tag
 from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
 
@@ -66,20 +69,41 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Work
     assert table.counts() == {"a": 3, "b, 50%": 3}
 
 
-def test_sensor_launches_one_hand_over_after_the_runs_that_embed(bench: Workbench, table: LanceTable) -> None:
+def test_hand_over_is_requested_after_runs_that_embed_until_it_has_succeeded(
+    bench: Workbench, table: LanceTable
+) -> None:
     repository = bench.definitions.get_repository_def()
     sensor = repository.get_sensor_def(NAMES.hand_over_sensor)
 
-    def tick(cursor: str | None) -> tuple[list[str], str | None]:
-        context = dg.build_sensor_context(instance=bench.instance, cursor=cursor, repository_def=repository)
+    def attempts() -> list[str]:
+        context = dg.build_sensor_context(instance=bench.instance, repository_def=repository)
         requests = sensor.evaluate_tick(context).run_requests or []
-        return [str(request.run_key) for request in requests], context.cursor
+        tags.update(*(request.tags for request in requests))
+        return [request.tags["surge/attempt"] for request in requests]
 
-    assert tick(None)[0] == []
+    tags: dict[str, str] = {}
+    assert attempts() == [], "nothing is embedded"
     bench.write("a", 3)
-    assert bench.refresh().success
-    requested, cursor = tick(None)
-    assert len(requested) == 1 and tick(cursor)[0] == []
+    embedding = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED)
+    assert bench.refresh().success and attempts() == [], "another run embeds"
+    bench.instance.report_run_failed(embedding)
+    assert attempts() == ["1"]
+    run = bench.pretend_run(NAMES.hand_over_job, dg.DagsterRunStatus.STARTED, tags=tags)
+    assert attempts() == [], "it is active"
+    bench.instance.report_run_failed(run)
+    assert attempts() == [], "it waits after a failure"
+    bench.ahead += timedelta(minutes=1)
+    assert attempts() == ["2"]
+    ran = bench.run(NAMES.hand_over_job, tags=tags)
+    assert ran.success and attempts() == []
+    [record] = bench.instance.get_runs(dg.RunsFilter([ran.run_id]))
+    assert record.tags[PROCESS_TAG] == process_tag(ran.run_id, os.getpid()), "so that it can be declared lost"
+    bench.write("a", 4, version="v2")
+    assert bench.refresh().success and attempts() == ["1"]
+    run = bench.pretend_run(NAMES.hand_over_job, dg.DagsterRunStatus.STARTED, tags=tags)
+    bench.instance.report_run_canceled(run)
+    bench.ahead += timedelta(days=2)
+    assert attempts() == [], "an operator canceled it"
 
 
 def test_asset_gets_what_it_has_not_confirmed(bench: Workbench) -> None:

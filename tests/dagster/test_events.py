@@ -9,7 +9,7 @@ import signal
 import string
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -24,8 +24,11 @@ from surge_dagster.orchestration import asset_events, run_events
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
+from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
+from surge_dagster.orchestration.records import read_catalogued
 from surge_dagster.orchestration.refresh import Refresh
+from surge_dagster.orchestration.run_events import RunEvents
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.test_failures import shown
 from tests.dagster.test_runs import stale_status
@@ -89,6 +92,27 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert_complete_record(recorded, keys)
     again = recorded.refresh()
     assert again.materialized() == {} and again.sources() == {}
+
+
+def test_making_an_event_does_not_walk_over_the_superbatches_of_the_run(bench: Workbench) -> None:
+    class Ids(dict[int, int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("each partition would take as long as the run has SuperBatches")
+
+    @dg.op
+    def work(context) -> None:
+        receipts = [
+            Receipt("k", "encoded", "/a", 1, 8, 9, "d", 0, "s", "c", "w", "space", superbatch=n) for n in (0, 1)
+        ]
+        records = read_catalogued(NAMES, bench.instance)
+        events = RunEvents(NAMES, context, records, Outcome.after(None, 0.2), 1)
+        events._superbatch_ids = Ids({0: 7, 1: 8})
+        events._store([run_events._Embedding(receipt, False, False) for receipt in receipts])
+
+    assert execute(bench, work).success
+    stored = bench.instance.fetch_materializations(NAMES.embeddings, limit=9).records
+    tags = [record.asset_materialization.tags for record in stored if record.asset_materialization]
+    assert [tag["dagster/input_event_pointer/superbatches"] for tag in tags if tag] == ["8", "7"]
 
 
 def test_partition_is_shown_as_failed_on_every_storage_until_a_run_has_fixed_it(recorded: Workbench) -> None:
@@ -362,7 +386,7 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     bench.write("a", 7, version="v2")
     shutil.rmtree(partition_folder(bench.catalog, "b"))
     bench.tick()
-    bench.refresh(vanished="report", keys=["c"])
+    bench.refresh(removed_partitions="report", keys=["c"])
     node = bench.ask(_SHOWN % NAMES.source_partitions.path[-1])["assetNodeOrError"]
     assert node["partitionStats"] == {"numPartitions": 3, "numMaterialized": 3}
     newest_last = reversed(node["assetMaterializations"])
@@ -371,7 +395,7 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     of_all = {"removed": False, "dagster/partition_row_count": 4, "source_version": "v1"}
     assert found["a"] == {**of_all, "key": "a", "source_version": "v2", "dagster/partition_row_count": 7}
     removal = "The source does not list this partition."
-    assert found["b"] == {"key": "b", "source_version": "gone", "removed": True, "removal": removal}
+    assert found["b"] == {"key": "b", "source_version": "removed", "removed": True, "removal": removal}
     assert found["c"] == {**of_all, "key": "c"}
     assert [stale_status(bench, key).name for key in "abc"] == ["STALE", "STALE", "FRESH"]
 

@@ -216,7 +216,7 @@ def test_backfill_leaves_a_removed_partition_unsynced_and_succeeds(server: DevSe
     server.keys_of_a_tick()  # registers the third one
     for key in ("w01", "w02"):
         shutil.rmtree(partition_folder(folder / "catalog", key))
-    report = server.launch("catalog_refresh", {"ops": {"refresh": {"config": {"vanished": "report"}}}})
+    report = server.launch("catalog_refresh", {"ops": {"refresh": {"config": {"removed_partitions": "report"}}}})
     (folder / "gate").touch()
     assert server.finished(report) == "SUCCESS"
     for keys, ended in ((["w00", "w01"], "COMPLETED_SUCCESS"), (["w00", "w01", "w02"], "COMPLETED_FAILED")):

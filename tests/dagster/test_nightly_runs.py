@@ -39,7 +39,7 @@ class Plan:
 
     nights: int
     partitions: int
-    vanished: str
+    removed_partitions: str
     killed: int
     down: int
     model: int
@@ -66,7 +66,7 @@ def test_twenty_four_nightly_runs_embed_exactly_what_is_due(
 def live_through(bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(bench.root / "cache"))
     shared_memory = set(Path("/dev/shm").iterdir())
-    production = Production.begin(bench, server, vanished=plan.vanished)
+    production = Production.begin(bench, server, removed_partitions=plan.removed_partitions)
     nights = Nights(production, plan)
     for night in range(1, plan.nights + 1):
         nights.live(night)
@@ -110,9 +110,9 @@ class Nights:
         production, moving = self.production, self.production.moving
         moved = moving.move() if night > 1 else moving.fill(self.plan.partitions)
         self.due = (self.due | moved.versions) & moving.rows.keys() - moving.bad
-        self.removed = (self.removed | moved.vanished) - moving.rows.keys()
+        self.removed = (self.removed | moved.removed) - moving.rows.keys()
         if len(production.spaces) > 1:
-            self.moved_on |= moved.versions | moved.vanished
+            self.moved_on |= moved.versions | moved.removed
         registered, before, own_rows = self._registered(), production.rows_of_events(), production.rows_of_runs()
         self._published = self._planned = self._runs = 0
         for hours in _HOURS_OF_TICKS:
@@ -265,9 +265,9 @@ def require_true_statuses(production: Production, plan: Plan) -> None:
     """What the UI shows of each partition is what the source and the bucket say."""
     moving = production.moving
     kept = (
-        moving.gone.keys()
-        if plan.vanished == "report"
-        else moving.gone.keys() & production.stored(production.spaces[-1])
+        moving.removed.keys()
+        if plan.removed_partitions == "report"
+        else moving.removed.keys() & production.stored(production.spaces[-1])
     )
     known = moving.rows.keys() | kept
     embedded = production.stored(production.spaces[0]) | production.stored(production.spaces[-1])
@@ -297,13 +297,13 @@ def require_valid_spaces(production: Production, nights: Nights, unseen: set[str
     expected = {
         "missing": unseen,
         "refused": moving.bad,
-        "orphan": moving.gone.keys() & production.stored(production.spaces[1]),
+        "orphan": moving.removed.keys() & production.stored(production.spaces[1]),
     }
     has_file = moving.bad & production.stored(production.spaces[1])
     expected |= {"refused": moving.bad - has_file, "stale": has_file}
     assert new == {kind: keys for kind, keys in expected.items() if keys}
     assert old.keys() <= {"missing", "stale", "refused", "source", "orphan"}
-    assert set().union(*old.values()) <= nights.moved_on | unseen | moving.bad | moving.gone.keys()
+    assert set().union(*old.values()) <= nights.moved_on | unseen | moving.bad | moving.removed.keys()
 
 
 def require_nothing_left_behind(production: Production) -> None:

@@ -63,24 +63,24 @@ def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
     remove(bench, "b")
     for _ in range(2):
         assert nightly(bench).success
-        assert history(bench, "b") == ["gone", "v1"]
+        assert history(bench, "b") == ["removed", "v1"]
     assert registered(bench) == ["a", "b", "c"] and bench.file("b").exists()
     quiet = bench.tick()
     assert not quiet.run_requests, "the sensor leaves it alone"
     bench.write("b")
     bench.tick()
-    assert history(bench, "b") == ["v1", "gone", "v1"]
+    assert history(bench, "b") == ["v1", "removed", "v1"]
 
 
 def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(bench: Workbench) -> None:
-    bench.settings["vanished"] = "delete"
+    bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, *"abc")
     file = bench.file("b")
     remove(bench, "b")
     assert nightly(bench).success
     assert registered(bench) == ["a", "c"] and not file.exists()
-    assert history(bench, "b") == ["deleted", "gone", "v1"]
-    assert nightly(bench).success and history(bench, "b") == ["deleted", "gone", "v1"]
+    assert history(bench, "b") == ["deleted", "removed", "v1"]
+    assert nightly(bench).success and history(bench, "b") == ["deleted", "removed", "v1"]
     bench.write("b")
     back = bench.tick()
     assert requested(back) == [["b"]] and history(bench, "b")[0] == "v1"
@@ -90,18 +90,18 @@ def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_em
 
 
 def test_a_run_that_no_schedule_requested_leaves_removed_partitions_alone(bench: Workbench) -> None:
-    bench.settings["vanished"] = "delete"
+    bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, *"ab")
     remove(bench, "b")
     assert bench.refresh().success
     assert registered(bench) == ["a", "b"] and history(bench, "b") == ["v1"]
-    assert bench.refresh(vanished="report").success and history(bench, "b") == ["gone", "v1"], (
+    assert bench.refresh(removed_partitions="report").success and history(bench, "b") == ["removed", "v1"], (
         "unless its config says so"
     )
 
 
 def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> None:
-    bench.settings["vanished"] = "delete"
+    bench.settings["removed_partitions"] = "delete"
     keys = [f"p{number:02}" for number in range(20)]
     catalog_of(bench, *keys)
     remove(bench, *keys[:3])
@@ -111,14 +111,14 @@ def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> No
     assert "3 of 21 partitions were removed from the source, such as 'p00'. Nothing was deleted" in ran.failure()
     assert "delete them in Dagster" in ran.failure()
     assert set(keys) < set(registered(bench)) and bench.file("p00").exists()
-    assert [history(bench, key)[0] for key in keys[:4]] == ["gone", "gone", "gone", "v1"]
+    assert [history(bench, key)[0] for key in keys[:4]] == ["removed", "removed", "removed", "v1"]
     bench.write("p00")
     assert nightly(bench).success
     assert set(registered(bench)) == {*keys, "new"} - {"p01", "p02"}, "a tenth may be deleted"
 
 
 def test_nothing_is_deleted_when_the_source_lists_nothing(bench: Workbench) -> None:
-    bench.settings["vanished"] = "delete"
+    bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, "a")
     remove(bench, "a")
     ran = nightly(bench)
@@ -127,14 +127,14 @@ def test_nothing_is_deleted_when_the_source_lists_nothing(bench: Workbench) -> N
 
 
 def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:
-    bench.settings["vanished"] = "delete"
+    bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, *"ab")
     remove(bench, "b")
     config = {"ops": {"embeddings": {"config": {"keys": ["b"]}}}}
     run = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.STARTED, run_config=config)
-    assert bench.refresh(vanished="delete").success and registered(bench) == ["a", "b"]
+    assert bench.refresh(removed_partitions="delete").success and registered(bench) == ["a", "b"]
     bench.instance.report_run_failed(run)
-    assert bench.refresh(vanished="delete").success and registered(bench) == ["a"]
+    assert bench.refresh(removed_partitions="delete").success and registered(bench) == ["a"]
 
 
 def test_long_key_whose_file_cannot_be_read_counts_as_listed(bench: Workbench) -> None:
@@ -143,7 +143,7 @@ def test_long_key_whose_file_cannot_be_read_counts_as_listed(bench: Workbench) -
     [file] = partition_folder(bench.catalog, long).iterdir()
     file.unlink()
     file.symlink_to(file.name)  # a disk that fails could not say less
-    bench.refresh(vanished="delete")
+    bench.refresh(removed_partitions="delete")
     assert long in registered(bench) and history(bench, long) == ["v1"]
 
 
@@ -155,17 +155,17 @@ def test_file_is_deleted_after_its_deletion_is_on_record_and_a_store_that_refuse
     remove(bench, "b")
 
     def refuse(*_: object) -> None:
-        assert history(bench, "b") == ["deleted", "gone", "v1"]
+        assert history(bench, "b") == ["deleted", "removed", "v1"]
         raise TransientError("the disk does not answer")
 
     monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "delete", refuse)
-        ran = bench.refresh(vanished="delete")
+        ran = bench.refresh(removed_partitions="delete")
         assert not ran.success and "does not answer" in ran.failure()
     assert file.exists() and registered(bench) == ["a", "b"]
-    assert bench.refresh(vanished="delete").success
-    assert not file.exists() and registered(bench) == ["a"] and history(bench, "b") == ["deleted", "gone", "v1"]
+    assert bench.refresh(removed_partitions="delete").success
+    assert not file.exists() and registered(bench) == ["a"] and history(bench, "b") == ["deleted", "removed", "v1"]
 
 
 @pytest.mark.parametrize("by", ["the sensor", "the nightly schedule"])
@@ -199,7 +199,7 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
     repeated, _ = events_of(bench, "b")
     assert repeated.tags == before.tags and dict(repeated.metadata) == {**before.metadata, "reused": REUSED}
     assert [stale_status(bench, key) for key in "abc"] == [StaleStatus.FRESH, StaleStatus.STALE, StaleStatus.FRESH]
-    assert history(bench, "b") == ["gone", "v1"] and failed_on_record(NAMES, bench.instance) == set()
+    assert history(bench, "b") == ["removed", "v1"] and failed_on_record(NAMES, bench.instance) == set()
     bench.write("b")
     back = bench.tick()
     assert requested(back) == [["b"]], "a key that returns is looked at again"

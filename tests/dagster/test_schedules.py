@@ -110,7 +110,7 @@ def config_of(request: dg.RunRequest | str | None) -> dict[str, Any]:
     """The config of a requested run, without what every config has."""
     assert isinstance(request, dg.RunRequest), request
     config = request.run_config["ops"][NAMES.refresh_op]["config"]
-    return {name: value for name, value in config.items() if name not in ("expected_settings", "vanished")}
+    return {name: value for name, value in config.items() if name not in ("expected_settings", "removed_partitions")}
 
 
 def test_schedule_is_on_from_the_start_only_if_its_cron_is_set(

@@ -19,7 +19,12 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
-from surge_dagster.orchestration.launch import LaunchConfig, require_expected_settings, unattended_config
+from surge_dagster.orchestration.launch import (
+    LaunchConfig,
+    record_pool_limit,
+    require_expected_settings,
+    unattended_config,
+)
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from tests.dagster.conftest import NAMES, Workbench, requested
@@ -158,6 +163,15 @@ def test_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
         bench.tick()
         assert capfd.readouterr().err.count("no limit for the pool 'gpu'") == expected
         bench.write("b")
+
+
+def test_pool_whose_limit_cannot_be_recorded_has_none(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = type(bench.instance.event_log_storage)
+    refuse = mock.Mock(side_effect=OSError("no connection"))
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "initialize_concurrency_limit_to_default", refuse)
+        assert not record_pool_limit(bench.instance)
+    assert record_pool_limit(bench.instance)
 
 
 def test_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,6 @@ def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "bmin: 1",
             "setting bmin in surge.yaml is unknown; there are alert_webhook, b_max, b_min, catalog_name, changes,",
         ),
-        ("text_column: title", "setting text_column in surge.yaml is unknown; it is called text now"),
-        ("prompt: 'passage: '", "setting prompt in surge.yaml is unknown; it is called document_prompt now"),
         ("b_min: many", "setting b_min in surge.yaml is 'many'"),
         ("dtype: int8", "'float32' or 'float16'"),
         ("- 1", "surge.yaml cannot be read"),
@@ -113,16 +111,6 @@ def test_error_of_a_wrong_file_has_its_name_and_the_reason(text: str, message: s
 def test_error_of_a_wrong_variable_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SURGE_B_MIN", "0")
     with pytest.raises(ConfigError, match="setting SURGE_B_MIN is '0'"):
-        load_settings()
-
-
-def test_variable_of_a_former_name_is_refused_and_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SURGE_ID_COLUMN", "sku")
-    with pytest.raises(ConfigError, match="SURGE_ID_COLUMN is unknown; it is called SURGE_ID now"):
-        load_settings()
-    monkeypatch.delenv("SURGE_ID_COLUMN")
-    monkeypatch.setenv("SURGE_PROMPT", "passage: ")
-    with pytest.raises(ConfigError, match="SURGE_PROMPT is unknown; it is called SURGE_DOCUMENT_PROMPT now"):
         load_settings()
 
 

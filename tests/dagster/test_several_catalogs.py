@@ -168,9 +168,10 @@ def test_sensor_leaves_out_partitions_that_a_job_of_the_user_is_embedding(
     run = begin("nightly_shop")
     assert run.asset_selection is None
     assert (requested(SHOP), requested(DOCS)) == (["b"], ["a", "b"])
-    with mock.patch.object(dg.DagsterInstance, "get_execution_plan_snapshot", return_value=None):
-        assert requested(SHOP) == ["a", "b"], "the plan of the run is not known"
-    assert requested(SHOP) == ["b"]
+    unreadable = mock.Mock(side_effect=OSError("no connection"))
+    with mock.patch.object(dg.DagsterInstance, "get_execution_plan_snapshot", unreadable):
+        assert requested(SHOP) == requested(DOCS) == ["b"], "the run may embed either catalog"
+    assert (requested(SHOP), requested(DOCS)) == (["b"], ["a", "b"])
 
 
 @pytest.mark.parametrize("name", ["", "my shop", "1st", "a/b", "shöp"])

@@ -125,7 +125,7 @@ def test_nightly_refresh_is_divided_and_its_first_run_reports_removed_partitions
     requests = tick(bench)
     assert nightly(bench) == [["a", "b"], ["c", "d"]] and not isinstance(requests, str)
     configs = [request.run_config["ops"]["refresh"]["config"] for request in requests]
-    assert [config.get("vanished") for config in configs] == ["report", None]
+    assert [config.get("removed_partitions") for config in configs] == ["report", None]
     assert bench.refresh().success
     assert nightly(bench) == [None], "one run that finds nothing to do"
     bench.instance.wipe_assets([NAMES.embeddings])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ class Location:
         self.root, self.instance = bench.root, bench.instance
         # A copy for each test: Dagster loads a file once in a process.
         self._file = shutil.copy(Path(__file__).with_name("upstream_catalog.py"), bench.root)
+
+    def edit(self, written: str, replacement: str) -> None:
+        """Change the code of the location."""
+        code = Path(self._file).read_text()
+        assert written in code
+        self._file = str(self.root / f"edited_{len(list(self.root.glob('*.py')))}.py")
+        Path(self._file).write_text(code.replace(written, replacement))
 
     @property
     def repository(self) -> dg.RepositoryDefinition:
@@ -126,7 +134,7 @@ def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
     )
     first = location.tick(WHOLE)
     [request] = first.run_requests or []
-    assert request.run_key and not loaded
+    assert request.tags["surge/attempt"] == "1" and not loaded
     assert location.launch(WHOLE, first).success
     location.assert_embedded(WHOLE, CATALOG)
     assert len(loaded) == 1 and loaded[0]["python_type"] is pl.DataFrame
@@ -137,10 +145,45 @@ def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
     location.write(changed)
     location.materialize("table")
     [again] = location.tick(WHOLE).run_requests or []
-    assert again.run_key != request.run_key
+    assert again.tags["surge/attempt"] == "1"
     ran = location.run(WHOLE.refresh_job)
     assert ran.materialized(WHOLE.embeddings).keys() == {"b", "new"}
     location.assert_embedded(WHOLE, changed)
+
+
+def kept_listings(location: Location) -> list[str]:
+    """What Dagster's storage keeps of listings, emptied entries aside."""
+    with location.instance.run_storage.connect() as connection:  # pyright: ignore[reportAttributeAccessIssue]
+        rows = connection.exec_driver_sql("SELECT key, value FROM kvs WHERE key LIKE 'surge.%'").fetchall()
+    return [key for key, value in rows if value]
+
+
+def test_listings_of_earlier_materializations_and_settings_are_removed(location: Location) -> None:
+    location.materialize("table")
+    assert location.run(WHOLE.refresh_job).success
+    before = kept_listings(location)
+    assert len(before) == 1
+    location.edit('partition_by="category"', 'partition_by="category", missing_text="skip"')
+    location.materialize("table")
+    assert location.run(WHOLE.refresh_job).success
+    assert len(kept_listings(location)) == 1 and not location.tick(WHOLE).run_requests
+
+
+def test_a_run_that_failed_to_list_the_asset_is_requested_again_after_a_wait(
+    location: Location, bench: Workbench
+) -> None:
+    location.materialize("table")
+    values = location.root / "values"
+    values.rename(location.root / "away")
+    assert not location.launch(WHOLE, location.tick(WHOLE)).success
+    waiting = location.tick(WHOLE)
+    assert not waiting.run_requests and "(attempt 1)" in (waiting.skip_message or "")
+    bench.ahead += timedelta(minutes=1)
+    again = location.tick(WHOLE)
+    assert [request.tags["surge/attempt"] for request in again.run_requests or []] == ["2"]
+    (location.root / "away").rename(values)
+    assert location.launch(WHOLE, again).success
+    assert "3 partitions" in (location.tick(WHOLE).skip_message or "")
 
 
 def test_lineage_leads_from_the_asset_to_the_source_partitions(location: Location) -> None:

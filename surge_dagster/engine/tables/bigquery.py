@@ -41,7 +41,8 @@ _SESSION_BYTES = 16 * 1024 * 1024  # of the rows that one session brings
 _SESSION_KEYS = 1_000  # their values are in its filter, which may have a megabyte
 _STREAMS = 4
 _BATCH_ROWS = 8192
-_LISTINGS: dict[str, tuple[datetime | None, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
+_LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
+_MOST_LISTINGS = 16
 _LOOKED_SECONDS = 10.0  # in which a table is not looked at again: partitions are published one by one
 
 
@@ -128,10 +129,11 @@ class BigQueryCatalog:
         """
         self._modified, self._looked = self._last_change(), self._clock()
         sql = self._listing_query()
-        known = _LISTINGS.get(sql)
-        if known is None or self._modified is None or known[0] != self._modified:
-            known = _LISTINGS[sql] = self._modified, self._list(sql)
-        self._listed = known[1]
+        modified, self._listed = _LISTINGS.get(sql, (None, []))
+        if self._modified is None or modified != self._modified:
+            self._listed = self._list(sql)
+            if self._modified is not None:
+                _remember(sql, self._modified, self._listed)
         self._versions = {found.key: found.version for found in self._listed}
         self._places = {found.key: place for place, found in enumerate(self._listed)}
         self._rows = None
@@ -340,6 +342,14 @@ class _Rows:
         with ThreadPoolExecutor(len(session.streams)) as pool:
             for batches in pool.map(lambda stream: list(read(stream)), session.streams):
                 yield from batches
+
+
+def _remember(sql: str, modified: datetime, listed: list[_Listed]) -> None:
+    """Keep a listing for the next tick, and no more listings than a code location has tables."""
+    _LISTINGS.pop(sql, None)  # the newest one is the last
+    _LISTINGS[sql] = modified, listed
+    for oldest in list(_LISTINGS)[:-_MOST_LISTINGS]:
+        _LISTINGS.pop(oldest, None)
 
 
 def _filter(listed: Sequence[_Listed]) -> str:

@@ -134,6 +134,19 @@ def test_a_table_is_listed_by_a_query_only_after_it_was_modified(service: Servic
     assert versions(service.open()).keys() == {"a"} and len(service.fake.queries) == 2
 
 
+def test_listings_are_remembered_of_a_limited_number_of_tables(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: dict[str, Any] = {}
+    monkeypatch.setattr(module, "_LISTINGS", remembered)
+    monkeypatch.setattr(module, "_MOST_LISTINGS", 2, raising=False)
+    for partition_by in (("category",), ("id",), ("category", "id"), ("id", "category")):
+        list(service.open(partition_by=partition_by))
+    assert len(remembered) == 2
+    list(service.open("bigquery://p", query=f"SELECT * FROM `{TABLE}`"))
+    assert not any("SELECT *" in sql for sql in remembered), "a query is asked each time"
+
+
 def test_version_is_the_newest_change_where_a_column_says_it(service: Service) -> None:
     before = versions(service.open(updated_at="changed"))
     assert before["b"] == "2-1"
