@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
-from surge_dagster.engine.sources import Selection, open_source, parquet_files
+from surge_dagster.engine.sources import Selection, parquet_files
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 

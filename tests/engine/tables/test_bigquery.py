@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.tables import bigquery as module
 from surge_dagster.engine.tables.bigquery import BigQueryCatalog
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.engine.tables.test_frames import content
