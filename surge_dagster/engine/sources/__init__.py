@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.folders import FolderCatalog
-from surge_dagster.engine.sources.listing import OWN_FOLDER, SourceFiles, split_pattern
+from surge_dagster.engine.sources.listing import SourceFiles, split_pattern
 from surge_dagster.engine.sources.local_files import LocalFiles
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
@@ -41,10 +39,7 @@ def open_folders(
     Raises:
         ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
     """
-    files, own_folders = open_files(url, storage_options, is_source_file), None
-    if not is_object_store(url) and (root := local_path(url, what="source")).is_dir() and _own_folders(root):
-        own_folders = partial(_own_folders, root)
-    return FolderCatalog(files, selection or Selection(), own_folders)
+    return FolderCatalog(open_files(url, storage_options, is_source_file), selection or Selection())
 
 
 def open_files(
@@ -87,12 +82,3 @@ def open_files(
         f"no catalog at {text!r}: there is no {missing}. Build one with `surge-dagster catalog demo --out DATA`, or "
         "give the path of your own."
     )
-
-
-def _own_folders(root: Path) -> list[str]:
-    """Names of the folders `partition=…` in a folder."""
-    try:
-        names = os.listdir(root)  # noqa: PTH208, a Path for each folder costs more than listing it
-    except OSError as error:
-        raise ConfigError(f"cannot list the catalog {str(root)!r}: {error.strerror}. Make it readable.") from error
-    return sorted((name for name in names if name.startswith(OWN_FOLDER)), key=os.fsencode)

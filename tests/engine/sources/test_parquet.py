@@ -307,13 +307,6 @@ class TestNoRows:
         assert partition.rows == len(batch) == 0
         assert (batch.ids.type, batch.texts.type) == (kind, pa.large_string())
 
-    def test_folder_without_files_is_refused(self, tmp_path: Path) -> None:
-        partition_folder(tmp_path, "k").mkdir()
-        partition = only(open_source(tmp_path))
-        assert "partition=k holds no file" in str(refusal(partition))
-        assert refusal(partition).remedy == "Write its rows there, or remove the folder."
-        assert partition.current_source_version() == partition.source_version, "it did not change, it is wrong"
-
 
 class TestEntriesThatAreNotOpened:
     """Whatever stands in a partition's folder, listing and reading end, and only this partition is refused."""
@@ -366,11 +359,6 @@ class TestEntriesThatAreNotOpened:
         shutil.rmtree(partition_folder(root, "m"))
         partition_folder(root, "m").symlink_to(target)
         self.assert_only_m_is_refused(root, f"partition=m is {reason}. Replace it by")
-
-    def test_partition_that_is_a_file_is_refused(self, root: Path) -> None:
-        shutil.rmtree(partition_folder(root, "m"))
-        partition_folder(root, "m").write_text("no folder")
-        self.assert_only_m_is_refused(root, "partition=m is not a folder. Replace it by")
 
     @pytest.mark.parametrize(
         ("name", "target", "reason"),
