@@ -162,7 +162,7 @@ class FolderCatalog:
 
     def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:
         try:
-            for raw in batches(file, self.selection.columns, key=key, longest_text=self.selection.max_text_bytes):
+            for raw in batches(file, self.selection.columns, key=key):
                 yield from self.selection.row_batches(key, raw, first_row)
                 first_row += len(raw)
         except TransientError as error:

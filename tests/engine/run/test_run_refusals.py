@@ -75,7 +75,6 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
     write_rows(root / "partition=two folders" / "0.parquet", GOOD["good"])
     write_rows(root / "partition=two%20folders" / "0.parquet", GOOD["good"])
     undeclared = write_rows(partition_folder(root, "y" * 300) / "0.parquet", GOOD["good"])
-    partition_folder(root, "no files").mkdir()
     truncated = write_partition(root, "truncated", GOOD["good"])
     truncated.write_bytes(truncated.read_bytes()[:-50])
     garbage = partition_folder(root, "garbage") / "0.parquet"
@@ -103,7 +102,6 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "misplaced": "belongs to partition 'good'",
         "two folders": "all stand for this key",
         undeclared.parent.name.removeprefix("partition="): "does not declare the key",
-        "no files": "partition=no%20files holds no file",
         "truncated": "part-0.parquet cannot be read",
         "garbage": "0.parquet cannot be read",
         "second file is garbage": "partition=second%20file%20is%20garbage/1.parquet cannot be read",
