@@ -116,11 +116,11 @@ def together(
     for batch in batches:
         size, rows = size + batch.nbytes, rows + len(batch)
         if held and (size > most_bytes or rows > most_rows):
-            yield pa.concat_batches(held)
+            yield pa.concat_batches(held) if len(held) > 1 else held[0]
             held, size, rows = [], batch.nbytes, len(batch)
         held.append(batch)
     if held:
-        yield pa.concat_batches(held)
+        yield pa.concat_batches(held) if len(held) > 1 else held[0]
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
