@@ -43,6 +43,6 @@ def open_source(
 
 
 def release(source: Source) -> None:
-    """Remove what a source keeps on this machine for a run, at the end of it; a run that crashed goes on with it."""
+    """Remove what a source keeps on this machine for a run, at the end of it."""
     if isinstance(source, TableSource):
         source.close()
