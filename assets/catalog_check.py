@@ -21,8 +21,8 @@ import dagster as dg
 from surge_dagster.assets.checks import check_result, evaluation_of
 from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.sources import release
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.dagster_internals import last_evaluation

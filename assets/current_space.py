@@ -13,8 +13,8 @@ from pydantic import Field
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.sources import release
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import Switched, SwitchRefused, switch_space
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG

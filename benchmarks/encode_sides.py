@@ -25,8 +25,8 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
 
 REFERENCE = "sentence-transformers"
 PEERS: dict[str, Callable[[Setting], Peer]] = {

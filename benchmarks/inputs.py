@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.catalogs.synthetic import draw_texts, partition_sizes
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.tables.opening import open_source
 
 INPUTS = ("demo", "short", "long")
 LONG_TOKENS = (16, 512)

@@ -32,8 +32,8 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import superbatch_call
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
 
 AIM_ENCODER_SHARE, AIM_WALL_SHARE, AIM_BYTES, AIM_SAVED = 0.013, 1 / 30, 1.02, 0.12
 CHANGED_SHARE, COPIED_SHARE = 0.01, 0.13

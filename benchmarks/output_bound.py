@@ -29,11 +29,11 @@ from benchmarks.harness import Document, Target, at_most, say
 from benchmarks.paced_runs import drawn_partitions, paced_pool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.process_memory import MemoryGauge
+from surge_dagster.engine.tables.opening import open_source
 
 LIMIT = 1024 * 1024 * 1024
 FILES_LIMIT = 250_000_000

@@ -30,8 +30,8 @@ from surge_dagster.engine.plan.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.plan.planner import plan
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.tables.opening import open_source
 
 MODELS = ("minilm", *SHAPES, "simulated")
 _SIMULATED_SPEED = 5_000.0  # texts per second of one worker

@@ -21,10 +21,10 @@ from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import SuperBatchReport
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.tables.opening import open_source
 
 AIM_IDLE_SHARE = 0.02
 LATENCY_SECONDS = 0.02

@@ -27,9 +27,9 @@ from benchmarks.harness import Document, Target, at_most, print_document, say, s
 from benchmarks.paced_runs import paced_pool
 from benchmarks.source_folders import feed_from_folders, folders_lines, folders_targets, write_folders
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
 
 AIM_ROWS_PER_SECOND = 1_200_000
 AIM_PEAK_BYTES = 600_000_000

@@ -12,10 +12,10 @@ from surge_dagster.engine.output.current_space import CURRENT_FILE
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import open_source
 from tests.small_catalogs import numbered_rows, write_catalog
 
 KEYS = ("a", "b", "c")

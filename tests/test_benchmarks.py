@@ -20,7 +20,7 @@ from benchmarks.matmul_limit import ModelShape, read_shape
 from benchmarks.null_backend import BACKEND
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 
 
 def test_interval_of_the_intercept_holds_the_truth_in_95_of_100_series() -> None:

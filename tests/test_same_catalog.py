@@ -16,9 +16,10 @@ import pytest
 
 from surge_dagster import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.sources import Source, open_source
+from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.frames import FrameTable
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.orchestration.names import CatalogNames
 from tests.command import Command
 from tests.engine.runs import finish_receipts, make_run

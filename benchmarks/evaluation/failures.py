@@ -24,9 +24,9 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 
 WORKERS, DIMENSION, TEXTS_PER_SECOND = 2, 64, 20_000.0

@@ -33,10 +33,10 @@ from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.readers.search import search as search_space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
-from surge_dagster.engine.sources import release
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.urls import is_object_store
+from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import switch_space
 from surge_dagster.engine.verify.verification import Verified, Violation
 from surge_dagster.engine.verify.verification import verify as verify_output

@@ -24,11 +24,11 @@ from surge_dagster.engine.plan.planner import Fleet, Plan, RunCosts
 from surge_dagster.engine.plan.planner import plan as make_plan
 from surge_dagster.engine.run.embedding_run import publishing_threads
 from surge_dagster.engine.run.memory import fit_memory
-from surge_dagster.engine.sources import release
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import memory_bytes
+from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import Json, messages, print_json
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -11,11 +11,12 @@ from pydantic_settings import NoDecode
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
-from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
+from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source
 from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.support.urls import local_path
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.tables.opening import open_source
 
 ASSET_SCHEME = "asset://"
 

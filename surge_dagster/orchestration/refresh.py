@@ -23,9 +23,9 @@ from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged, sweep_orphan_files
-from surge_dagster.engine.sources import release
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import LaunchConfig, named, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames

@@ -17,7 +17,7 @@ from surge_dagster.catalogs.demo import (
 )
 from surge_dagster.catalogs.folder import CatalogSummary
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from tests.catalogs.installed import functions, install, rows_of, sizes_of, uninstall
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from surge_dagster.catalogs.folder import CatalogSummary
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog, draw_texts, partition_sizes
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from tests.catalogs.installed import rows_of, sizes_of
 
 

@@ -47,11 +47,11 @@ def test_killed_run_of_a_table_ends_as_one_of_folders(
     command = [sys.executable, "-c", KILLED, "embed", str(table), "out", *OPTIONS]
     killed = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert list((tmp_path / "cache").glob("tables/*/rows-*/groups-*"))
+    assert list((tmp_path / "cache").glob("tables/*/rows/*/groups-*"))
     report = surge.json("embed", table, "out", *OPTIONS)
     assert report["partitions_written"] + report["partitions_skipped"] == 12
     assert 0 < report["partitions_skipped"] < 12
-    assert not list((tmp_path / "cache").glob("tables/*/rows-*/groups-*"))
+    assert not list((tmp_path / "cache").glob("tables/*/rows/*/groups-*"))
 
     write_catalog(tmp_path / "folders", by_key(ROWS))
     surge.json("embed", "folders", "expected", *OPTIONS[2:])

@@ -408,7 +408,7 @@ def test_each_result_says_in_one_line_how_many_partitions_were_judged(
     judged = checks["ids_match"].metadata
     assert (judged["partitions_judged"].value, judged["partitions_not_judged"].value) == (1, 2)
     for key in "ac":
-        refuse_calls(monkeypatch, "os.scandir", embedded.catalog / f"partition={key}", errno.EIO)
+        refuse_calls(monkeypatch, "os.stat", embedded.catalog / f"partition={key}" / "part-0.parquet", errno.EIO)
     unread = str(embedded.run("catalog_check").checks()["ids_match"].description)
     assert unread.startswith("0 partitions judged, 0 violations, 3 could not be read")
 

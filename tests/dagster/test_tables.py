@@ -34,7 +34,7 @@ def test_refresh_embeds_the_keys_of_a_table_and_removes_what_it_grouped(bench: W
     for key, expected in by_key(rows).items():
         assert_embedded(bench.output, space.name, key, expected)
     assert list(cache.glob("tables/*/index.json"))
-    assert not list(cache.glob("tables/*/rows-*/*"))
+    assert not list(cache.glob("tables/*/rows/*"))
 
     write_csv(path, [("new", "text", "key 1"), *rows])
     assert set(bench.refresh().materialized()) == {"key 1"}

@@ -34,12 +34,12 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
 

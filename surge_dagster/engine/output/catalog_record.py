@@ -16,7 +16,7 @@ from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import SUFFIXES
-from surge_dagster.engine.sources.listing import HIDDEN, OWN_FOLDER, split_pattern
+from surge_dagster.engine.sources.listing import HIDDEN, split_pattern
 from surge_dagster.engine.store.store import Store
 
 
@@ -101,8 +101,6 @@ class CatalogRecord:
         if pattern is not None:
             names = ("/".join((*inside, "space", f"key{suffix}")) for suffix in SUFFIXES.values())
             is_read = is_read and any(map(pattern.matches, names))
-        elif not self.settings.get("partition_by") and not any(part.startswith(OWN_FOLDER) for part in inside[:1]):
-            is_read = is_read and not any(Path(base).glob(f"{OWN_FOLDER}*"))  # beside such folders nothing is read
         if is_read:
             raise ConfigError(
                 f"the output {store.url!r} lies inside the source {self.place!r}, where its files would be read as "

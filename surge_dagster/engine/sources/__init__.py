@@ -1,72 +1,45 @@
-"""Sources of partitions: one opener for every kind."""
+"""Partitions in folders, files named by a pattern, and single files, on a disk or in a bucket."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.folders import FolderCatalog
-from surge_dagster.engine.sources.listing import OWN_FOLDER, SourceFiles, split_pattern
+from surge_dagster.engine.sources.listing import SourceFiles, split_pattern
 from surge_dagster.engine.sources.local_files import LocalFiles
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.support.urls import is_object_store, local_path
-from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
-from surge_dagster.engine.tables.table import TableSource
 
 __all__ = [
     "DEFAULT_MAX_TEXT_BYTES",
     "FolderCatalog",
     "Selection",
     "Source",
-    "TableSource",
     "open_files",
-    "open_source",
-    "release",
+    "open_folders",
 ]
 
 
-def open_source(
-    url: str | Path,
-    *,
-    selection: Selection | None = None,
-    partition_by: Sequence[str] = (),
-    storage_options: StorageOptions | None = None,
-) -> Source:
-    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, single files, a table.
+def open_folders(
+    url: str | Path, selection: Selection | None = None, storage_options: StorageOptions | None = None
+) -> FolderCatalog:
+    """Open a catalog whose folders or files are its partitions, on a disk or in a bucket.
 
     Args:
-        url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
-            `bigquery://project.dataset.table`; see `BigQueryCatalog` for a query.
+        url: as `open_files` takes it.
         selection: the columns that become ids and texts; by default those of these names.
-        partition_by: columns whose values are the key of a row; then the file, or all files of the folder or pattern
-            together, are one table, whose rows stand in any order.
         storage_options: how a bucket is reached.
 
     Raises:
         ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
     """
-    selection = selection or Selection()
-    if str(url).startswith(BIGQUERY_SCHEME):
-        return BigQueryCatalog(default_client(str(url)), str(url), partition_by, selection)
-    if partition_by:
-        return TableSource(open_files(url, storage_options, is_source_file), partition_by, selection)
-    files, own_folders = open_files(url, storage_options, is_source_file), None
-    if not is_object_store(url) and (root := local_path(url, what="source")).is_dir() and _own_folders(root):
-        own_folders = partial(_own_folders, root)
-    return FolderCatalog(files, selection, own_folders)
-
-
-def release(source: Source) -> None:
-    """Remove what a source keeps on this machine for a run, at the end of it; a run that crashed goes on with it."""
-    if isinstance(source, TableSource):
-        source.close()
+    return FolderCatalog(open_files(url, storage_options, is_source_file), selection or Selection())
 
 
 def open_files(
@@ -109,12 +82,3 @@ def open_files(
         f"no catalog at {text!r}: there is no {missing}. Build one with `surge-dagster catalog demo --out DATA`, or "
         "give the path of your own."
     )
-
-
-def _own_folders(root: Path) -> list[str]:
-    """Names of the folders `partition=…` in a folder."""
-    try:
-        names = os.listdir(root)  # noqa: PTH208, a Path for each folder costs more than listing it
-    except OSError as error:
-        raise ConfigError(f"cannot list the catalog {str(root)!r}: {error.strerror}. Make it readable.") from error
-    return sorted((name for name in names if name.startswith(OWN_FOLDER)), key=os.fsencode)

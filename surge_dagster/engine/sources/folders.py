@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -20,8 +20,8 @@ from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.footers import End, SourceFooters
 from surge_dagster.engine.sources.formats import batches
-from surge_dagster.engine.sources.layouts import FileGroup, decoded, grouped
-from surge_dagster.engine.sources.listing import FIRST_BYTES, NO_FILE, UNREADABLE_FOLDER, SourceFile, SourceFiles
+from surge_dagster.engine.sources.layouts import FileGroup, grouped
+from surge_dagster.engine.sources.listing import FIRST_BYTES, UNREADABLE_FOLDER, SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer, source_version
 from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
@@ -40,16 +40,11 @@ class FolderCatalog:
     Args:
         files: where they lie; iterating lists them anew.
         selection: the columns that become ids and texts.
-        own_folders: lists the names of folders `partition=…`, beside which nothing is read; then versions name files
-            by their places in them, and the first partitions are read before the last ones are listed.
     """
 
-    def __init__(
-        self, files: SourceFiles, selection: Selection, own_folders: Callable[[], list[str]] | None = None
-    ) -> None:
+    def __init__(self, files: SourceFiles, selection: Selection) -> None:
         self._files = files
         self.selection = selection
-        self._own_folders = own_folders
         self._footers = SourceFooters(files)
 
     @property
@@ -63,42 +58,28 @@ class FolderCatalog:
             ConfigError: there is no file, or the names of folders and files do not say what the partitions are.
             TransientError: the bucket does not answer.
         """
-        found: list[SourceFile] = []
+        listed = self._files.list()
+        self._require_partitions(listed)
+        groups = grouped(listed, self._files.pattern, self.url)
+        files = [file for group in groups for file in group.files]
+        ahead = FilesAhead(files) if self._files.is_remote else None
         try:
-            for listed in self._listings():
-                found += listed
-                groups = grouped(listed, self._files.pattern, self.url, is_own=self._own_folders is not None)
-                files = [file for group in groups for file in group.files]
-                ahead = FilesAhead(files) if self._files.is_remote else None
-                with contextlib.closing(self._footers.each(files)) as each:
-                    for group in groups:
-                        ends = {file.relative: next(each) for file in group.files}
-                        self._name_by_declaration(group, ends)
-                        yield self._partition(group, ends, ahead)
+            with contextlib.closing(self._footers.each(files)) as each:
+                for group in groups:
+                    ends = {file.relative: next(each) for file in group.files}
+                    self._name_by_declaration(group, ends)
+                    yield self._partition(group, ends, ahead)
         finally:
-            self._footers.save(found)
-        if not found:
+            self._footers.save(listed)
+
+    def _require_partitions(self, listed: Sequence[SourceFile]) -> None:
+        if not listed:
             raise ConfigError(
                 f"the source {self.url!r} is empty: expected files whose names end in .parquet, .arrow, .csv or "
                 ".jsonl, in folders named by a column (category=shoes) or one per partition; found none."
             )
-
-    def _listings(self) -> Iterator[list[SourceFile]]:
-        """All files; of folders `partition=…` those of each key."""
-        if self._own_folders is None:
-            found = self._files.list()
-            self._refuse_one_table(found)
-            yield found
-            return
-        by_key: dict[str, list[str]] = {}
-        for name in self._own_folders():
-            by_key.setdefault(decoded(name), []).append(name)
-        for names in by_key.values():
-            yield [file for name in names for file in self._files.list(name)]
-
-    def _refuse_one_table(self, found: Sequence[SourceFile]) -> None:
-        own = self.url.rstrip("/").rpartition("/")[2]
-        if self._files.pattern is None and len(found) == 1 and found[0].relative == own:
+        own_name = self.url.rstrip("/").rpartition("/")[2]
+        if self._files.pattern is None and [file.relative for file in listed] == [own_name]:
             raise ConfigError(
                 f"the source {self.url!r} is one file: say which of its columns divides it into partitions, with "
                 f"`surge-dagster embed {self.url} OUTPUT --partition-by COLUMN` or the setting partition_by."
@@ -135,8 +116,7 @@ class FolderCatalog:
         for file in files:
             end = ends[file.relative]
             declared = end.version if isinstance(end, Footer) else None
-            name = file.relative.partition("/")[2] if self._own_folders else file.relative
-            tokens.append((name, declared or file.token))
+            tokens.append((file.relative, declared or file.token))
         return source_version(tokens, self.selection.version_suffix)
 
     def _current_version(self, group: FileGroup) -> str | None:
@@ -182,7 +162,7 @@ class FolderCatalog:
 
     def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:
         try:
-            for raw in batches(file, self.selection.columns, key=key, longest_text=self.selection.max_text_bytes):
+            for raw in batches(file, self.selection.columns, key=key):
                 yield from self.selection.row_batches(key, raw, first_row)
                 first_row += len(raw)
         except TransientError as error:
@@ -200,8 +180,6 @@ def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None
     """Raise `DataError` for a file that is refused or belongs to another partition."""
     if file.refusal:
         remedy = "Replace it by a regular folder or file, rename it, or remove it from the source."
-        if file.refusal == NO_FILE:
-            remedy = "Write its rows there, or remove the folder."
         raise DataError(key, f"{file.shown} {file.refusal}", remedy)
     declared = end.key if isinstance(end, Footer) else None
     if group.hashed is not None and declared is None:

@@ -13,7 +13,6 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,7 +26,7 @@ from surge_dagster.engine.sources.csv_blocks import csv_blocks, csv_header
 from surge_dagster.engine.sources.endings import ENDING
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.parquet_files import rows_per_read
-from surge_dagster.engine.sources.rows import small
+from surge_dagster.engine.sources.rows import small, together
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
 
 _CODECS = {"gz": "gzip", "zst": "zstd"}
@@ -50,7 +49,6 @@ def batches(
     *,
     key: str | None = None,
     first_row: int = 0,
-    longest_text: int = _LONGEST_ROW,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file, in its order, as batches of a few megabytes; at least one batch, which may be empty.
 
@@ -58,7 +56,6 @@ def batches(
         columns: top-level columns to read, in this order; None for all of them.
         key: the partition that the whole file belongs to, None for a file of a table.
         first_row: how many rows to leave out at the beginning.
-        longest_text: bytes of a value that need not be read; the smaller, the more rows are read at a time.
 
     Raises:
         DataError, ConfigError: the file cannot be read; the first where it has a key.
@@ -74,7 +71,7 @@ def batches(
     kind = next(name for name in ("parquet", "arrow", "csv", "json") if found[name])
     try:
         if kind in ("parquet", "arrow"):
-            read = partial(_parquet, longest_text=longest_text) if kind == "parquet" else _arrow
+            read = _parquet if kind == "parquet" else _arrow
             yield from _from_row(read(file, columns, problem), first_row)
         else:
             codec = _CODECS.get((found["packed"] or "").lower())
@@ -141,9 +138,7 @@ def _from_row(read: Iterator[pa.RecordBatch], first_row: int) -> Iterator[pa.Rec
             yield batch.slice(left_out)
 
 
-def _parquet(
-    file: SourceFile, columns: Sequence[str] | None, problem: _Problem, longest_text: int
-) -> Iterator[pa.RecordBatch]:
+def _parquet(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -> Iterator[pa.RecordBatch]:
     with (
         file.open() as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
@@ -152,8 +147,11 @@ def _parquet(
         if not reader.metadata.num_rows:
             yield _empty(reader.schema_arrow, wanted)
             return
-        rows = rows_per_read(reader, file.open, wanted, longest_text)
-        for batch in reader.iter_batches(rows, columns=wanted, use_threads=False):
+        rows = rows_per_read(reader.metadata, len(wanted))
+        read: Iterator[pa.RecordBatch] = reader.iter_batches(rows, columns=wanted, use_threads=False)
+        if any(pa.types.is_dictionary(kind) for kind in reader.schema_arrow.types):
+            read = (piece for batch in read for piece in small(batch))
+        for batch in together(read):
             yield from small(batch.select(wanted))
 
 

@@ -5,7 +5,7 @@
     {category}/*.parquet                  a pattern with names, like folders named by a column
     shoes.parquet                         one file per partition: `shoes`
 
-Values are percent-decoded. Below a folder `partition=…` the names of further folders do not count.
+Values are percent-decoded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from functools import lru_cache
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.endings import ending_of
-from surge_dagster.engine.sources.listing import OWN_FOLDER, UNREADABLE_FOLDER, NamePattern, SourceFile
+from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, NamePattern, SourceFile
 from surge_dagster.engine.support.keys import decode_key, joined_key, printable
 
 _LEVEL = re.compile(r"([^/=]+)=([^/]*)", re.DOTALL)
-_OWN_NAME = OWN_FOLDER.rstrip("=")
 _decoded = lru_cache(maxsize=1 << 16)(decode_key)  # each listing asks for the same names
 
 
@@ -60,16 +59,13 @@ class FileGroup:
     places: set[_Place] = field(default_factory=set)
 
 
-def grouped(
-    files: Sequence[SourceFile], pattern: NamePattern | None, url: str, *, is_own: bool = False
-) -> list[FileGroup]:
+def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) -> list[FileGroup]:
     """The partitions of the listed files of a source, in the order of their first files.
 
     Args:
         files: in bytewise order of their names.
         pattern: that the names match.
         url: of the source, for messages.
-        is_own: whether they all lie in folders `partition=…`.
 
     Raises:
         ConfigError: the names do not say what the partitions are, or a folder cannot be read that may hold several.
@@ -79,7 +75,7 @@ def grouped(
         found = [_Place(scope, tuple(levels.items()), begin) for scope, begin, levels in places]
     else:
         found = [_in_folders(file) for file in files]
-    expected = (_OWN_NAME,) if is_own else _usual_names(files, found)
+    expected = _usual_names(files, found)
     _require_folders(files, found, expected, url)
     if not expected:
         if pattern is None:
@@ -88,27 +84,15 @@ def grouped(
         expected = ("",)
     groups: dict[str, FileGroup] = {}
     for file, place in zip(files, found, strict=True):
-        if place.levels or expected != (_OWN_NAME,):  # of files beside such folders nothing is read, as ever
-            group = _group(place, expected, file)
-            _add(groups.setdefault(group.key, group), group, place, file)
+        group = _group(place, expected, file)
+        _add(groups.setdefault(group.key, group), group, place, file)
     return list(groups.values())
-
-
-def decoded(folder: str) -> str:
-    """What tells the key of a folder `partition=…` from others: the key, or the whole name where that is a hash."""
-    written = folder.removeprefix(OWN_FOLDER)
-    try:
-        return _decoded(written) or folder
-    except ValueError:
-        return printable(written) or folder  # the key under which it is refused
 
 
 def _in_folders(file: SourceFile) -> _Place:
     parts = file.relative.split("/")
     folders = parts if file.refusal else parts[:-1]
     matched = [(number, match) for number, part in enumerate(folders, 1) if (match := _LEVEL.fullmatch(part))]
-    if matched and matched[0][1][1] == _OWN_NAME:
-        matched = matched[:1]
     scope = "/".join(parts[: matched[-1][0]]) if matched else file.relative
     return _Place(scope, tuple((match[1], match[2]) for _, match in matched))
 

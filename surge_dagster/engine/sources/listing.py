@@ -27,8 +27,6 @@ from surge_dagster.engine.support.unreadable import UNREADABLE, visible
 T = TypeVar("T")
 FIRST_BYTES = 1024 * 1024  # of the end of an object, that opening it brings
 HIDDEN = ("_", ".")
-OWN_FOLDER = "partition="  # beside folders named so, nothing else in a local folder is read
-NO_FILE = "holds no file whose ending says a format that is read"  # the refusal of such a folder
 UNREADABLE_FOLDER = "unreadable folder"  # the token of a folder that the system does not show; its name ends in a slash
 _NAME = re.compile(r"\{([^{}]*)\}")
 _WILD = re.compile(r"(\*\*/?|\*|\{[^{}]*\})")

@@ -13,20 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources.listing import (
-    HIDDEN,
-    NO_FILE,
-    OWN_FOLDER,
-    UNREADABLE_FOLDER,
-    NamePattern,
-    SourceFile,
-    SourceFiles,
-)
+from surge_dagster.engine.sources.listing import HIDDEN, UNREADABLE_FOLDER, NamePattern, SourceFile, SourceFiles
 from surge_dagster.engine.support.keys import is_text
 
 _SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
 _MAX_DEPTH = 50  # of folders below the one that is listed
-_Found = Iterator[tuple[str, str | OSError | None]]  # names, and why they are refused or unreadable
+_Names = Iterator[tuple[str, str | OSError | None]]  # names, and why they are refused or unreadable
 
 
 class LocalFiles(SourceFiles):
@@ -58,15 +50,14 @@ class LocalFiles(SourceFiles):
         scope = self._name or scope
         path = f"{self._root}/{scope}" if scope else self._root
         try:
-            if scope.startswith(OWN_FOLDER) and "/" not in scope:
-                found = self._own_folder(path, scope)
-            elif scope and not self._name and os.path.islink(path):  # noqa: PTH114
-                found = [(scope, self._refused_link(path))]
+            is_link = bool(scope) and not self._name and os.path.islink(path)  # noqa: PTH114
+            if refusal := is_link and self._refused_link(path):
+                names: _Names = iter([(scope, refusal)])
             elif scope and not os.path.isdir(path):  # noqa: PTH112
-                found = [(scope, None)]
+                names = iter([(scope, None)])
             else:
-                found = self._names(path, f"{scope}/" if scope else "", begin)
-            for name, refusal in found:
+                names = self._names(path, f"{scope}/" if scope else "", begin, follow=not is_link)
+            for name, refusal in names:
                 yield from self._file(name, refusal)
         except OSError as error:
             raise ConfigError(f"cannot list the source {self.url!r}: {error.strerror}. Make it readable.") from error
@@ -94,28 +85,27 @@ class LocalFiles(SourceFiles):
             return
         yield SourceFile(relative, size, token, partial(_open, path, token), refusal, state)
 
-    def _names(self, folder: str, prefix: str, begin: str = "", depth: int = 0) -> _Found:
-        """Names of files below a folder, each with the reason to refuse it; links to folders in the root are ignored.
+    def _names(self, folder: str, prefix: str, begin: str = "", *, follow: bool = True) -> _Names:
+        """Names of files below a folder, each with the reason to refuse it.
 
         A folder below it that the system does not show comes with the system's error.
 
         Args:
             folder: full path.
-            prefix: put before each name.
+            prefix: put before each name; its path in the root.
             begin: of the names in the folder itself that count.
+            follow: whether links to hidden folders of the root are; not within such a folder, which may link to itself.
+                Other folders of the root are listed where they lie.
 
         Raises:
-            OSError: the system does not show the folder itself.
+            OSError: the system does not show the root.
         """
         try:
             entries = list(os.scandir(folder))
-        except FileNotFoundError:
-            return
-        except NotADirectoryError:
-            yield prefix.rstrip("/"), "is not a folder"
-            return
+        except (FileNotFoundError, NotADirectoryError):
+            return  # it was removed meanwhile
         except OSError as error:
-            if not depth:
+            if not prefix:
                 raise
             yield prefix.rstrip("/"), error
             return
@@ -124,27 +114,18 @@ class LocalFiles(SourceFiles):
             if name.startswith(HIDDEN) or not name.startswith(begin):
                 continue
             relative, may_be_file = prefix + name, self._is_wanted(name)
-            if entry.is_dir(follow_symlinks=False):
-                if depth < _MAX_DEPTH:
-                    yield from self._names(entry.path, f"{relative}/", depth=depth + 1)
-                else:
-                    yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
-            elif entry.is_symlink() and (refusal := self._refused_link(entry.path)):
-                if may_be_file or isinstance(refusal, OSError) or os.path.isdir(entry.path):  # noqa: PTH112
+            is_link = entry.is_symlink()
+            if is_link and (refusal := self._refused_link(entry.path)):
+                is_folder = "=" in name or os.path.isdir(entry.path)  # noqa: PTH112
+                if may_be_file or is_folder or isinstance(refusal, OSError):
                     yield relative, refusal
-            elif may_be_file and not entry.is_dir():
-                yield relative, None
-
-    def _own_folder(self, path: str, relative: str) -> _Found:
-        """What lies in a folder `partition=…`: whatever it is, it stands for a partition."""
-        refusal = self._refused_link(path) if os.path.islink(path) else None  # noqa: PTH114
-        is_empty = True
-        if refusal is None:
-            for found in self._names(path, f"{relative}/", depth=1):
-                is_empty = False
-                yield found
-        if is_empty and os.path.lexists(path):
-            yield relative, refusal or NO_FILE
+            elif not entry.is_dir():
+                if may_be_file:
+                    yield relative, None
+            elif prefix.count("/") == _MAX_DEPTH:
+                yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
+            elif not is_link or (follow and self._is_hidden(entry.path)):
+                yield from self._names(entry.path, f"{relative}/", follow=follow and not is_link)
 
     def _refused_link(self, link: str) -> str | OSError | None:
         """Why a link is not followed, or cannot be; None for one that leads into the root."""
@@ -157,6 +138,10 @@ class LocalFiles(SourceFiles):
         if target == catalog:
             return "is a link to the catalog itself"
         return None if os.path.commonpath((catalog, target)) == catalog else "is a link out of the catalog"
+
+    def _is_hidden(self, link: str) -> bool:
+        relative = os.path.relpath(os.path.realpath(link), os.path.realpath(self._root))
+        return any(part.startswith(HIDDEN) for part in relative.split("/"))
 
 
 def _open(path: str, token: str) -> pa.NativeFile:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
-from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.unreadable import UNREADABLE
 
 _BATCH_BYTES = 2 * 1024 * 1024
@@ -26,8 +23,7 @@ _DECODED_BYTES = 16 * 1024 * 1024
 # its long texts may come in one batch (measured: 3.0).
 _COPIES = 3
 _DICTIONARY_COPIES = 6  # pyarrow holds a column of a dictionary type as pages, builders and chunks (measured: 5.7)
-_FEW_READ_ROWS = 64  # below it, looking at the dictionaries pays
-_DICTIONARY_BYTES = 2 * 1024 * 1024  # compressed: larger ones take too long to look at
+_SHARING_ROWS = 256  # that are read at once also where they may share a long text; fewer take longer to read
 _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 
@@ -100,54 +96,11 @@ def _recordable(version: str) -> str:
     return f"{_CONTROL.sub('?', version[:40])}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-def rows_per_read(
-    reader: pq.ParquetFile,
-    open_again: Callable[[], pa.NativeFile],
-    columns: list[str],
-    longest_text: int,
-) -> int:
-    """How many rows of an open file to read at once, so that what is decoded is bounded.
-
-    Args:
-        open_again: opens the same file once more.
-        longest_text: bytes of a value that need not be read.
-    """
-    groups = [reader.metadata.row_group(group) for group in range(reader.num_row_groups)]
+def rows_per_read(footer: pq.FileMetaData, columns: int) -> int:
+    """How many rows of a file to read at once, so that what is decoded of these columns is bounded."""
+    groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
     # The mean deceives where rows share what is stored once; a text is still no longer than all that is stored.
-    longest = max(1, min(longest_text, max((group.total_byte_size for group in groups), default=1)))
-    if _DECODED_BYTES // longest < _FEW_READ_ROWS:
-        with contextlib.suppress(*UNREADABLE):  # reading itself reports what cannot be read
-            longest = _longest_shared(reader, open_again, columns) or longest
-    texts = max(1, len(columns) - 1)  # beside the ids
-    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // (texts * longest)))
-
-
-def _longest_shared(reader: pq.ParquetFile, open_again: Callable[[], pa.NativeFile], columns: list[str]) -> int | None:
-    """Most bytes of a value in the dictionaries of these columns; None where other values may be stored once, too."""
-    paths = [reader.metadata.schema.column(place).path for place in range(reader.metadata.num_columns)]
-    longest = 1
-    for group in range(reader.num_row_groups):
-        first = next(reader.iter_batches(1, row_groups=[group], columns=columns, use_threads=False), None)
-        for name in columns:  # their facts are safe to look at now that their pages were: see `unreadable`
-            if name not in paths:
-                return None
-            column: Any = None if first is None else first.column(name)
-            if isinstance(column, pa.DictionaryArray):
-                values = column.dictionary
-                longest = max(longest, int(value_lengths(values).max(initial=0)))
-                continue
-            chunk = reader.metadata.row_group(group).column(paths.index(name))
-            if "DELTA_BYTE_ARRAY" in chunk.encodings:
-                return None
-            dictionary_bytes = chunk.data_page_offset - (chunk.dictionary_page_offset or chunk.data_page_offset)
-            if dictionary_bytes > _DICTIONARY_BYTES:
-                return None
-    with open_again() as source, pq.ParquetFile(source, pre_buffer=False, read_dictionary=columns) as dictionaries:
-        for group in range(reader.num_row_groups):
-            for batch in dictionaries.iter_batches(1, row_groups=[group], columns=columns, use_threads=False):
-                for column in batch.columns:
-                    if isinstance(column, pa.DictionaryArray):
-                        longest = max(longest, int(value_lengths(column.dictionary).max(initial=0)))
-                break
-    return longest
+    longest = max((group.total_byte_size for group in groups), default=0) or 1
+    sharing = max(_SHARING_ROWS, _DECODED_BYTES // (columns * longest))
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), sharing))

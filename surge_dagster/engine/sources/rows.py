@@ -7,7 +7,7 @@ Arrow does not check that Parquet's strings are UTF-8, and a byte that is not wo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -91,19 +91,36 @@ def without_dictionary(column: pa.Array) -> pa.Array:
 
 def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch without dictionaries, in pieces of at most 8,192 rows and, unless one row has more, two megabytes."""
-    for start in range(0, len(batch), _BATCH_ROWS):
-        rows = batch.slice(start, _BATCH_ROWS)
-        plain = [without_dictionary(column) for column in rows.columns]
-        yield from _halves(pa.RecordBatch.from_arrays(plain, rows.schema.names))
+    if len(batch) > 1 and (len(batch) > _BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > _BATCH_BYTES):
+        middle = len(batch) // 2
+        yield from small(batch.slice(0, middle))
+        yield from small(batch.slice(middle))
+    elif len(batch):
+        plain = [without_dictionary(column) for column in batch.columns]
+        yield pa.RecordBatch.from_arrays(plain, batch.schema.names)
 
 
-def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if len(batch) < 2 or batch.nbytes <= _BATCH_BYTES:
-        yield batch
-        return
-    middle = len(batch) // 2
-    yield from _halves(batch.slice(0, middle))
-    yield from _halves(batch.slice(middle))
+def _decoded_bytes(column: pa.Array) -> int:
+    """Bytes of a column without its dictionary, of which each value may be long and stand for many rows."""
+    if not isinstance(column, pa.DictionaryArray) or not pa.types.is_string(column.dictionary.type):
+        return column.nbytes
+    lengths = value_lengths(column.dictionary)
+    return int(lengths[column.indices.fill_null(0).to_numpy()].sum()) if len(lengths) else 0
+
+
+def together(
+    batches: Iterable[pa.RecordBatch], most_bytes: int = _BATCH_BYTES, most_rows: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Consecutive batches put together, as far as they have no more bytes and rows than this."""
+    held, size, rows = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        size, rows = size + batch.nbytes, rows + len(batch)
+        if held and (size > most_bytes or rows > most_rows):
+            yield pa.concat_batches(held) if len(held) > 1 else held[0]
+            held, size, rows = [], batch.nbytes, len(batch)
+        held.append(batch)
+    if held:
+        yield pa.concat_batches(held) if len(held) > 1 else held[0]
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:

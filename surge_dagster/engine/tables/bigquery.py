@@ -41,6 +41,12 @@ _SESSION_BYTES = 16 * 1024 * 1024  # of the rows that one session brings
 _SESSION_KEYS = 1_000  # their values are in its filter, which may have a megabyte
 _STREAMS = 4
 _BATCH_ROWS = 8192
+_ROLES = {
+    "jobs": "roles/bigquery.jobUser",
+    "tables": "roles/bigquery.dataViewer",
+    "readsessions": "roles/bigquery.readSessionUser",
+}
+_ALL_ROLES = "{}, {} and {}".format(*_ROLES.values())
 _LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
 _MOST_LISTINGS = 16
 _LOOKED_SECONDS = 10.0  # in which a table is not looked at again: partitions are published one by one
@@ -386,16 +392,18 @@ def _errors(url: str, key: str | None = None) -> Iterator[None]:
     where = url if key is None else f"partition {key!r}: {url}"
     try:
         yield
-    except (google.BadRequest, google.NotFound, google.Forbidden, google.Unauthorized) as error:
+    except google.FailedPrecondition as error:
+        raise TransientError(
+            f"{where}: the read session ended ({first_line(error)}); one lives for six hours. Run again.", key
+        ) from error
+    except (google.Forbidden, google.Unauthorized) as error:
         reason = first_line(error)
-        if "expired" in reason or "session" in reason.lower():
-            raise TransientError(
-                f"{where}: the read session ended ({reason}); one lives for six hours. Run again.", key
-            ) from error
+        role = next((role for what, role in _ROLES.items() if f"bigquery.{what}." in reason), _ALL_ROLES)
+        raise ConfigError(f"{where} cannot be read ({reason}). Grant the account {role}, then run again.") from error
+    except (google.BadRequest, google.NotFound) as error:
         raise ConfigError(
-            f"{where} cannot be read ({reason}). The table and its columns must exist, as the settings source or "
-            "query, partition_by, updated_at, id and text name them; the account needs the roles BigQuery Job User, "
-            "Data Viewer and Read Session User."
+            f"{where} cannot be read ({first_line(error)}). The table and its columns must exist, as the settings "
+            "source or query, partition_by, updated_at, id and text name them."
         ) from error
     except (google.GoogleAPIError, RequestException, TransportError) as error:
         raise TransientError(f"{where}: BigQuery does not answer ({first_line(error)}). Run again.", key) from error

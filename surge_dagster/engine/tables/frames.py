@@ -133,7 +133,7 @@ class FrameTable:
         place = disk_cache.place("frames/rows")
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=place.parent)
-        groups = sorted(grouped(lambda: self._blocks(frame), _rows_in(folder)), key=lambda group: group.key.encode())
+        groups = sorted(grouped(self._blocks(frame), _rows_in(folder)), key=lambda group: group.key.encode())
         return [self._partition(group.key, group, partial(_stored, folder, group)) for group in groups]
 
     def _partition(self, key: str, group: Group, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Partition:

@@ -6,23 +6,16 @@ Keys are numbered as they appear, and a key's number says its file: each file ge
 that is small enough is grouped in memory; a larger one is divided again by the next digits of the numbers, and one of a
 single key is grouped already. A table whose equal keys stand together needs none of this: `groups_in_order` finds where
 each of its groups begins.
-
-The work survives a crash. `spilled.json` says that all rows are in the spill files, and each `groups-N.json` that file
-N is grouped; both appear by a rename. The rows are not flushed to the disk, which would take as long as writing them,
-so nothing is used after the machine was started again.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,11 +26,9 @@ _FILES = 128
 _FILE_BYTES = 32 * 1024 * 1024  # of a spill file that is grouped in memory; three copies are alive while it is
 _WORKERS = 2  # files that are grouped concurrently
 _PIECE_BYTES = 2 * 1024 * 1024  # of a batch in a file of groups
-_CHECKED_BYTES = 1024 * 1024  # read at a time
 _WRITE_BUFFER = 64 * 1024
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # batches are small
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HEAD = [pa.field(".code", pa.int32()), pa.field(".row", pa.int64())]
 
 Item = TypeVar("Item")
@@ -139,53 +130,21 @@ def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
     return found if gathered is None else [*found, gathered.group()]
 
 
-def grouped(blocks: Callable[[], Iterable[Block]], folder: Path) -> list[Group]:
-    """Group a table in a folder, and say what each group is; what an earlier process has done there is used.
-
-    Args:
-        blocks: opens the table; not called where all rows are in the folder.
-        folder: belongs to this version of the table; made where it is missing.
+def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
+    """Group a table in a new folder, and say what each group is; `open_groups` reads them.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder is there already, or cannot be written.
     """
-    spilled = _read_json(folder / "spilled.json")
-    if spilled is None or spilled["boot"] != _boot_id() or not _is_whole(folder, spilled["checksums"]):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
-        keys = _spill(blocks(), folder)
-        checksums = [_checksum(_spill_file(folder, file)) for file in range(min(_FILES, len(keys)))]
-        spilled = {"boot": _boot_id(), "keys": keys, "checksums": checksums}
-        _write_json(folder / "spilled.json", spilled)
-    keys = spilled["keys"]
+    folder.mkdir(mode=0o700, parents=True)
+    keys = _spill(blocks, folder)
     with ThreadPoolExecutor(_WORKERS) as pool:
         files = range(min(_FILES, len(keys)))
-        return [group for found in pool.map(lambda file: _group_file(folder, file, keys), files) for group in found]
-
-
-def _is_whole(folder: Path, checksums: Sequence[int]) -> bool:
-    """Whether the spill files that an earlier process has left to be grouped are as it wrote them."""
-    left = (file for file in range(len(checksums)) if not (folder / f"groups-{file}.json").exists())
-    try:
-        return all(_checksum(_spill_file(folder, file)) == checksums[file] for file in left)
-    except OSError:
-        return False
-
-
-def _spill_file(folder: Path, file: int) -> Path:
-    return folder / f"spill-{file}.arrow"
-
-
-def _checksum(path: Path) -> int:
-    found = 0
-    with path.open("rb") as file:
-        while piece := file.read(_CHECKED_BYTES):
-            found = zlib.crc32(piece, found)
-    return found
+        return [group for groups in pool.map(lambda file: _group_file(folder, file, keys), files) for group in groups]
 
 
 def open_groups(folder: Path, file: int) -> pa.ipc.RecordBatchFileReader:
-    """Open a file of groups of a folder in which `grouped` has returned; its batches go to `rows_of`."""
+    """Open a file of groups, which can be read to its end when the folder is removed; its batches go to `rows_of`."""
     return pa.ipc.open_file(pa.OSFile(str(folder / f"groups-{file}.arrow")), options=_READ)
 
 
@@ -231,19 +190,12 @@ def _divide(rows: pa.RecordBatch, divisor: int, prefix: Path, writers: _Writers,
 
 
 def _group_file(folder: Path, file: int, keys: list[str]) -> list[Group]:
-    done = folder / f"groups-{file}.json"
-    found = _read_json(done)
-    if found is None:
-        groups: list[Group] = []
-        with ExitStack() as opened:
-            place = folder / f"groups-{file}.arrow"
-            sink = opened.enter_context(pa.output_stream(str(place), buffer_size=_WRITE_BUFFER))
-            writer = _GroupWriter(sink, opened, file, keys)
-            groups = writer.group(_spill_file(folder, file), range(file, len(keys), _FILES), _FILES)
-        _write_json(done, {"groups": groups})
-    else:
-        groups = [Group(*values) for values in found["groups"]]
-    (_spill_file(folder, file)).unlink(missing_ok=True)
+    spilled = folder / f"spill-{file}.arrow"
+    with ExitStack() as opened:
+        sink = pa.output_stream(str(folder / f"groups-{file}.arrow"), buffer_size=_WRITE_BUFFER)
+        writer = _GroupWriter(opened.enter_context(sink), opened, file, keys)
+        groups = writer.group(spilled, range(file, len(keys), _FILES), _FILES)
+    spilled.unlink()
     return groups
 
 
@@ -342,23 +294,3 @@ def _ahead(items: Iterable[Item]) -> Iterator[Item]:
         while (item := coming.result()) is not end:
             coming = pool.submit(next, source, end)
             yield item  # pyright: ignore[reportReturnType]
-
-
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document))
-    temporary.replace(path)

@@ -5,9 +5,10 @@ was found is kept in the cache, so that later listings of the same files, in thi
 The version of a partition is the digest of its rows, and so is what is compared when it is read: rows that came from a
 file that has changed, or from a damaged folder, are never published.
 
-The folder lies in the cache, because it has to survive a crash and to be closed to other users; a `TMPDIR` is often
-cleared, shared, or in memory. It has the columns that are read, compressed. It is shared by the processes of a machine
-and removed with `TableSource.close` by the last of them.
+The folder lies in the cache, because processes share it and it has to be closed to other users; a `TMPDIR` is often
+cleared, shared, or in memory. It has the columns that are read, compressed. One process makes it while the others wait
+for its lock, and `TableSource.close` removes it: a process that has its files open reads on, one that comes later
+groups the table again. What a crash left is removed by the next that groups the table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import threading
 import time
 from bisect import bisect_right
@@ -25,6 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
+from filelock import FileLock
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
@@ -34,7 +37,6 @@ from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.tables.column_digest import ColumnDigest
 from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
-from surge_dagster.engine.tables.shared_folder import SharedFolder, write_errors
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows
 
 _FORMAT = 2  # of what is cached
@@ -57,11 +59,6 @@ class _Index:
     groups: Sequence[Group]
     files: Sequence[str]
     file_rows: Sequence[int]
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether equal keys stand together in the table, which is then read itself."""
-        return all(group.file < 0 for group in self.groups)
 
     def shown(self, row: int) -> str:
         """A row of the table, for messages."""
@@ -95,8 +92,7 @@ class TableSource:
         self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
-        self._spill: SharedFolder | None = None
-        self._readers: dict[int, pa.ipc.RecordBatchFileReader] = {}
+        self._opened: tuple[str, list[pa.ipc.RecordBatchFileReader]] = ("", [])  # the grouped rows of a version
         self._cursor: _Cursor | None = None
         self._lock = threading.RLock()
 
@@ -126,15 +122,12 @@ class TableSource:
             )
 
     def close(self) -> None:
-        """Remove the grouped rows, unless another process is using them; a later reading groups the table again."""
-        with self._lock:
-            self._readers.clear()
-            self._cursor = None
-            spill, self._spill = self._spill, None
-            if spill is None and self._known is not None and not self._known.is_in_order:
-                spill = SharedFolder(self._name, self._known.version)
-            if spill is not None:
-                spill.remove()
+        """Remove the grouped rows; a later reading groups the table again."""
+        with self._lock, contextlib.suppress(OSError):
+            self._opened, self._cursor = ("", []), None
+            if self._known is not None and (folder := self._folder(self._known.version)).exists():
+                with FileLock(self._lock_path, timeout=0):  # whoever holds it makes the rows of a newer version
+                    shutil.rmtree(folder)
 
     def _require_files(self) -> tuple[list[SourceFile], str]:
         files, version = self._listed()
@@ -160,6 +153,22 @@ class TableSource:
             return None
         return version if found == index.version else f"unknown, since files of the table changed ({found})"
 
+    def _folder(self, version: str) -> Path:
+        return disk_cache.place(f"{self._name}/rows/{version}")
+
+    @property
+    def _lock_path(self) -> Path:
+        return disk_cache.place(f"{self._name}/rows.lock")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread or process makes or removes grouped rows of this table in here."""
+        path = self._lock_path
+        with self._lock, _write_errors(path.parent):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with FileLock(path):
+                yield
+
     def _index(self) -> _Index:
         with self._lock:
             files, version = self._require_files()
@@ -183,38 +192,46 @@ class TableSource:
         Raises:
             ConfigError, TransientError: see `__iter__`.
         """
-        self._readers.clear()
-        self._spill = self._cursor = None
-        spill = SharedFolder(self._name, version)
-        with spill.alone(lambda: self._cached(version)) as index:
-            if index is not None:  # another process was first
+        with self._alone():
+            if (index := self._cached(version)) is not None:  # another process was first
                 return index
+            shutil.rmtree(self._folder(version).parent, ignore_errors=True)  # rows of earlier versions
             rows = TableRows(files, self._partition_by, self._selection.columns)
             groups = groups_in_order(rows.blocks())
             if groups is None:
-                with write_errors(spill.path):
-                    groups = spill.fill(partial(grouped, rows.blocks, spill.path))
-            file_rows = rows.file_rows
+                groups = self._group(rows, version)
+                # A table in order is read as it stands.
+                groups.sort(key=lambda group: encode_key(group.key or NO_KEY_NAME))
             if self._listed()[1] != version:
                 raise TransientError(f"the files of the table {self.url!r} changed while they were read. Run again.")
-            if groups[:1] and groups[0].file >= 0:  # others are read in the order in which they stand in the table
-                groups.sort(key=lambda group: encode_key(group.key or NO_KEY_NAME))
-            index = _Index(version, groups, [file.shown for file in files], file_rows)
-            document = {"groups": groups, "files": index.files, "file_rows": file_rows}
+            index = _Index(version, groups, [file.shown for file in files], rows.file_rows)
+            document = {"groups": groups, "files": index.files, "file_rows": rows.file_rows}
             disk_cache.write_json(f"{self._name}/index.json", {"version": version, **document})
-            spill.remove_others()
-        self._spill = None if index.is_in_order else spill
-        return index
+            return index
 
-    def _grouped(self, index: _Index) -> Path:
-        """The folder with the grouped rows; made again where it was removed."""
+    def _group(self, rows: TableRows, version: str) -> list[Group]:
+        folder = self._folder(version)
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        groups = grouped(rows.blocks(), unfinished)
+        unfinished.rename(folder)
+        self._open(version, groups)
+        return groups
+
+    def _open(self, version: str, groups: Sequence[Group]) -> None:
+        files = range(1 + max(group.file for group in groups))
+        self._opened = version, [open_groups(self._folder(version), file) for file in files]
+
+    def _grouped_rows(self, index: _Index) -> list[pa.ipc.RecordBatchFileReader]:
+        """The files with the grouped rows, which are made again where they were removed."""
         with self._lock:
-            if self._spill is None or self._spill.version != index.version:
-                spill = SharedFolder(self._name, index.version)
-                with write_errors(spill.path):
-                    spill.use(lambda: grouped(self._rows(index).blocks, spill.path))
-                self._spill = spill
-            return self._spill.path
+            if self._opened[0] != index.version:
+                with self._alone():
+                    if self._folder(index.version).exists():
+                        self._open(index.version, index.groups)
+                    else:
+                        self._group(self._rows(index), index.version)
+            return self._opened[1]
 
     def _rows(self, index: _Index) -> TableRows:
         files, version = self._listed()
@@ -256,15 +273,12 @@ class TableSource:
 
     def _in_folder(self, index: _Index, group: Group) -> Generator[_Rows]:
         try:
-            folder = self._grouped(index)
-            with self._lock:
-                reader = self._readers.get(group.file)
-                if reader is None:
-                    reader = self._readers[group.file] = open_groups(folder, group.file)
+            reader = self._grouped_rows(index)[group.file]
             for place in range(group.first_batch, group.first_batch + group.batches):
                 columns, rows = rows_of(reader.get_batch(place))
                 yield columns, lambda row, rows=rows: rows[row].as_py()
         except (OSError, pa.ArrowException) as error:
+            self.close()  # what is damaged is made again
             raise TransientError(
                 f"partition {group.key!r}: the grouped rows of the table {self.url!r} cannot be read ({error}). "
                 "Run again.",
@@ -291,6 +305,18 @@ class TableSource:
             "Give those rows a value, or remove them.",
         )
         yield
+
+
+@contextlib.contextmanager
+def _write_errors(folder: Path) -> Iterator[None]:
+    """Say of an error of the system what the folder needs."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the rows of the table cannot be grouped in {str(folder)!r}: {error.strerror or error}. It needs as much "
+            "room as the columns that are read; set SURGE_CACHE_DIR to a folder on a disk that has it."
+        ) from error
 
 
 class _Cursor:

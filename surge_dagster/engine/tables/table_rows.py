@@ -12,7 +12,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.rows import canonical_type, without_dictionary
+from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.tables.grouping import Block
 
@@ -46,23 +46,22 @@ class TableRows:
 
     def blocks(self) -> Iterator[Block]:
         """All rows in large blocks, with their keys."""
+        first_row = 0
+        for rows in together(self._all(), _BLOCK_BYTES, _BLOCK_ROWS):
+            keys, places = keys_of([(name, rows.column(f"\0{name}")) for name in self._partition_by])
+            yield Block(first_row, rows.select(list(self._columns)), keys, places)
+            first_row += len(rows)
+
+    def _all(self) -> Iterator[pa.RecordBatch]:
         needed = list(dict.fromkeys((*self._columns, *self._partition_by)))
-        self.file_rows, held, size, first_row = [], list[pa.RecordBatch](), 0, 0
+        self.file_rows = []
         for file in self._files:
             self.file_rows.append(0)
             for raw in batches(file, needed):
                 self.file_rows[-1] += len(raw)
                 batch = self._uniform(file, raw)
-                if held and (size + batch.nbytes > _BLOCK_BYTES or sum(map(len, held)) > _BLOCK_ROWS):
-                    block = self._block(first_row, held)
-                    first_row, size = first_row + len(block.rows), 0
-                    held = []
-                    yield block
                 if len(batch):
-                    held.append(batch)
-                    size += batch.nbytes
-        if held:
-            yield self._block(first_row, held)
+                    yield batch
 
     def columns(self, first_row: int, file_rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """The kept columns from a row on, without keys.
@@ -86,11 +85,6 @@ class TableRows:
             for raw in batches(file, self._columns):
                 self._uniform(file, raw)
                 return
-
-    def _block(self, first_row: int, held: Sequence[pa.RecordBatch]) -> Block:
-        rows = pa.concat_batches(held)
-        keys, places = keys_of([(name, rows.column(f"\0{name}")) for name in self._partition_by])
-        return Block(first_row, rows.select(list(self._columns)), keys, places)
 
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
         """The kept columns in the types of the first file, then those of the key as strings, after a NUL in name."""

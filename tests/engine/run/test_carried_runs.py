@@ -23,11 +23,12 @@ from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
 from surge_dagster.engine.readers.loading import open_embeddings
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import Selection, Source, open_source
+from surge_dagster.engine.sources import Selection, Source
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import failures, finish, finish_receipts, make_run, receipts
 from tests.engine.sources.tables import write_csv

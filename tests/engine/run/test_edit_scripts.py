@@ -25,8 +25,8 @@ from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.superbatch import RowChanges, Segment
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.edits import EDITS, edited
 from tests.engine.refreshes import CountingPool

@@ -15,7 +15,7 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.run.staging import STAGING
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.edits import EDITS, edited
 from tests.engine.feeds import Applied, apply, rows_of
 from tests.engine.killed_run import THRESHOLDS

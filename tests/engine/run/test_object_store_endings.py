@@ -15,9 +15,9 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.run.test_run_object_store import LARGE, catalog_of
 from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
 from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer
@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
 try:

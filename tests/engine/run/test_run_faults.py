@@ -27,11 +27,11 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.local_upload import storage_errors
 from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
@@ -306,7 +306,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.run.thresholds import Thresholds
 with EncoderPool(EncodingSpec(model="hash://16")) as pool:
     run = EmbeddingRun(open_source(sys.argv[1]), open_store(sys.argv[2]), pool, Thresholds(b_min=50, b_max=100))

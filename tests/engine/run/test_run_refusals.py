@@ -18,11 +18,12 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import formats, open_source
+from surge_dagster.engine.sources import formats
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts, smallest_limit
 from tests.small_catalogs import (
     Rows,
@@ -74,7 +75,6 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
     write_rows(root / "partition=two folders" / "0.parquet", GOOD["good"])
     write_rows(root / "partition=two%20folders" / "0.parquet", GOOD["good"])
     undeclared = write_rows(partition_folder(root, "y" * 300) / "0.parquet", GOOD["good"])
-    partition_folder(root, "no files").mkdir()
     truncated = write_partition(root, "truncated", GOOD["good"])
     truncated.write_bytes(truncated.read_bytes()[:-50])
     garbage = partition_folder(root, "garbage") / "0.parquet"
@@ -102,7 +102,6 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "misplaced": "belongs to partition 'good'",
         "two folders": "all stand for this key",
         undeclared.parent.name.removeprefix("partition="): "does not declare the key",
-        "no files": "partition=no%20files holds no file",
         "truncated": "part-0.parquet cannot be read",
         "garbage": "0.parquet cannot be read",
         "second file is garbage": "partition=second%20file%20is%20garbage/1.parquet cannot be read",

@@ -16,14 +16,14 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import finish, make_run
 
 MEGABYTE = 1_000_000
 # Reads every partition in a process of its own and gives the rows and the growth of its resident memory in bytes.
 READER = """
 import json, pathlib, re, sys
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 
 def peak():  # getrusage counts what the parent process held when it forked
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])

@@ -20,8 +20,8 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.fresh_run import report_when_fresh
 from surge_dagster.engine.run.staging import STAGING
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.run.test_staged_runs import BIG, leave_staged, resume, staged
 from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts

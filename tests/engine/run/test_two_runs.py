@@ -21,10 +21,10 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import failures, make_run, receipts
 from tests.engine.store.object_server import open_bucket
 from tests.small_catalogs import (

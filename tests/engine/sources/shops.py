@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.sources import Source, open_source
+from surge_dagster.engine.sources import Source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS
 from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, write_rows

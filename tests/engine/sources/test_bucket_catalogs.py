@@ -9,13 +9,14 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.sources import FolderCatalog, Source, footers, open_files, open_source
+from surge_dagster.engine.sources import FolderCatalog, Source, footers, open_files
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
 from surge_dagster.engine.sources.listing import FIRST_BYTES
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store, retries
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
 from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import failures, finish, finish_receipts, make_run
 from tests.engine.sources.reading import rows_of

@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import RowBatch, read_rows
 from surge_dagster.engine.sources.selection import OWN_COLUMNS
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only
 
 

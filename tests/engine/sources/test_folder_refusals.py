@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, refusal, rows_of
 from tests.engine.sources.shops import Shop
 from tests.small_catalogs import write_rows

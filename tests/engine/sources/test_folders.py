@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, refusal, rows_of
 from tests.engine.sources.shops import Shop
 from tests.small_catalogs import Rows

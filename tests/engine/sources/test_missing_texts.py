@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import Selection, Source, open_source
+from surge_dagster.engine.sources import Selection, Source
 from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only, refusal, rows_of
 from tests.engine.sources.tables import table_of
 from tests.small_catalogs import write_partition, write_rows

@@ -7,7 +7,6 @@ import random
 import shutil
 import socket
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
-from surge_dagster.engine.sources import Selection, open_source, parquet_files
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
@@ -78,18 +78,6 @@ class TestStreaming:
         write_partition(tmp_path, "k", [(str(n), "x") for n in range(30_000)])
         assert max(len(batch) for batch in only(open_source(tmp_path)).read()) <= 8192
 
-    def test_dictionary_typed_column_is_read_by_its_longest_value_whatever_its_dictionary_weighs(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(parquet_files, "_DICTIONARY_BYTES", 1)
-        kind = pa.dictionary(pa.int32(), pa.string())
-        table = pa.table({"id": [str(n) for n in range(900)], "text": pa.array(["x" * 2_000] * 900).cast(kind)})
-        path = tmp_path / "0.parquet"
-        pq.write_table(table, path)
-        with pq.ParquetFile(path) as reader:
-            again = partial(pa.OSFile, str(path))
-            assert parquet_files.rows_per_read(reader, again, ["text"], 4 << 20) >= 256
-
     @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
     def test_text_that_a_dictionary_holds_once_is_not_written_out_for_thousands_of_rows(
         self, tmp_path: Path, kind: pa.DataType
@@ -109,15 +97,10 @@ class TestStreaming:
         assert largest < 7 * 1024 * 1024
         assert most_held < partition.page_bytes
 
-    def test_low_limit_of_text_bytes_lets_more_rows_be_read_at_once(self, tmp_path: Path) -> None:
-        table = pa.table({"id": [str(n) for n in range(3_000)], "text": [f"{n:07d}" * 200 for n in range(3_000)]})
-        path = partition_folder(tmp_path, "k") / "0.parquet"
-        path.parent.mkdir()
-        # Any row's text may begin as the one before it does, so that none is known to be short.
-        encodings = {"id": "PLAIN", "text": "DELTA_BYTE_ARRAY"}
-        pq.write_table(table, path, use_dictionary=False, column_encoding=encodings)
-        partition = only(open_source(tmp_path, selection=Selection(max_text_bytes=1 << 16)))
-        assert len(next(iter(partition.read()))) == 256
+    def test_rows_are_read_few_at_a_time_and_come_many_at_a_time(self, tmp_path: Path) -> None:
+        write_partition(tmp_path, "k", [(str(n), f"{n:07d}" * 20) for n in range(8_000)], row_group_size=500)
+        batches = list(only(open_source(tmp_path)).read())
+        assert len(batches) == 1
 
     def test_reader_that_is_dropped_early_closes_its_file(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", numbered_rows("k", 20_000))
@@ -306,13 +289,6 @@ class TestNoRows:
         assert partition.rows == len(batch) == 0
         assert (batch.ids.type, batch.texts.type) == (kind, pa.large_string())
 
-    def test_folder_without_files_is_refused(self, tmp_path: Path) -> None:
-        partition_folder(tmp_path, "k").mkdir()
-        partition = only(open_source(tmp_path))
-        assert "partition=k holds no file" in str(refusal(partition))
-        assert refusal(partition).remedy == "Write its rows there, or remove the folder."
-        assert partition.current_source_version() == partition.source_version, "it did not change, it is wrong"
-
 
 class TestEntriesThatAreNotOpened:
     """Whatever stands in a partition's folder, listing and reading end, and only this partition is refused."""
@@ -365,11 +341,6 @@ class TestEntriesThatAreNotOpened:
         shutil.rmtree(partition_folder(root, "m"))
         partition_folder(root, "m").symlink_to(target)
         self.assert_only_m_is_refused(root, f"partition=m is {reason}. Replace it by")
-
-    def test_partition_that_is_a_file_is_refused(self, root: Path) -> None:
-        shutil.rmtree(partition_folder(root, "m"))
-        partition_folder(root, "m").write_text("no folder")
-        self.assert_only_m_is_refused(root, "partition=m is not a folder. Replace it by")
 
     @pytest.mark.parametrize(
         ("name", "target", "reason"),

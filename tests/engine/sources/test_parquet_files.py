@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import FolderCatalog, Selection, Source, footers, local_files, open_source
+from surge_dagster.engine.sources import FolderCatalog, Selection, Source, footers, local_files
+from surge_dagster.engine.tables.opening import open_source
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.sources import footers, open_source
+from surge_dagster.engine.sources import footers
 from surge_dagster.engine.sources.parquet_files import Footer
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import partition_folder, write_catalog, write_partition, write_rows
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, rows_of
 from tests.small_catalogs import partition_folder, write_catalog, write_partition
 

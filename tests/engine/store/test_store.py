@@ -405,7 +405,7 @@ AS_NOBODY = """
 import os, sys
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.tables.opening import open_source
 os.setgid(65534), os.setuid(65534)  # after the imports: other users may be unable to read Python's own files
 try:
     if sys.argv[1] == "source":

@@ -59,7 +59,7 @@ class FakeBigQuery:
     Attributes:
         table: what the table holds; a test replaces it to change the table.
         breaks: how many streams break amid their rows with UNAVAILABLE.
-        expired: whether read sessions have ended.
+        refused: the status and text with which calls of the Storage Read API are refused, by method.
         queries: the SQL of each query, in order.
         offsets: of each request for rows.
         sessions: the keys filter of each read session.
@@ -69,7 +69,7 @@ class FakeBigQuery:
         self.table = table
         self.modified = next(_MODIFIED)
         self.breaks = 0
-        self.expired = False
+        self.refused = dict[str, tuple[grpc.StatusCode, str]]()
         self.queries = list[str]()
         self.offsets = list[int]()
         self.sessions = list[str]()
@@ -160,8 +160,6 @@ class FakeBigQuery:
     def rows(self, request: types.ReadRowsRequest, context: grpc.ServicerContext) -> Iterator[types.ReadRowsResponse]:
         from google.cloud.bigquery_storage_v1 import types
 
-        if self.expired:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "session expired at 2026-01-01T00:00:00+00:00")
         table, offset = self._streams[request.read_stream], int(request.offset)
         with self._lock:
             self.offsets.append(offset)
@@ -306,8 +304,10 @@ class _Storage(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         from google.cloud.bigquery_storage_v1 import types
 
-        fake = self._fake
-        match handler_call_details.method.rpartition("/")[2]:
+        fake, method = self._fake, handler_call_details.method.rpartition("/")[2]
+        if method in fake.refused:
+            return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(*fake.refused[method]))
+        match method:
             case "CreateReadSession":
                 return grpc.unary_unary_rpc_method_handler(
                     lambda request, _: fake.open_session(request),

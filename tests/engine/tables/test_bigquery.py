@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import StatusCode
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.tables import bigquery as module
 from surge_dagster.engine.tables.bigquery import BigQueryCatalog
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.engine.tables.test_frames import content
@@ -90,11 +92,37 @@ def test_a_broken_stream_goes_on_at_its_offset(service: Service) -> None:
 
 def test_an_ended_session_is_transient_and_a_new_reading_opens_another(service: Service) -> None:
     [first, *_] = service.open()
-    service.fake.expired = True
+    service.fake.refused["ReadRows"] = (StatusCode.FAILED_PRECONDITION, "session expired at 2026-01-01T00:00:00+00:00")
     with pytest.raises(TransientError, match=r"partition 'a'.*the read session ended \(400 session expired.*Run again"):
         rows_of(first)
-    service.fake.expired = False
+    service.fake.refused.clear()
     assert rows_of(first) == CATALOG["a"]
+
+
+@pytest.mark.parametrize(
+    ("permission", "role"),
+    [
+        ("bigquery.readsessions.create", "roles/bigquery.readSessionUser"),
+        ("bigquery.tables.getData", "roles/bigquery.dataViewer"),
+        ("bigquery.jobs.create", "roles/bigquery.jobUser"),
+        ("of another kind", "roles/bigquery.jobUser, roles/bigquery.dataViewer and roles/bigquery.readSessionUser"),
+    ],
+)
+def test_a_missing_permission_is_named_with_the_role_that_gives_it_and_not_retried(
+    service: Service, permission: str, role: str
+) -> None:
+    [first, *_] = service.open()
+    denied = f"request failed: the user does not have '{permission}' permission for a session in 'projects/p'"
+    service.fake.refused["CreateReadSession"] = (StatusCode.PERMISSION_DENIED, denied)
+    with pytest.raises(ConfigError, match=rf"'{permission}' permission .*Grant the account {role}") as refused:
+        rows_of(first)
+    assert not isinstance(refused.value, TransientError)
+
+
+@pytest.mark.parametrize("column", ["session", "expired_at"])
+def test_a_column_that_does_not_exist_is_named_whatever_its_name(service: Service, column: str) -> None:
+    with pytest.raises(ConfigError, match=f"Unrecognized name: {column}"):
+        list(service.open(selection=Selection(text=column)))
 
 
 def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:

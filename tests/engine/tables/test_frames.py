@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
 from tests.small_catalogs import Rows, numbered_rows, write_catalog
 

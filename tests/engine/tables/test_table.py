@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +16,7 @@ import pytest
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources import formats
 from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.tables import grouping, table_rows
 from tests.engine.sources.tables import (
     Row,
@@ -192,7 +197,7 @@ class TestRefusals:
 
 class TestGroupedRows:
     def folders(self, cache: Path) -> list[str]:
-        return [path.name for path in cache.glob("tables/*/rows-*") if path.is_dir()]
+        return [path.name for path in cache.glob("tables/*/rows/*")]
 
     def test_same_files_are_grouped_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_csv(tmp_path / "t.csv", ROWS)
@@ -211,16 +216,52 @@ class TestGroupedRows:
         assert self.folders(own_cache) == []
         assert contents(source) == by_key(ROWS)
 
-    def test_folder_that_another_process_uses_stays(self, tmp_path: Path, own_cache: Path) -> None:
+    def test_rows_that_are_read_stay_readable_when_another_process_removes_their_folder(
+        self, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = write_csv(tmp_path / "t.csv", ROWS)
         one, two = table_of(path), table_of(path)
         list(one)
         [partition, *_] = list(two)
         next(partition.read())
         one.close()
-        assert contents(two) == by_key(ROWS)
-        two.close()
         assert self.folders(own_cache) == []
+        monkeypatch.setattr(grouping, "_spill", None)
+        assert contents(two) == by_key(ROWS)
+
+    def test_processes_that_list_a_table_concurrently_group_it_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, spill, spilled = write_csv(tmp_path / "t.csv", ROWS), grouping._spill, list[Path]()
+
+        def counted(blocks: Iterable[grouping.Block], folder: Path) -> list[str]:
+            spilled.append(folder)
+            return spill(blocks, folder)
+
+        monkeypatch.setattr(grouping, "_spill", counted)
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(contents, [table_of(path) for _ in range(4)]))
+        assert found == [by_key(ROWS)] * 4 and len(spilled) == 1
+
+    @pytest.mark.parametrize("step", ["_spill", "_group_file", "index"])
+    def test_grouping_that_was_interrupted_begins_again(
+        self, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        path = write_csv(tmp_path / "t.csv", ROWS)
+        holder, name = (disk_cache, "write_json") if step == "index" else (grouping, step)
+        do, calls = getattr(holder, name), count(1)
+
+        def interrupted(*arguments: Any) -> Any:
+            made = do(*arguments)
+            if step != "_group_file" or next(calls) == 2:
+                raise KeyboardInterrupt
+            return made
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(holder, name, interrupted)
+            list(table_of(path))
+        assert contents(table_of(path)) == by_key(ROWS)
+        assert len(self.folders(own_cache)) == 1
 
     def test_folder_of_an_earlier_version_is_removed(self, tmp_path: Path, own_cache: Path) -> None:
         source = table_of(write_csv(tmp_path / "t.csv", ROWS))
@@ -237,7 +278,7 @@ class TestGroupedRows:
 
     def test_damaged_group_is_found_and_never_read_as_rows(self, tmp_path: Path, own_cache: Path) -> None:
         listed = list(table_of(write_csv(tmp_path / "t.csv", ROWS)))
-        for path in own_cache.glob("tables/*/rows-*/groups-*.arrow"):
+        for path in own_cache.glob("tables/*/rows/*/groups-*.arrow"):
             content = bytearray(path.read_bytes())
             content[len(content) // 2] ^= 1
             path.write_bytes(content)

@@ -23,11 +23,11 @@ from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Verified, Violation, verify
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import DIMENSION, FailingStore, rewrite, with_vectors

@@ -1,0 +1,48 @@
+"""One opener for every kind of source that a URL can name: folders, patterns, buckets, tables of files, BigQuery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from surge_dagster.engine.sources import open_files, open_folders
+from surge_dagster.engine.sources.endings import is_source_file
+from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.tables.table import TableSource
+
+
+def open_source(
+    url: str | Path,
+    *,
+    selection: Selection | None = None,
+    partition_by: Sequence[str] = (),
+    storage_options: StorageOptions | None = None,
+) -> Source:
+    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, single files, a table.
+
+    Args:
+        url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
+            `bigquery://project.dataset.table`; see `BigQueryCatalog` for a query.
+        selection: the columns that become ids and texts; by default those of these names.
+        partition_by: columns whose values are the key of a row; then the file, or all files of the folder or pattern
+            together, are one table, whose rows stand in any order.
+        storage_options: how a bucket is reached.
+
+    Raises:
+        ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
+    """
+    selection = selection or Selection()
+    if str(url).startswith(BIGQUERY_SCHEME):
+        return BigQueryCatalog(default_client(str(url)), str(url), partition_by, selection)
+    if partition_by:
+        return TableSource(open_files(url, storage_options, is_source_file), partition_by, selection)
+    return open_folders(url, selection, storage_options)
+
+
+def release(source: Source) -> None:
+    """Remove what a source keeps on this machine for a run, at the end of it."""
+    if isinstance(source, TableSource):
+        source.close()
