@@ -17,7 +17,6 @@ from typing import Annotated
 
 import typer
 
-from surge_dagster import __version__
 from surge_dagster.commands.catalog import catalog_app
 from surge_dagster.commands.derive import derive
 from surge_dagster.commands.plan import plan
@@ -50,6 +49,7 @@ from surge_dagster.terminal import (
     progress_bar,
     terminable,
 )
+from surge_dagster.version import __version__
 
 app = typer.Typer(
     name="surge-dagster",
