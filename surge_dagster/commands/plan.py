@@ -62,7 +62,6 @@ def plan(
     seconds = None if deadline is None else _seconds(deadline)
     source, store, thresholds = settings.open_source(), settings.open_store(), settings.thresholds()
     partitions, calibrated_on, pool = list(source), "", None
-    goals = {"price_per_hour": price_per_hour, "deadline_seconds": seconds, "bandwidth": bandwidth}
     if texts_per_second is None:
         with start_pool(settings) as pool:
             if calibrate_first:
@@ -77,15 +76,30 @@ def plan(
                         memory_limit=settings.memory_limit_bytes,
                     )
                 calibrated_on = f"; measured now on {counted(encoded, 'text')}"
-        costs, memory_limit = known_costs(pool, store), settings.memory_limit_bytes
+        costs = known_costs(pool, store)
         planned = plan_run(
-            partitions, store, pool, thresholds, file_format=settings.format, memory_limit=memory_limit, **goals
+            partitions,
+            store,
+            pool,
+            thresholds,
+            file_format=settings.format,
+            memory_limit=settings.memory_limit_bytes,
+            price_per_hour=price_per_hour,
+            deadline_seconds=seconds,
+            bandwidth=bandwidth,
         )
     else:
         encode = EncodeCosts.given(call_seconds, 1 / texts_per_second, workers)
         vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
         costs = RunCosts(encode, io_costs([]), vector_bytes)
-        planned = plan_partitions(partitions, costs, thresholds.resolve(encode.efficient_texts), **goals)
+        planned = plan_partitions(
+            partitions,
+            costs,
+            thresholds.resolve(encode.efficient_texts),
+            price_per_hour=price_per_hour,
+            deadline_seconds=seconds,
+            bandwidth=bandwidth,
+        )
     release(source)
     lines = list[str]()
     if planned.partitions_fresh:
