@@ -124,6 +124,22 @@ class TestAtomicity:
         assert seen == [b"old", b"by another writer\1", b"by another writer\2"]
         assert store.open("space/a.parquet").read() == b"new"
 
+    @pytest.mark.timeout(60)
+    def test_writer_whose_file_is_replaced_again_and_again_gives_up(self, store: LocalStore) -> None:
+        checks = 0
+
+        def look() -> None:
+            nonlocal checks
+            checks += 1
+            put(store, "space/a.parquet", b"by another writer" + bytes(checks))
+            assert checks < 100, "it goes on without end"
+
+        with store.create("space/a.parquet") as upload:
+            upload.sink.write(b"new")
+            with pytest.raises(TransientError, match=r"other writers replaced .*a.parquet' 8 times.*run again"):
+                upload.publish(look)
+        assert (checks, temps(store)) == (8, [])
+
 
 LEAVE_A_TEMP_FILE = """
 import os, signal, sys
@@ -162,13 +178,6 @@ class TestTempFiles:
         with store.create("space/b.parquet"):
             open_store(store.root).sweep("space")
             assert len(temps(store)) == 1, "this process lives too; the other one ended without removing its file"
-
-    def test_lock_files_of_earlier_versions_leave_no_hidden_folder_behind(self, store: LocalStore) -> None:
-        folder = store.root / ".staging" / "space" / "key"
-        folder.mkdir(parents=True)
-        (folder / ".lock").touch()
-        store.sweep(".staging")
-        assert not (store.root / ".staging").exists()
 
     def test_forked_child_of_a_process_that_has_published_publishes(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"a")
