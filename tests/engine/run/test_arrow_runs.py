@@ -122,7 +122,7 @@ class TestOneFormat:
     def test_format_that_this_version_does_not_know_is_refused(self, copy: Path, hash_pool: EncoderPool) -> None:
         record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
         record.write_text(record.read_text().replace('"arrow"', '"feather"'))
-        with pytest.raises(ConfigError, match="feather files; this version reads .* parquet or arrow files"):
+        with pytest.raises(ConfigError, match=r"feather files; this version reads .* parquet or arrow files"):
             open_embeddings(copy / "out")
 
     def test_file_of_the_other_format_is_ignored(self, copy: Path, hash_pool: EncoderPool) -> None:
