@@ -30,7 +30,7 @@ _SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are 
 
 @takes_settings(
     *("source", "output", *SPACE, "devices", "b_min", "b_max", "first_b_min", "memory_limit_bytes", "format"),
-    *CATALOG[1:],
+    *CATALOG,
 )
 def plan(
     settings: Settings,
