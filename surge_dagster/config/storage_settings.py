@@ -33,5 +33,6 @@ class StorageSettings(BaseModel):
     def options(self) -> StorageOptions:
         """The engine's form of these settings, with the secrets in clear text."""
         values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
-        secrets = {name: value.get_secret_value() for name, value in values.items() if isinstance(value, SecretStr)}
-        return StorageOptions(**values | secrets)
+        for name, value in values.items():
+            values[name] = value.get_secret_value() if isinstance(value, SecretStr) else value
+        return StorageOptions(**values)
