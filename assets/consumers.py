@@ -86,11 +86,14 @@ def _metadata(done: HandOver, found: Comparison) -> dict[str, Any]:
 
 def _result(found: Comparison) -> dg.AssetCheckResult:
     line = f"{found.rows_found:,} rows, {found.rows_expected:,} expected; {found.vectors_compared:,} vectors compared"
-    differ = f"the next hand-over loads {counted(len(found.wrong), 'partition')} whole, because of differences"
+    if found.interrupted:
+        line += f"; the others of the sample could not be compared: {found.interrupted}"
+    if found.wrong:
+        line += f"; the next hand-over loads {counted(len(found.wrong), 'partition')} whole, because of differences"
     return dg.AssetCheckResult(
         check_name=CHECK,
-        passed=not found.wrong,
-        description=f"{line}; {differ}" if found.wrong else line,
+        passed=not found.wrong and not found.interrupted,
+        description=line,
         metadata={
             "rows_expected": found.rows_expected,
             "rows_found": found.rows_found,

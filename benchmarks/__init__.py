@@ -1,3 +1,5 @@
 """Benchmarks of the encoder, of the output path, of resuming and of the Dagster side; see docs/benchmarks.md."""
 
-import surge_dagster as surge_dagster  # before pyarrow, whose allocator it chooses
+import os
+
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")  # read when pyarrow is imported, as in commands

@@ -2,47 +2,66 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from surge_dagster.version import __version__
 
 if TYPE_CHECKING:
     from surge_dagster.component import EmbeddingCatalog
     from surge_dagster.definitions import embedding_catalog
+    from surge_dagster.engine.encoder.pool import EncoderPool
     from surge_dagster.engine.feed.changes import Changes, changes
+    from surge_dagster.engine.model.spec import EncodingSpec
+    from surge_dagster.engine.plan.planned_run import plan
     from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
+    from surge_dagster.engine.readers.search import search
+    from surge_dagster.engine.run.embedding_run import EmbeddingRun
+    from surge_dagster.engine.sources import open_source
+    from surge_dagster.engine.store import open_store
+    from surge_dagster.engine.verify.verification import verify
 
-__version__ = "0.1.0"
+# Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
+_HOMES = {
+    "Changes": "engine.feed.changes",
+    "EmbeddingCatalog": "component",
+    "EmbeddingRun": "engine.run.embedding_run",
+    "Embeddings": "engine.readers.loading",
+    "EncoderPool": "engine.encoder.pool",
+    "EncodingSpec": "engine.model.spec",
+    "changes": "engine.feed.changes",
+    "embedding_catalog": "definitions",
+    "open_embeddings": "engine.readers.loading",
+    "open_source": "engine.sources",
+    "open_store": "engine.store",
+    "plan": "engine.plan.planned_run",
+    "search": "engine.readers.search",
+    "verify": "engine.verify.verification",
+}
 __all__ = [
     "Changes",
     "EmbeddingCatalog",
+    "EmbeddingRun",
     "Embeddings",
+    "EncoderPool",
+    "EncodingSpec",
     "__version__",
     "changes",
     "embedding_catalog",
     "open_embeddings",
+    "open_source",
+    "open_store",
+    "plan",
+    "search",
+    "verify",
 ]
-
-# Read when pyarrow is imported. Mimalloc, Arrow's own choice, keeps what each thread has freed: over 100 MB in a run,
-# and more the longer it takes.
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
-
-# Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
-_HOME = {
-    "Changes": "surge_dagster.engine.feed.changes",
-    "changes": "surge_dagster.engine.feed.changes",
-    "EmbeddingCatalog": "surge_dagster.component",
-    "Embeddings": "surge_dagster.engine.readers.loading",
-    "embedding_catalog": "surge_dagster.definitions",
-    "open_embeddings": "surge_dagster.engine.readers.loading",
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})  # where Dagster's tools look for components
+    return sorted({*globals(), *_HOMES})  # where Dagster's tools look for components

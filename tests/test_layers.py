@@ -31,7 +31,7 @@ LAYERS = (
     "engine.files engine.model",
     "engine.store",
     "engine.support",
-    "engine.errors",
+    "engine.errors version",
 )
 HOUSES = {PACKAGE, "engine"}
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -12,10 +13,13 @@ from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
 
-from surge_dagster import __version__
+import pytest
+
+from surge_dagster import __all__, __version__
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ARROW_VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"
 # Top-level folders and the names that they are imported by.
 FOLDERS = {"surge_dagster": "surge_dagster", "assets": "surge_dagster.assets", "resources": "surge_dagster.resources"}
 
@@ -41,6 +45,44 @@ def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> No
     command = "import surge_dagster.assets, surge_dagster.resources, importlib.util as u; print(u.find_spec('assets'))"
     result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
     assert result.stdout.strip() == "None"
+
+
+def test_every_public_name_imports_first_and_importing_the_package_changes_nothing() -> None:
+    """Each name is imported in a process of its own, forked from one that has imported the package alone."""
+    names = {"EmbeddingRun", "EncoderPool", "EncodingSpec", "changes", "open_embeddings", "open_source", "open_store"}
+    assert names | {"plan", "search", "verify"} <= set(__all__)
+    of_dagster = {"EmbeddingCatalog", "embedding_catalog"}
+    command = f"""
+import os, sys
+before = dict(os.environ)
+import surge_dagster
+assert dict(os.environ) == before
+assert not {{"dagster", "torch", "pyarrow", "numpy"}} & set(sys.modules)
+for name in surge_dagster.__all__:
+    if not (child := os.fork()):
+        exec(f"from surge_dagster import {{name}}")
+        os._exit("torch" in sys.modules or ("dagster" in sys.modules and name not in {of_dagster!r}))
+    assert not os.waitpid(child, 0)[1], name
+"""
+    environment = {name: value for name, value in os.environ.items() if name != ARROW_VARIABLE}
+    subprocess.run([sys.executable, "-c", command], cwd="/", check=True, env=environment)
+
+
+@pytest.mark.parametrize(("named", "allocator"), [(None, "jemalloc"), ("system", "system")])
+def test_commands_allocate_with_jemalloc_unless_the_environment_names_another_allocator(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, allocator: str
+) -> None:
+    monkeypatch.delenv(ARROW_VARIABLE, raising=False)
+    if named is not None:
+        monkeypatch.setenv(ARROW_VARIABLE, named)
+    command = "import surge_dagster.__main__, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    shown = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == allocator
+
+
+def test_dagster_and_deployments_allocate_with_jemalloc() -> None:
+    for path in (".env", "deploy/docker/Dockerfile"):
+        assert f"{ARROW_VARIABLE}=jemalloc" in (ROOT / path).read_text()
 
 
 def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_collecting: frozenset[str]) -> None:

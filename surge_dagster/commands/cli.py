@@ -11,14 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from surge_dagster import __version__
 from surge_dagster.commands.catalog import catalog_app
 from surge_dagster.commands.derive import derive
 from surge_dagster.commands.plan import plan
@@ -51,6 +50,7 @@ from surge_dagster.terminal import (
     progress_bar,
     terminable,
 )
+from surge_dagster.version import __version__
 
 app = typer.Typer(
     name="surge-dagster",
@@ -68,7 +68,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output
 
 
 @app.command()
-@takes_settings("source", "output", *SPACE, *RUN, *CATALOG[1:])
+@takes_settings("source", "output", *SPACE, *RUN, *CATALOG)
 def embed(
     settings: Settings,
     force: Annotated[bool, typer.Option("--force", help="Encode fresh partitions again.")] = False,
@@ -108,7 +108,7 @@ def embed(
 
 
 @app.command()
-@takes_settings("source", "output", *SPACE, "devices", *CATALOG[1:])
+@takes_settings("source", "output", *SPACE, "devices", *CATALOG)
 def verify(
     settings: Settings,
     reencode: Annotated[
@@ -132,42 +132,40 @@ def verify(
     catalog = recorded_source(settings, store, space)
     pool = start_pool(settings, spec) if rows != 0 and not space.derived else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
-    try:
-        with progress_bar("partitions", quiet=quiet) as show:
-            total = sum(1 for _ in catalog)
-            for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
-                if isinstance(event, Verified):
-                    partitions, texts = partitions + 1, texts + event.rows
-                    show(partitions, total)
-                else:
-                    is_warning = event.is_warning or (partial and event.has_no_file)
-                    (warnings if is_warning else violations).append(event)
-                    label = "warning" if is_warning else "violation"
-                    complain(f"{label} ({event.kind}): partition {event.key!r}: {event.reason}")
-    finally:
-        if pool is not None:
-            pool.close()
+    with pool or nullcontext(), progress_bar("partitions", quiet=quiet) as show:
+        total = sum(1 for _ in catalog)
+        for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
+            if isinstance(event, Verified):
+                partitions, texts = partitions + 1, texts + event.rows
+                show(partitions, total)
+            else:
+                is_warning = event.is_warning or (partial and event.has_no_file)
+                (warnings if is_warning else violations).append(event)
+                label = "warning" if is_warning else "violation"
+                complain(f"{label} ({event.kind}): partition {event.key!r}: {event.reason}")
     release(catalog)
-    found = [*violations, *warnings]
-    without_file = sum(violation.has_no_file for violation in found)
+    findings = [*violations, *warnings]
+    without_file = sum(violation.has_no_file for violation in findings)
     verdict = counted(len(violations), "violation") if violations else "no violation"
     if warnings:
         verdict += f", {counted(len(warnings), 'warning')}"
     again = f"{'all rows' if rows is None else counted(rows, 'row') + ' of each partition'} encoded again"
     if space.derived:
         again = f"all vectors computed again from {space.derived.parent}"
-    read = f"{counted(partitions, 'partition')}, {without_file:,} without a file, {counted(texts, 'text')} read"
     if not quiet:
-        print(f"{space.name}: {read}, {again}: {verdict}")
+        print(
+            f"{space.name}: {counted(partitions, 'partition')}, {without_file:,} without a file, "
+            f"{counted(texts, 'text')} read, {again}: {verdict}"
+        )
     if as_json:
-        listed = [asdict(violation) | {"reason": violation.reason} for violation in found]
+        listed = [asdict(violation) | {"reason": violation.reason} for violation in findings]
         counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
         print_json({"space": space.name} | counts | {"violations": listed})
     raise typer.Exit(1 if violations else 0)
 
 
 @app.command()
-@takes_settings("source", "output", *SPACE, *CATALOG[1:])
+@takes_settings("source", "output", *SPACE, *CATALOG)
 def switch(
     settings: Settings,
     space_name: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Annotated
 
@@ -13,21 +12,14 @@ from surge_dagster.commands.settings import CATALOG, SPACE, start_pool, takes_se
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.model.spec import FileFormat, Space
-from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.calibrating import io_costs, known_costs
-from surge_dagster.engine.plan.calibration_run import calibrate, estimate_bytes
+from surge_dagster.engine.plan.calibration_run import calibrate
 from surge_dagster.engine.plan.cost_model import CALL_SECONDS
+from surge_dagster.engine.plan.planned_run import plan as plan_run
+from surge_dagster.engine.plan.planned_run import plan_partitions
 from surge_dagster.engine.plan.planner import Fleet, Plan, RunCosts
-from surge_dagster.engine.plan.planner import plan as make_plan
-from surge_dagster.engine.run.embedding_run import publishing_threads
-from surge_dagster.engine.run.memory import fit_memory
-from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.support.process_memory import memory_bytes
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import Json, messages, print_json
 
@@ -38,7 +30,7 @@ _SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are 
 
 @takes_settings(
     *("source", "output", *SPACE, "devices", "b_min", "b_max", "first_b_min", "memory_limit_bytes", "format"),
-    *CATALOG[1:],
+    *CATALOG,
 )
 def plan(
     settings: Settings,
@@ -69,8 +61,7 @@ def plan(
         raise ConfigError("--calibrate measures this machine, and --texts-per-second describes another: give one.")
     seconds = None if deadline is None else _seconds(deadline)
     source, store, thresholds = settings.open_source(), settings.open_store(), settings.thresholds()
-    partitions, listed = list(source), None
-    memory, calibrated_on, pool = None, "", None
+    partitions, calibrated_on, pool = list(source), "", None
     if texts_per_second is None:
         with start_pool(settings) as pool:
             if calibrate_first:
@@ -85,69 +76,46 @@ def plan(
                         memory_limit=settings.memory_limit_bytes,
                     )
                 calibrated_on = f"; measured now on {counted(encoded, 'text')}"
-        listed = len(partitions)
-        partitions = _with_work(partitions, store, pool.space, settings.format)
         costs = known_costs(pool, store)
-        bounds, memory = fit_memory(
+        planned = plan_run(
+            partitions,
+            store,
+            pool,
             thresholds,
-            costs.encode.efficient_texts,
-            pool.space,
-            publishing_threads(store, costs.encode.workers),
-            settings.memory_limit_bytes,
-            machine_bytes=memory_bytes(),
-            upload_bytes=store.upload_bytes,
+            file_format=settings.format,
+            memory_limit=settings.memory_limit_bytes,
+            price_per_hour=price_per_hour,
+            deadline_seconds=seconds,
+            bandwidth=bandwidth,
         )
     else:
         encode = EncodeCosts.given(call_seconds, 1 / texts_per_second, workers)
         vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
         costs = RunCosts(encode, io_costs([]), vector_bytes)
-        bounds = thresholds.resolve(encode.efficient_texts)
-    counted_ones = [partition for partition in partitions if partition.rows is not None]
-    text_bytes, beside_bytes = estimate_bytes(counted_ones)
+        planned = plan_partitions(
+            partitions,
+            costs,
+            thresholds.resolve(encode.efficient_texts),
+            price_per_hour=price_per_hour,
+            deadline_seconds=seconds,
+            bandwidth=bandwidth,
+        )
     release(source)
-    made = make_plan(
-        [partition.rows or 0 for partition in counted_ones],
-        text_bytes,
-        costs,
-        bounds,
-        beside_bytes=beside_bytes,
-        memory=memory,
-        price_per_hour=price_per_hour,
-        deadline_seconds=seconds,
-        bandwidth=bandwidth,
-    )
-    if counted_ones:
-        lines = _lines(made, costs, pool, calibrated_on, price_per_hour)
+    lines = list[str]()
+    if planned.partitions_fresh:
+        lines.append(f"{counted(planned.partitions_fresh, 'partition')} fresh: not in what follows")
+    if planned.partitions_uncounted:
+        lines.append(f"{counted(planned.partitions_uncounted, 'partition')} of unknown size: not in what follows")
+    if planned.partitions:
+        lines += _lines(planned, costs, pool, calibrated_on, price_per_hour)
     else:
-        lines = [_SIZES_UNKNOWN if partitions else "Nothing is left to encode."]
-    print("\n".join([*_left_out(partitions, listed), *lines]))
+        lines.append(_SIZES_UNKNOWN if planned.partitions_uncounted else "Nothing is left to encode.")
+    print("\n".join(lines))
     if as_json:
         of_pool = (
             {name: getattr(pool, name) for name in ("device", "hardware", "precision", "dimension")} if pool else {}
         )
-        print_json(made.as_dict() | of_pool)
-
-
-def _with_work(partitions: list[Partition], store: Store, space: Space, file_format: FileFormat) -> list[Partition]:
-    """The partitions that a run would not pass over."""
-    own = next((one for one in list_spaces(store) if one.spec_sha256 == space.spec_sha256), space)
-    outputs, left = OutputState(store, own.name, file_format), list[Partition]()
-    for partition in outputs.looked_at(partitions):
-        with contextlib.suppress(TransientError, ValueError):  # the run will say what is wrong with it
-            if outputs.status(partition) == "fresh":
-                continue
-        left.append(partition)
-    return left
-
-
-def _left_out(partitions: list[Partition], listed: int | None) -> list[str]:
-    """What the prediction does not count."""
-    lines = list[str]()
-    if listed is not None and listed > len(partitions):
-        lines.append(f"{counted(listed - len(partitions), 'partition')} fresh: not in what follows")
-    if uncounted := sum(partition.rows is None for partition in partitions):
-        lines.append(f"{counted(uncounted, 'partition')} of unknown size: not in what follows")
-    return lines
+        print_json(planned.as_dict() | of_pool)
 
 
 def _lines(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, get_args
 
 import typer
 
-from surge_dagster.config.settings import Settings, load_settings
+from surge_dagster.config.catalog_settings import CatalogSettings
+from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
@@ -17,35 +19,9 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.terminal import messages
 
 # Settings that commands take, in the order in which their help lists them.
-CATALOG = (
-    "source",
-    "partition_by",
-    "query",
-    "updated_at",
-    "id",
-    "text",
-    "columns",
-    "missing_text",
-    "max_text_bytes",
-    "catalog_name",
-)
-SPACE = (
-    *("model", "trust_remote_code", "document_prompt", "query_prompt"),
-    *("max_length", "normalize", "dimension", "dtype", "precision"),
-)
-RUN = (
-    "devices",
-    "b_min",
-    "b_max",
-    "first_b_min",
-    "memory_limit_bytes",
-    "grace_seconds",
-    "hang_timeout_seconds",
-    "include_text",
-    "format",
-    "changes",
-    "keep_changes_days",
-)
+CATALOG = tuple(CatalogSettings.model_fields)
+SPACE = (*(field.name for field in fields(EncodingSpec)), "precision")
+RUN = tuple(name for name in (*EncoderSettings.model_fields, *FileSettings.model_fields) if name not in SPACE)
 _ARGUMENTS = ("source", "output")
 
 
@@ -72,11 +48,14 @@ def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callabl
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
-        made = [inspect.Parameter(name, keyword, default=None, annotation=_option(name)) for name in names]
+        annotations = {name: _option(name) for name in names}
         if leading is not None:  # an argument of any number of values leaves one for each argument after it
             several = Annotated[list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))]
-            made.insert(0, inspect.Parameter(leading, keyword, default=None, annotation=several))
-        signature = inspect.Signature([*made, *(parameter.replace(kind=keyword) for parameter in own)])
+            annotations = {leading: several} | annotations
+        options = [
+            inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in annotations.items()
+        ]
+        signature = inspect.Signature([*options, *(parameter.replace(kind=keyword) for parameter in own)])
         run.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return run
 

@@ -7,6 +7,7 @@ names. Reading settings opens nothing and loads no model, so that definitions lo
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -129,16 +130,7 @@ class EncoderSettings(BaseModel):
 
     def encoding_spec(self) -> EncodingSpec:
         """Everything that shapes a vector."""
-        return EncodingSpec(
-            model=self.model,
-            document_prompt=self.document_prompt,
-            query_prompt=self.query_prompt,
-            max_length=self.max_length,
-            normalize=self.normalize,
-            dimension=self.dimension,
-            dtype=self.dtype,
-            trust_remote_code=self.trust_remote_code,
-        )
+        return EncodingSpec(**{field.name: getattr(self, field.name) for field in fields(EncodingSpec)})
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
         """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
@@ -304,7 +296,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         try:
             taken = CatalogSettings.model_validate(recorded).model_dump(include=set(recorded))
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or '?'}: {one['msg']}" for one in error.errors())
+            wrong = "; ".join(f"{'.'.join(map(str, each['loc'])) or '?'}: {each['msg']}" for each in error.errors())
             raise ConfigError(f"the settings of the catalog in {SPACE_FILE} cannot be used: {wrong}") from None
         return self.model_copy(update=taken)
 

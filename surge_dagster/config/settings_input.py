@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 # Values that no error message quotes: secrets, and URLs that may contain one.
-_NOT_SHOWN = ("alert_webhook", "source", "output")
+_NOT_SHOWN = ("alert_webhook", "lancedb", "output", "pgvector", "source", "storage_options")
 
 
 def require_text(name: str, value: str) -> None:
@@ -64,13 +64,10 @@ def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], storag
         origin = f"{name} in {config_file()}"
     message = detail["msg"].removeprefix("Value error, ")
     message = f"{message[0].lower()}{message[1:]}"
-    if name == "storage_options":
-        inner = ".".join(map(str, place[1:]))
-        known = ", ".join(storage_fields)
-        if detail["type"] == "extra_forbidden":
-            return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
-        return f"setting {origin}{'.' if inner else ''}{inner}: {message}"  # the value may be a secret
-    if name in ("lancedb", "pgvector"):  # the value may be a secret
+    if name == "storage_options" and detail["type"] == "extra_forbidden":
+        inner, known = ".".join(map(str, place[1:])), ", ".join(storage_fields)
+        return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
+    if name in _NOT_SHOWN:
         return f"setting {'.'.join(map(str, (origin, *place[1:])))}: {message}"
     if name == "checks" and len(place) > 1:
         if place[-1] == "[key]":
@@ -80,8 +77,6 @@ def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], storag
     if detail["type"] == "extra_forbidden":
         known = ", ".join(sorted(fields))
         return f"setting {origin} is unknown; there are {known}"
-    if name in _NOT_SHOWN:  # a secret, or a URL that one was written into
-        return f"setting {origin}: {message}"
     return f"setting {origin} is {detail['input']!r}: {message}"
 
 

@@ -31,13 +31,8 @@ class StorageSettings(BaseModel):
         return value
 
     def options(self) -> StorageOptions:
-        """The engine's form of these settings."""
-        return StorageOptions(**self.revealed())
-
-    def revealed(self) -> dict[str, Any]:
-        """The values by name with secrets in clear text; never show or log them."""
+        """The engine's form of these settings, with the secrets in clear text."""
         values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
         for name, value in values.items():
-            if isinstance(value, SecretStr):
-                values[name] = value.get_secret_value()
-        return values
+            values[name] = value.get_secret_value() if isinstance(value, SecretStr) else value
+        return StorageOptions(**values)

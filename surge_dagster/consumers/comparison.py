@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,6 @@ from surge_dagster.engine.files.rows import matrix_of
 
 SAMPLED_PARTITIONS = 50
 SAMPLED_ROWS = 4  # of each
-_SEED = 7
 
 
 @dataclass(slots=True)
@@ -23,14 +23,16 @@ class Comparison:
     Attributes:
         rows_expected: of the files, in the partitions that were handed over.
         rows_found: of the target, in all partitions.
-        vectors_compared: of the sample.
+        vectors_compared: of a sample, which is drawn anew each time.
         wrong: what differs, by partition.
+        interrupted: why a part of the sample could not be compared; "" where all of it was.
     """
 
     rows_expected: int = 0
     rows_found: int = 0
     vectors_compared: int = 0
     wrong: dict[str, str] = field(default_factory=dict)
+    interrupted: str = ""
 
 
 def compare(feed: Changes, target: Target) -> Comparison:
@@ -45,28 +47,28 @@ def compare(feed: Changes, target: Target) -> Comparison:
         SurgeError: the target cannot be read.
     """
     files, counts = feed.files(), target.counts()
-    found = Comparison(sum(file.facts.rows for file in files.values()), sum(counts.values()))
+    compared = Comparison(sum(file.facts.rows for file in files.values()), sum(counts.values()))
     pending = feed.versions.keys() - files.keys()
     for key in files.keys() | counts.keys() - pending:
-        expected, came = files[key].facts.rows if key in files else 0, counts.get(key, 0)
-        if expected != came:
-            found.wrong[key] = f"it has {came:,} rows; its file has {expected:,}"
+        expected_rows, rows = files[key].facts.rows if key in files else 0, counts.get(key, 0)
+        if expected_rows != rows:
+            compared.wrong[key] = f"it has {rows:,} rows; its file has {expected_rows:,}"
     try:
-        for batch in feed.sample(SAMPLED_PARTITIONS, SAMPLED_ROWS, _SEED):
+        for batch in feed.sample(SAMPLED_PARTITIONS, SAMPLED_ROWS, random.getrandbits(32)):
             key = (batch.schema.metadata or {})[b"partition"].decode()
             ids = batch.column("id").to_pylist()
             vectors = target.vectors(key, ids)
             for row, vector in zip(ids, matrix_of(batch), strict=True):
-                found.vectors_compared += 1
+                compared.vectors_compared += 1
                 if row not in vectors:
-                    found.wrong[key] = f"the row {row!r} is missing"
+                    compared.wrong[key] = f"the row {row!r} is missing"
                 elif _bits(vectors[row]) != _bits(vector):
-                    found.wrong[key] = f"the vector of the row {row!r} is not that of its file"
+                    compared.wrong[key] = f"the vector of the row {row!r} is not that of its file"
     except DataError as error:
-        found.wrong[error.key] = f"its file is damaged: {error.reason}"
-    except TransientError:
-        pass  # a run replaces files meanwhile; the next hand-over compares again
-    return found
+        compared.wrong[error.key] = f"its file is damaged: {error.reason}"
+    except TransientError as error:  # a run has replaced a file meanwhile, or the store does not answer
+        compared.interrupted = str(error)
+    return compared
 
 
 def _bits(vector: np.ndarray) -> tuple[np.dtype, bytes]:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
-from surge_dagster.consumers.target import HandOver, OpenFeed, conformed, missing_extra
+from surge_dagster.consumers.target import HandOver, OpenFeed, missing_extra, require_columns
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
@@ -73,18 +73,18 @@ class LanceTable:
         table, counts = self._open(), dict[str, int]()
         if table is not None:
             for batch in table.search().select(["partition"]).to_batches():
-                for found in batch.column("partition").value_counts().to_pylist():
-                    counts[found["values"]] = counts.get(found["values"], 0) + found["counts"]
+                for counted in batch.column("partition").value_counts().to_pylist():
+                    counts[counted["values"]] = counts.get(counted["values"], 0) + counted["counts"]
         return counts
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         table = self._open()
         if table is None:
             return {}
-        found = table.search().where(_rows_of(partition, ids)).select(["id", "embedding"]).to_arrow()
+        rows = table.search().where(_rows_of(partition, ids)).select(["id", "embedding"]).to_arrow()
         return {
             row: vector
-            for batch in found.to_batches()
+            for batch in rows.to_batches()
             for row, vector in zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
         }
 
@@ -93,7 +93,7 @@ class LanceTable:
         columns = done.feed.columns
         if columns is not None:
             columns = columns.with_metadata(_MADE_HERE)
-            steps = done.steps(lambda batch: conformed(batch, columns, self.place))
+            steps = done.steps(lambda batch: self._conformed(batch, columns))
             reader = pa.RecordBatchReader.from_batches(columns, (step.rows for step in steps if step.rows is not None))
             self._connect().create_table(self._name, data=reader, mode="overwrite")
         elif table is not None:
@@ -107,29 +107,39 @@ class LanceTable:
         columns: pa.Schema = table.schema
         pending = _Pending(table, columns)
         known: set[str] | None = None  # partitions of the table
-        stale: set[object] | None = None  # ids of a partition that is given whole, as far as they did not come
-        came = 0
-        for step in done.steps(lambda batch: conformed(batch, columns, self.place)):
+        stale_ids: set[object] | None = None  # of a partition that is given whole, as far as they did not come
+        rows_given = 0
+        for step in done.steps(lambda batch: self._conformed(batch, columns)):
             key = step.partition
             if step.clears:
                 known = set(self.counts()) if known is None else known
-                stale, came = self._ids_of(table, key) if key in known else None, 0
+                stale_ids, rows_given = self._ids_of(table, key) if key in known else None, 0
             elif step.deleted is not None:
                 pending.delete(key, step.deleted.to_pylist())
             elif step.rows is not None:
-                came += len(step.rows)
-                if stale:
-                    stale.difference_update(step.rows.column("id").to_pylist())
+                rows_given += len(step.rows)
+                if stale_ids:
+                    stale_ids.difference_update(step.rows.column("id").to_pylist())
                 pending.merge(step.rows)
             else:
-                if stale and not step.failed:
-                    pending.delete(key, list(stale) if came else None)
-                stale = None
+                if stale_ids and not step.failed:
+                    pending.delete(key, list(stale_ids) if rows_given else None)
+                stale_ids = None
         pending.flush()
 
+    def _conformed(self, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+        """A batch with the columns of the table, in its order; a column that the batch does not have is null."""
+        require_columns(batch, {column.name: _kind(column) for column in columns}, _kind, self.place)
+        given = batch.schema.names
+        arrays = [
+            batch.column(each.name).cast(each.type) if each.name in given else pa.nulls(len(batch), each.type)
+            for each in columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
     def _ids_of(self, table: Any, partition: str) -> set[object]:
-        found = table.search().where(f"partition = {_literal(partition)}").select(["id"])
-        return {row for batch in found.to_batches() for row in batch.column("id").to_pylist()}
+        rows = table.search().where(f"partition = {_literal(partition)}").select(["id"])
+        return {row for batch in rows.to_batches() for row in batch.column("id").to_pylist()}
 
     def _connect(self) -> Any:
         try:
@@ -197,6 +207,13 @@ class _Pending:
             merge = self._table.merge_insert(_KEY).when_matched_update_all().when_not_matched_insert_all()
             merge.execute(reader)
         self._rows, self._bytes = [], 0
+
+
+def _kind(column: pa.Field) -> str:
+    """The type of a column; LanceDB does not keep whether the values of a list may be null."""
+    if pa.types.is_fixed_size_list(column.type):
+        return f"fixed_size_list<{column.type.value_type}>[{column.type.list_size}]"  # pyright: ignore[reportAttributeAccessIssue]
+    return str(column.type)
 
 
 def _rows_of(partition: str, ids: Sequence[object]) -> str:

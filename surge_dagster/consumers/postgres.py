@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.consumers.target import HandOver, OpenFeed, ahead, missing_extra
+from surge_dagster.consumers.target import HandOver, OpenFeed, ahead, missing_extra, require_columns
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
@@ -50,10 +50,9 @@ class PgVectorTable:
     """A table of Postgres; it is made where there is none.
 
     Args:
-        dsn: how to connect, as libpq takes it; never shown.
+        dsn: as libpq takes it; never shown.
         table: its name, with a schema before a dot where it is not in the search path.
-        index: which index of the vectors to make once there are some.
-        distance: that the index is for.
+        index: of the vectors, built once there are some, for `distance`.
     """
 
     def __init__(
@@ -98,42 +97,42 @@ class PgVectorTable:
         with self._connected() as connection:
             if not self._columns(connection):
                 return {}
-            found = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
-        return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in found}
+            rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
+        return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
 
     def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> HandOver:
         """Follow the feed, within a transaction."""
         run = connection.execute
         run(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))  # one hand-over at a time
         known = run(self._sql("SELECT space, partition, version FROM {versions}")).fetchall()
-        there = self._columns(connection)
-        feed = open_feed(since={partition: version for _, partition, version in known} if there else {})
-        if known and (not there or any(space != feed.space.name for space, _, _ in known)):
-            if there:
-                self._require_usable(feed.space, there)
+        kinds = self._columns(connection)
+        feed = open_feed(since={partition: version for _, partition, version in known} if kinds else {})
+        if known and (not kinds or any(space != feed.space.name for space, _, _ in known)):
+            if kinds:
+                self._require_usable(feed.space, kinds)
                 run(self._sql("DELETE FROM {table}"))  # vectors of two spaces cannot be compared
             run(self._sql("DELETE FROM {versions}"))
             feed = open_feed(since={})
         done, columns = HandOver(feed), feed.columns
-        if not there and columns is None:
+        if not kinds and columns is None:
             return done
-        there = self._with_columns(connection, there, columns or ())
-        self._require_usable(feed.space, there)
+        kinds = self._with_columns(connection, kinds, columns or ())
+        self._require_usable(feed.space, kinds)
         before = feed.versions
         is_empty = run(self._sql("SELECT FROM {table} LIMIT 1")).fetchone() is None
         if not is_empty and not before:
             raise ConfigError(
                 f"{self.place} has rows that no hand-over put there. Name another table, or empty this one."
             )
-        (self._load if is_empty else self._merge)(connection, done, there)
+        (self._load if is_empty else self._merge)(connection, done, kinds)
         self._write_versions(connection, before, done)
         done.commits = 1
         return done
 
-    def _load(self, connection: Connection[Any], done: HandOver, there: Mapping[str, str]) -> None:
+    def _load(self, connection: Connection[Any], done: HandOver, kinds: Mapping[str, str]) -> None:
         """Copy the whole feed into the table, which has no rows."""
-        with self._copying(connection, "{table}", there) as write:
-            for step in ahead(done.steps(lambda batch: self._conformed(batch, there))):
+        with self._copying(connection, "{table}", kinds) as write:
+            for step in ahead(done.steps(lambda batch: self._conformed(batch, kinds))):
                 if step.rows is not None:
                     write(step.rows, None)
         if done.failures:  # the table has a part of them
@@ -142,13 +141,13 @@ class PgVectorTable:
         if connection.execute(key, [self._quoted(connection)]).fetchone() is None:
             connection.execute(self._sql("ALTER TABLE {table} ADD PRIMARY KEY (partition, id)"))
 
-    def _merge(self, connection: Connection[Any], done: HandOver, there: Mapping[str, str]) -> None:
+    def _merge(self, connection: Connection[Any], done: HandOver, kinds: Mapping[str, str]) -> None:
         """Copy the feed into a temporary table, and make the table follow that."""
         run = connection.execute
         empty = "AS SELECT ''::text AS op, t.* FROM {table} t WITH NO DATA"
         run(self._sql("CREATE TEMPORARY TABLE {staging} ON COMMIT DROP " + empty))
-        with self._copying(connection, "{staging}", {"op": "text", **there}) as write:
-            for step in ahead(done.steps(lambda batch: self._conformed(batch, there))):
+        with self._copying(connection, "{staging}", {"op": "text", **kinds}) as write:
+            for step in ahead(done.steps(lambda batch: self._conformed(batch, kinds))):
                 if step.rows is not None:
                     write(step.rows, "put")
                 elif step.deleted is not None:
@@ -164,12 +163,12 @@ class PgVectorTable:
         deleted = "s.op = 'delete' AND (s.partition, s.id) = (t.partition, t.id)"
         for condition in (cleared, deleted):
             run(self._sql("DELETE FROM {table} t USING {staging} s WHERE " + condition))
-        values = [name for name in there if name not in ("partition", "id")]
+        values = [name for name in kinds if name not in ("partition", "id")]
         run(
             self._sql(
                 "INSERT INTO {table} ({names}) SELECT {names} FROM {staging} WHERE op = 'put' "
                 "ON CONFLICT (partition, id) DO UPDATE SET ({values}) = ROW ({new})",
-                names=_joined(there),
+                names=_joined(kinds),
                 values=_joined(values),
                 new=_joined(values, "excluded"),
             )
@@ -184,28 +183,22 @@ class PgVectorTable:
                 if now.get(key):
                     copy.write_row((space, key, now[key]))
 
-    def _conformed(self, batch: pa.RecordBatch, there: Mapping[str, str]) -> pa.RecordBatch:
-        """A batch as the table can hold it.
+    def _conformed(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> pa.RecordBatch:
+        """The columns of a batch as the table holds them.
 
         Raises:
-            DataError: it has a column that the table does not have, or one of another type; or a string with a zero
-                byte, which Postgres does not store.
+            DataError: see `require_columns`; or a string has a zero byte.
         """
-        key = batch.column("partition")[0].as_py()
+        require_columns(batch, kinds, _type_of, self.place)
         names = [name for name in batch.schema.names if name != "op"]
         for name in names:
-            kind, found = _type_of(batch.schema.field(name)), there.get(name, "missing")
-            if found != kind:
+            if kinds[name] != "text":
+                continue
+            has_zero = pc.match_substring(batch.column(name), _ZERO)  # pyright: ignore[reportAttributeAccessIssue]
+            if has_zero.true_count:
+                row = batch.filter(has_zero).column("id")[0].as_py()
                 raise DataError(
-                    key,
-                    f"its column {name!r} is of type {kind} and {found} in {self.place}",
-                    "Drop that table, so that the next hand-over makes it anew, or name another one.",
-                )
-            holds = pc.match_substring(batch.column(name), _ZERO) if kind == "text" else None  # pyright: ignore[reportAttributeAccessIssue]
-            if holds is not None and holds.true_count:
-                row = batch.filter(holds).column("id")[0].as_py()
-                raise DataError(
-                    key,
+                    batch.column("partition")[0].as_py(),
                     f"the column {name!r} of the row {row!r} has a zero byte, which Postgres does not store",
                     "Take it out in the source.",
                 )
@@ -213,13 +206,13 @@ class PgVectorTable:
 
     @contextmanager
     def _copying(
-        self, connection: Connection[Any], place: str, there: Mapping[str, str]
+        self, connection: Connection[Any], place: str, kinds: Mapping[str, str]
     ) -> Iterator[Callable[[pa.RecordBatch | pa.Table, str | None], None]]:
         """Gives a function that writes rows and, where it is not None, their operation."""
-        names = list(there)
+        names = list(kinds)
         query = self._sql(f"COPY {place} ({{names}}) FROM STDIN WITH (FORMAT BINARY)", names=_joined(names))
         with connection.cursor().copy(query) as copy:
-            copy.set_types(["bytea" if kind == "vector" else kind for kind in there.values()])  # see `_binary`
+            copy.set_types(["bytea" if kind == "vector" else kind for kind in kinds.values()])  # see `_binary`
 
             def write(rows: pa.RecordBatch | pa.Table, operation: str | None) -> None:
                 columns = {name: rows.column(name).to_pylist() for name in rows.schema.names if name != "embedding"}
@@ -234,13 +227,13 @@ class PgVectorTable:
             yield write
 
     def _with_columns(
-        self, connection: Connection[Any], there: Mapping[str, str], columns: Iterable[pa.Field]
+        self, connection: Connection[Any], kinds: Mapping[str, str], columns: Iterable[pa.Field]
     ) -> Mapping[str, str]:
         """Make the table, or the columns that came to be carried since; gives the type of each column."""
-        if not there:
+        if not kinds:
             connection.execute(self._sql("CREATE TABLE {table} ({columns})", columns=self._defined(columns)))
-        for column in columns if there else ():
-            if column.name not in there and column.name not in _REQUIRED:
+        for column in columns if kinds else ():
+            if column.name not in kinds and column.name not in _REQUIRED:
                 connection.execute(self._sql("ALTER TABLE {table} ADD COLUMN {column}", column=self._defined([column])))
         return self._columns(connection)
 
@@ -263,15 +256,15 @@ class PgVectorTable:
 
     def _columns(self, connection: Connection[Any]) -> dict[str, str]:
         """Type of each column of the table; empty where there is no table."""
-        found = connection.execute(
+        named = connection.execute(
             "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
             [self._quoted(connection)],
         )
-        return dict(found.fetchall())
+        return dict(named.fetchall())
 
-    def _require_usable(self, space: Space, there: Mapping[str, str]) -> None:
-        if missing := [name for name in _REQUIRED if name not in there]:
+    def _require_usable(self, space: Space, kinds: Mapping[str, str]) -> None:
+        if missing := [name for name in _REQUIRED if name not in kinds]:
             raise ConfigError(f"{self.place} has no column {missing[0]!r}. Name another table, which will be made.")
         if space.dtype != "float32":
             raise ConfigError(f"pgvector takes vectors of float32; those of the space {space.name} are {space.dtype}.")
@@ -287,15 +280,15 @@ class PgVectorTable:
 
         *schema, table = self._name.split(".")
         name, operators = f"{table}_embedding_hnsw", f"vector_{self._distance}_ops"
-        found = connection.execute(
+        built_for = connection.execute(
             "SELECT opcname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
             "JOIN pg_opclass ON pg_opclass.oid = indclass[0] WHERE indrelid = to_regclass(%s) AND relname = %s::name",
             [self._quoted(connection), name],
         ).fetchone()
-        if found not in (None, (operators,)):
+        if built_for not in (None, (operators,)):
             connection.execute(self._sql("DROP INDEX {index}", index=Identifier(*schema, name)))
-        made = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (embedding {operators})"
-        connection.execute(self._sql(made, index=Identifier(name), operators=SQL(operators)))  # pyright: ignore[reportArgumentType]
+        create = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (embedding {operators})"
+        connection.execute(self._sql(create, index=Identifier(name), operators=SQL(operators)))  # pyright: ignore[reportArgumentType]
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:

@@ -19,6 +19,7 @@ from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable
 from surge_dagster.engine.feed.changes import Changes
 
 _STEPS_AHEAD = 16  # each of up to 4 MB
+KindOf = Callable[[pa.Field], str | None]
 
 
 class OpenFeed(Protocol):
@@ -137,39 +138,25 @@ class Target(Protocol):
         ...
 
 
-def conformed(batch: pa.RecordBatch, columns: pa.Schema, place: str) -> pa.RecordBatch:
-    """A batch with the columns of a table, in its order; a column that the batch does not have is null.
+def require_columns(batch: pa.RecordBatch, known: Mapping[str, str], kind: KindOf, place: str) -> None:
+    """Refuse a batch with a column that a table does not have, or has with another type.
+
+    Args:
+        known: the type of each column of the table, in the target's words.
+        kind: gives the type of a column of the batch in these words.
 
     Raises:
-        DataError: it has a column that the table does not have, or one of another type.
+        DataError: for its partition.
     """
-    key = batch.column("partition")[0].as_py()
     for column in batch.schema:
-        if column.name == "op":
-            continue
-        there = columns.field(column.name).type if column.name in columns.names else None
-        if there is None or not _same(there, column.type):
+        expected, held = kind(column), known.get(column.name)
+        if column.name != "op" and held != expected:
             raise DataError(
-                key,
-                f"its column {column.name!r} is of type {column.type} and "
-                + ("missing" if there is None else f"of type {there}")
-                + f" in {place}",
+                batch.column("partition")[0].as_py(),
+                f"its column {column.name!r} is of type {expected} and {f'of type {held}' if held else 'missing'} in "
+                f"{place}",
                 "Drop that table, so that the next hand-over makes it anew, or name another one.",
             )
-    arrays = [
-        batch.column(column.name).cast(column.type)
-        if column.name in batch.schema.names
-        else pa.nulls(len(batch), column.type)
-        for column in columns
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=columns)
-
-
-def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    lists = [kind for kind in (one, other) if pa.types.is_fixed_size_list(kind)]
-    if len(lists) == 2:  # targets do not keep whether values may be null
-        return (lists[0].list_size, lists[0].value_type) == (lists[1].list_size, lists[1].value_type)
-    return one == other
 
 
 def missing_extra(extra: str, error: ImportError) -> ConfigError:

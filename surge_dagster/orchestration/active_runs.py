@@ -169,7 +169,7 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     run_id, _, where = run.tags.get(PROCESS_TAG, "").partition(" ")
     place, _, process = where.rpartition(" ")
     pid = process.partition("@")[0]
-    return run_id == run.run_id and place == _place() and (not pid or _process(int(pid)) != process)
+    return run_id == run.run_id and place == _place() and (not pid or _process(int(pid)) not in (process, None))
 
 
 def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
@@ -208,11 +208,20 @@ def _line(path: str) -> str:
         return ""
 
 
-def _process(pid: int) -> str:
-    """A process of this machine by its id and its start in clock ticks since the boot; empty if it has ended."""
+def _process(pid: int) -> str | None:
+    """A process of this machine by its id and its start in clock ticks since the boot.
+
+    Empty if it has ended; None where it lives and the system hides it, as with `hidepid` those of other users.
+    """
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return None
+        except ProcessLookupError:
+            pass
         return ""
     state, *counts = status.rpartition(")")[2].split()
     return "" if state in _ENDED else f"{pid}@{counts[18]}"

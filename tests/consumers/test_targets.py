@@ -126,7 +126,8 @@ def test_table_of_others_is_left_alone(follower: Follower, row: dict[str, Any]) 
     assert "id" not in row or follower.target.counts() == {"x": 1}
 
 
-def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower) -> None:
+def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surge_dagster.consumers.comparison.random.getrandbits", lambda bits: 7)
     for key in ("a", "b", "c", "d"):
         follower.output.write(key, TEXTS)
     done = follower.hand_over()

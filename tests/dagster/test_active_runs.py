@@ -78,6 +78,24 @@ def test_process_with_a_reused_id_is_not_taken_for_the_earlier_one(bench: Workbe
     assert status(bench, before) == "FAILURE"
 
 
+def test_run_whose_living_process_the_system_hides_is_not_declared_lost(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `hidepid`, /proc has no folder for a process of another user; the kernel still refuses to signal it."""
+    hidden = started(bench, "4194304@1")  # above the highest id that Linux gives
+
+    def refuse(pid: int, number: int) -> None:
+        assert (pid, number) == (4_194_304, 0)
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", refuse)
+        look_for_lost_runs(bench)
+        assert status(bench, hidden) == "STARTED"
+    look_for_lost_runs(bench)
+    assert status(bench, hidden) == "FAILURE"
+
+
 def test_run_of_another_machine_is_not_declared_lost(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     retry, other, untagged = (bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED) for _ in range(3))
     bench.instance.add_run_tags(retry.run_id, {PROCESS_TAG: f"the-run-before {_place()} 0@0"})  # Dagster copies tags

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from surge_dagster import Changes, EmbeddingCatalog, changes
 from surge_dagster.config.settings import load_settings
 from surge_dagster.consumers.lance import LanceTable
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.orchestration.active_runs import PROCESS_TAG, process_tag
 from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
@@ -67,6 +68,27 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Work
     ran = hand_over(bench)
     assert not ran.success and "1 partition could not be handed over" in ran.failure() and "'a'" in ran.failure()
     assert table.counts() == {"a": 3, "b, 50%": 3}
+
+
+def test_comparison_whose_files_do_not_answer_is_not_passed(
+    bench: Workbench, table: LanceTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("a", "b"):
+        bench.write(key, 3)
+    assert bench.refresh().success
+    sample = Changes.sample
+
+    def answer_once(feed: Changes, *given: Any) -> Iterator[Any]:
+        yield next(sample(feed, *given))
+        raise TransientError("GET b failed (503: SlowDown) after 3 attempts.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Changes, "sample", answer_once)
+        ran = hand_over(bench)
+    check = ran.checks()[CHECK]
+    assert ran.success and not check.passed
+    assert "3 vectors compared; the others of the sample could not be compared: GET b failed" in str(check.description)
+    assert hand_over(bench).checks()[CHECK].passed
 
 
 def test_hand_over_is_requested_after_runs_that_embed_until_it_has_succeeded(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -339,16 +338,6 @@ def test_tick_that_cannot_look_fails(bench: Workbench, monkeypatch: pytest.Monke
     monkeypatch.setattr("surge_dagster.automation.new_partitions.states_of_unfinished", down)
     with pytest.raises(StoreUnavailable, match="SlowDown"):
         bench.tick()
-
-
-def test_sensor_begins_no_space_beside_an_int8_space_of_an_earlier_version(bench: Workbench) -> None:
-    bench.write("a")
-    folder = Path(bench.output) / "model-0123456789ab"
-    folder.mkdir(parents=True)
-    (folder / "space.json").write_text('{"format": 1, "name": "model-0123456789ab", "arithmetic": "int8-1"}')
-    with pytest.raises(ConfigError, match="launch catalog_refresh by hand"):
-        bench.tick()
-    assert bench.refresh().success  # the explicit launch
 
 
 def test_invalid_setting_is_an_error_when_definitions_load(bench: Workbench) -> None:

@@ -13,8 +13,8 @@ from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from surge_dagster import __version__
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
+from surge_dagster.version import __version__
 
 _FORMAT, _METADATA_DIGEST = b"surge.format", b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,23 +22,12 @@ from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
 from surge_dagster.engine.model.prompts import Task
 
 HASH_SCHEME = "hash://"
-SPACE_FORMAT = 1
 DTYPES = ("float32", "float16")
 FileFormat = Literal["parquet", "arrow"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
-# Versions that know only Parquet refuse this format; otherwise they would write Parquet files into an Arrow space.
-_ARROW_SPACE_FORMAT = 2
-# Versions that do not know a prompt for queries refuse this one; otherwise they would find another checksum.
-_QUERY_PROMPT_SPACE_FORMAT = 3
-# Versions that do not know derived spaces refuse this one; otherwise they would take it for a space to embed into.
-_DERIVED_SPACE_FORMAT = 4
-_SPACE_FORMATS = (SPACE_FORMAT, _ARROW_SPACE_FORMAT, _QUERY_PROMPT_SPACE_FORMAT, _DERIVED_SPACE_FORMAT)
+_FORMAT = 1
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 _HASH_MAX_LENGTH = 256
-
-
-class UnsupportedSpace(ConfigError):
-    """A space that an earlier version made, and whose vectors this version cannot compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +72,8 @@ class EncodingSpec:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as space.json stores them: `prompt` is the documents'; later ones are there where they are set."""
-        fields = asdict(self)
-        document_prompt = fields.pop("document_prompt")
-        optional = {name: fields.pop(name) for name in ("query_prompt", "trust_remote_code")}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return fields | {"prompt": document_prompt} | given
+        """The fields as space.json stores them."""
+        return asdict(self)
 
     def resolve(self) -> Space:
         """Locates the model and computes its digest.
@@ -222,12 +207,12 @@ class Space:
     @property
     def spec_sha256(self) -> str:
         """SHA-256 (hex) of the canonical resolved spec; its first 12 digits end the name."""
-        return hashlib.sha256(canonical_json({"format": SPACE_FORMAT, **self._resolved()})).hexdigest()
+        return hashlib.sha256(canonical_json({"format": _FORMAT, **self._resolved()})).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """The content of `<output>/<space>/space.json`, the same on every machine."""
         return {
-            "format": self._format,
+            "format": _FORMAT,
             "name": self.name,
             "requested": self.requested.as_dict(),
             "file_format": self.file_format,
@@ -235,16 +220,7 @@ class Space:
             "spec_sha256": self.spec_sha256,
         }
 
-    @property
-    def _format(self) -> int:
-        if self.derived:
-            return _DERIVED_SPACE_FORMAT
-        if self.query_prompt:
-            return _QUERY_PROMPT_SPACE_FORMAT
-        return SPACE_FORMAT if self.file_format == "parquet" else _ARROW_SPACE_FORMAT
-
     def _resolved(self) -> dict[str, Any]:
-        # Format 1 calls the documents' prompt `prompt`. Without a prompt for queries a space is what it always was.
         prompts = {"prompt": self.document_prompt} | ({"query_prompt": self.query_prompt} if self.query_prompt else {})
         derived = {"derived": self.derived.to_json()} if self.derived else {}
         return {key: getattr(self, key) for key in _RESOLVED} | prompts | derived
@@ -284,44 +260,31 @@ class Space:
 
 
 def space_from_json(document: dict[str, Any]) -> Space:
-    """The space that a space.json describes, with no model folder.
+    """The space that a space.json describes, with no path of its model.
 
     Raises:
-        UnsupportedSpace: an earlier version computed the vectors in an arithmetic that this one does not have.
         ConfigError: the document is incomplete, was changed by hand, or needs another version.
     """
-    if document.get("format") not in _SPACE_FORMATS:
+    formats = document.get("format"), document.get("file_format", "parquet")
+    if formats[0] != _FORMAT or formats[1] not in FILE_FORMATS:
         raise ConfigError(
-            f"space.json has format {document.get('format')!r}; this version reads "
-            f"{', '.join(map(str, _SPACE_FORMATS))}: use the version that wrote it, or another output"
-        )
-    if "arithmetic" in document:
-        raise UnsupportedSpace(
-            f"the space {document.get('name')} holds {document['arithmetic']} vectors, which this version does not "
-            "compute: embed the catalog again, into a space of its own, or use the version that wrote it"
+            f"space.json has format {formats[0]!r} and {formats[1]} files; this version reads format {_FORMAT} and "
+            f"{' or '.join(FILE_FORMATS)} files: use the version that wrote it, or another output"
         )
     try:
-        known = {field.name for field in fields(EncodingSpec)}
-        requested = {key: value for key, value in document["requested"].items() if key in known}
-        requested["document_prompt"] = document["requested"].get("prompt")
-        resolved = {key: document[key] for key in _RESOLVED}
-        resolved |= {"document_prompt": document["prompt"], "query_prompt": document.get("query_prompt", "")}
-        resolved["file_format"] = document.get("file_format", "parquet")  # older documents do not name it
-        resolved["model_folder"] = str(document.get("model_folder", ""))
-        resolved["derived"] = derivation_from_json(document["derived"]) if "derived" in document else None
-        space = Space(name=document["name"], requested=EncodingSpec(**requested), model_path="", **resolved)
+        space = Space(
+            name=document["name"],
+            requested=EncodingSpec(**document["requested"]),
+            model_path="",
+            document_prompt=document["prompt"],
+            query_prompt=document.get("query_prompt", ""),
+            file_format=document["file_format"],
+            model_folder=str(document.get("model_folder", "")),
+            derived=derivation_from_json(document["derived"]) if "derived" in document else None,
+            **{name: document[name] for name in _RESOLVED},
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"space.json is incomplete ({error!r}); restore it or use another output") from error
-    if space.file_format not in FILE_FORMATS:
-        raise ConfigError(
-            f"space.json of {space.name} names the file format {space.file_format!r}; this version knows "
-            f"{', '.join(FILE_FORMATS)}: use the version that wrote it, or another output"
-        )
-    if document["format"] != space.to_json()["format"]:
-        raise ConfigError(
-            f"space.json of {space.name} was changed by hand: with its {space.file_format} files and prompts it has "
-            f"format {space.to_json()['format']}, not format {document['format']}; restore it or use another output"
-        )
     if space.spec_sha256 != document.get("spec_sha256") or not space.name.endswith(space.spec_sha256[:12]):
         raise ConfigError(f"space.json of {space.name} was changed by hand: its checksum differs; restore it")
     return space

@@ -172,6 +172,7 @@ class Plan:
         workers_per_machine: the workers that one machine's way to the store can serve, by Zero's rule (U/S)·BW; None
             where nothing was published there yet.
         cost_per_million_texts: at the given price of an hour.
+        partitions_fresh, partitions_uncounted: left out: those that a run passes over, and those of unknown size.
     """
 
     forecast: Forecast
@@ -205,6 +206,8 @@ class Plan:
     workers_per_machine: int | None = None
     cost_per_million_texts: float | None = None
     fleet: Fleet | None = None
+    partitions_fresh: int = 0
+    partitions_uncounted: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as one JSON-ready document; what the report has too has its name there."""

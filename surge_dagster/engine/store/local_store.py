@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store.local_upload import (
-    LOCK_NAME,
     TEMP_PREFIX,
     LocalUpload,
     is_hidden,
@@ -67,7 +66,6 @@ class LocalStore(Store):
                 return
             for below, _, _ in os.walk(path, topdown=False):
                 remove_dead_temp_files(Path(below))
-                (Path(below) / LOCK_NAME).unlink(missing_ok=True)  # earlier versions left them there
                 with contextlib.suppress(OSError):  # it is not empty
                     os.rmdir(below)  # noqa: PTH106
             self._remove_empty(path.parent)
@@ -130,8 +128,8 @@ class LocalStore(Store):
         """Flush the folder; of a hidden one also the folders above it, whose own names may be new."""
         path = self.root / folder
         parents = path.parents[: len(PurePath(folder).parts)] if is_hidden(folder) else ()
-        for one in (path, *parents):
-            descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY)
+        for changed_folder in (path, *parents):
+            descriptor = os.open(changed_folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(descriptor)
             finally:

@@ -21,13 +21,13 @@ import pyarrow as pa
 from filelock import FileLock
 
 from surge_dagster.engine.errors import WriteRefused
-from surge_dagster.engine.store.store import StoredObject, Upload
+from surge_dagster.engine.store.store import PUBLISH_ROUNDS, StoredObject, Upload, replaced_by_others
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 TEMP_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 _POLL_SECONDS = 0.01
-_ATTEMPTS = 100  # to create a folder that other processes remove when it is empty
+_ATTEMPTS = 100  # to create a temp file before another process removes it or its folder
 
 
 class LocalUpload(Upload):
@@ -43,11 +43,10 @@ class LocalUpload(Upload):
         self._is_hidden = is_hidden(name)
         self._published = False
         with storage_errors(self._final):
-            self._temp, self._file = self._open()
-        self.sink = self._file
+            self._temp, self.sink = _open_temp(self._final.parent, create_folder=self._is_hidden)
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        """See `Upload`; `still_wanted` is called again whenever another writer has replaced the file meanwhile.
+        """See `Upload`.
 
         Only the renaming needs the folder's lock. A check of a source in a bucket is a request, and under the lock all
         writers of the folder would wait for it. Hidden folders have no lock: the names of their files contain the
@@ -55,16 +54,17 @@ class LocalUpload(Upload):
         """
         self.flush()
         with storage_errors(self._final):
-            while True:
-                before = self._found()
+            for _ in range(PUBLISH_ROUNDS):
+                checked_file = self._published_file()
                 still_wanted()
                 with contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent):
-                    if self._is_hidden or self._found() == before:
+                    if self._is_hidden or self._published_file() == checked_file:
                         self._temp.rename(self._final)
                         self._published = True
-                        return stored_object(self._name, os.fstat(self._file.fileno()))
+                        return stored_object(self._name, os.fstat(self.sink.fileno()))
+        raise replaced_by_others(str(self._final))
 
-    def _found(self) -> tuple[int, int, int] | None:
+    def _published_file(self) -> tuple[int, int, int] | None:
         """Which file stands at the name."""
         try:
             status = self._final.stat()
@@ -76,7 +76,7 @@ class LocalUpload(Upload):
         """Bring the content to the disk."""
         with storage_errors(self._final):
             self.sink.flush()
-            os.fsync(self._file.fileno())
+            os.fsync(self.sink.fileno())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -84,15 +84,7 @@ class LocalUpload(Upload):
         if not self._published:
             self._temp.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a published file is on the disk, and another one is discarded
-            self._file.close()
-
-    def _open(self) -> tuple[Path, pa.NativeFile]:
-        folder = self._final.parent
-        for _ in range(_ATTEMPTS if self._is_hidden else 0):
-            with contextlib.suppress(FileNotFoundError, FileExistsError):  # another process removed it meanwhile
-                folder.mkdir(parents=True, exist_ok=True)
-                return _open_temp(folder)
-        return _open_temp(folder)
+            self.sink.close()
 
 
 @contextlib.contextmanager
@@ -116,16 +108,24 @@ def _locks(folder: str) -> tuple[threading.Lock, FileLock]:
 os.register_at_fork(after_in_child=_locks.cache_clear)  # filelock refuses locks of the parent process
 
 
-def _open_temp(folder: Path) -> tuple[Path, pa.NativeFile]:
-    """Create and lock a temp file."""
-    while True:
+def _open_temp(folder: Path, *, create_folder: bool) -> tuple[Path, pa.NativeFile]:
+    """Create and lock a temp file; other processes may remove an empty folder, and a file that has no lock yet."""
+    for _ in range(_ATTEMPTS):
         path = folder / f"{TEMP_PREFIX}{secrets.token_hex(12)}"
-        file = pa.OSFile(str(path), "wb")
+        try:
+            if create_folder:
+                folder.mkdir(parents=True, exist_ok=True)
+            file = pa.OSFile(str(path), "wb")
+        except (FileNotFoundError, FileExistsError):
+            if create_folder:
+                continue
+            raise
         os.set_inheritable(file.fileno(), False)  # a child process would keep the lock
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return path, file
-        file.close()  # a sweep removed it between the two calls
+        file.close()
+    raise OSError(errno.EBUSY, f"other processes removed its folder or temp file {_ATTEMPTS} times")
 
 
 def remove_dead_temp_files(folder: Path) -> None:
@@ -135,10 +135,10 @@ def remove_dead_temp_files(folder: Path) -> None:
         OSError: the folder cannot be written.
     """
     try:
-        found = list(folder.glob(f"{TEMP_PREFIX}*"))
+        temp_files = list(folder.glob(f"{TEMP_PREFIX}*"))
     except (FileNotFoundError, NotADirectoryError):
         return
-    for path in found:
+    for path in temp_files:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):

@@ -25,10 +25,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Pre
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.request_errors import classified, request_errors
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.store import StoredObject, Upload
+from surge_dagster.engine.store.store import PUBLISH_ROUNDS, StoredObject, Upload, replaced_by_others
 
 PIECE_BYTES = 1024 * 1024  # passed to obstore's writer in one call
-_ROUNDS = 8  # how often two writers may replace each other's object before one of them gives up
 
 
 class ObjectUpload(Upload):
@@ -53,7 +52,6 @@ class ObjectUpload(Upload):
         self.sink = pa.PythonFile(_Sink(self._take), mode="w")
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        """See `Upload`; `still_wanted` is called again whenever another writer has replaced the object meanwhile."""
         self.sink.close()
         return self._publish_parts(still_wanted) if self._writer else self._publish_whole(still_wanted)
 
@@ -103,16 +101,13 @@ class ObjectUpload(Upload):
 
     def _publish_whole(self, still_wanted: Callable[[], None]) -> StoredObject:
         current = None
-        for _ in range(_ROUNDS):
+        for _ in range(PUBLISH_ROUNDS):
             still_wanted()
             stored = self._retrier.call(f"PUT {self._key}", lambda c=current: self._put(c))
             if stored is not None:
                 return StoredObject(self._name, self._size, stored["e_tag"] or "")
             current = self._look()
-        raise TransientError(
-            f"other writers replaced {self._key!r} {_ROUNDS} times while it was published. The result was discarded; "
-            "check who else writes to this output, then run again."
-        )
+        raise replaced_by_others(self._key)
 
     def _put(self, replacing: Any) -> Any:
         """The etag and version of the stored object; None when another object than `replacing` stands at the name."""

@@ -25,6 +25,26 @@ from obstore.exceptions import (
 UNSUPPORTED = "unsupported"
 NOT_PARTIAL = "not-partial"
 
+# Types of obstore's errors that no other attempt can change: cause, and detail where the store's own code says none.
+_UNSUPPORTED = (UNSUPPORTED, "the store does not support this request")
+_REFUSALS: dict[type[BaseException], tuple[str, str]] = {
+    PermissionDeniedError: ("403", ""),
+    UnauthenticatedError: ("401", ""),
+    NotSupportedError: _UNSUPPORTED,
+    UnknownConfigurationKeyError: _UNSUPPORTED,
+    InvalidPathError: ("name", "an object's name has an empty or dotted part, such as a//b"),
+}
+# Parts of the texts of errors without an answer: cause, detail, and whether another attempt can help.
+_CONNECTIONS = (
+    ("redirect without LOCATION", "301", "PermanentRedirect", False),
+    ("InvalidCertificate", "certificate", "it could not be verified", False),
+    ("InvalidMessage", "tls", "no secure connection could be made", True),
+    ("kind: Timeout", "timeout", "no answer in time", True),
+    ("timed out", "timeout", "no answer in time", True),
+    ("dns error", "dns", "the name of the host does not resolve", True),
+    ("IncompleteBody", "incomplete", "the answer ended before all of it had come", True),
+    ("kind: Connect,", "refused", "no connection could be made", True),  # not ConnectionReset
+)
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 _CREDENTIAL_PROVIDER = re.compile(r"credential provider: (?:[\w.]*\.)?(\w+)")
@@ -97,35 +117,19 @@ def request_errors() -> Iterator[None]:
 def classified(error: Exception) -> RequestFailed:
     """The failure behind an error that obstore raised."""
     text = str(error)
-    found = _CODE.search(text)
-    code = found[1] if found else ""
+    code_found = _CODE.search(text)
+    code = code_found[1] if code_found else ""
     if provider := _CREDENTIAL_PROVIDER.search(text):
         return RequestFailed("credentials", f"they could not be renewed, {provider[1]}", retryable=True)
-    if isinstance(error, PermissionDeniedError):
-        return RequestFailed("403", code or "not allowed", retryable=False)
-    if isinstance(error, UnauthenticatedError):
-        return RequestFailed("401", code or "not allowed", retryable=False)
-    if isinstance(error, NotSupportedError | UnknownConfigurationKeyError):
-        return RequestFailed(UNSUPPORTED, "the store does not support this request", retryable=False)
-    if isinstance(error, InvalidPathError):
-        return RequestFailed("name", "an object's name has an empty or dotted part, such as a//b", retryable=False)
+    for kind, (cause, detail) in _REFUSALS.items():
+        if isinstance(error, kind):
+            return RequestFailed(cause, detail or code or "not allowed", retryable=False)
     if "source: NotPartial" in text:
         return RequestFailed(NOT_PARTIAL, "the whole object came instead of a range", retryable=False)
     if status := _STATUS.search(text):
         retryable = int(status[1]) in _RETRYABLE_STATUS or code in _RETRYABLE_CODES
         return RequestFailed(status[1], code, retryable=retryable)
-    if "redirect without LOCATION" in text:
-        return RequestFailed("301", "PermanentRedirect", retryable=False)
-    if "InvalidCertificate" in text:
-        return RequestFailed("certificate", "it could not be verified", retryable=False)
-    if "InvalidMessage" in text:
-        return RequestFailed("tls", "no secure connection could be made", retryable=True)
-    if "kind: Timeout" in text or "timed out" in text:
-        return RequestFailed("timeout", "no answer in time", retryable=True)
-    if "dns error" in text:
-        return RequestFailed("dns", "the name of the host does not resolve", retryable=True)
-    if "IncompleteBody" in text:
-        return RequestFailed("incomplete", "the answer ended before all of it had come", retryable=True)
-    if "kind: Connect," in text:  # not ConnectionReset
-        return RequestFailed("refused", "no connection could be made", retryable=True)
+    for part, cause, detail, retryable in _CONNECTIONS:
+        if part in text:
+            return RequestFailed(cause, detail, retryable=retryable)
     return RequestFailed("reset", "the connection was lost", retryable=True)

@@ -11,6 +11,7 @@ a daemon thread that the caller can give up.
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 import threading
@@ -18,8 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.store.request_errors import RequestFailed
@@ -34,40 +34,39 @@ DOWN_AFTER = 4
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Retries by cause, and operations in a row that failed, by kind."""
-
-    retries: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-@dataclass(frozen=True, slots=True)
 class Retrier:
     """Repeats and counts operations whose failure may pass; each store has one, used by all threads.
 
     Args:
         where: the store, for messages.
         sleep, jitter: replaced by tests, which never wait.
-        over: events that end every wait; see `until`.
     """
 
-    where: str
-    sleep: Callable[[float], None] | None = None
-    jitter: Callable[[], float] = random.random
-    over: tuple[threading.Event, ...] = ()
-    _counts: _Counts = field(default_factory=_Counts)
+    def __init__(
+        self,
+        where: str,
+        sleep: Callable[[float], None] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._where = where
+        self._sleep = sleep
+        self._jitter = jitter
+        self._over: tuple[threading.Event, ...] = ()
+        self._lock = threading.Lock()
+        self._retries: Counter[str] = Counter()  # by cause
+        self._failures: Counter[str] = Counter()  # operations in a row that failed, by kind
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Retries so far, by cause."""
-        with self._counts.lock:
-            return dict(self._counts.retries)
+        with self._lock:
+            return dict(self._retries)
 
-    def until(self, over: threading.Event) -> Retrier:
+    def until(self, over: threading.Event) -> Self:
         """The same retrier with the same counts; once `over` is set, its calls raise `Cancelled` instead of waiting."""
-        return replace(self, over=(*self.over, over))
+        view = copy.copy(self)
+        view._over = (*self._over, over)
+        return view
 
     def call(self, what: str, attempt: Callable[[], T], attempts: int = ATTEMPTS) -> T:
         """The result of an operation.
@@ -79,7 +78,7 @@ class Retrier:
         Raises:
             TransientError: every attempt failed, or the failure is final.
             StoreUnavailable: so did the operations of this kind before it.
-            Cancelled: an `over` event is set.
+            Cancelled: an event of `until` is set.
         """
         kind = what.partition(" ")[0]
         for number in range(1, attempts + 1):
@@ -106,38 +105,34 @@ class Retrier:
             self._raise_if_over()
         return answer.result()
 
-    def _is_over(self) -> bool:
-        return any(event.is_set() for event in self.over)
-
     def _raise_if_over(self) -> None:
-        if self._is_over():
+        if any(event.is_set() for event in self._over):
             raise Cancelled
 
     def _wait(self, what: str, failed: RequestFailed, number: int) -> None:
-        seconds = 2.0**number * (1 - JITTER + 2 * JITTER * self.jitter())
+        seconds = 2.0**number * (1 - JITTER + 2 * JITTER * self._jitter())
         self._raise_if_over()
-        log.warning("%s: %s failed (%s); attempt %d in %.1f s", self.where, what, failed, number + 1, seconds)
-        (self.sleep or self._rest)(seconds)
+        log.warning("%s: %s failed (%s); attempt %d in %.1f s", self._where, what, failed, number + 1, seconds)
+        (self._sleep or self._rest)(seconds)
         self._raise_if_over()
-        with self._counts.lock:
-            self._counts.retries[failed.cause] += 1
+        with self._lock:
+            self._retries[failed.cause] += 1
 
     def _rest(self, seconds: float) -> None:
         def wait_turn(turn: float) -> bool:
             time.sleep(turn)
-            return self._is_over()
+            return any(event.is_set() for event in self._over)
 
         wait_in_turns(wait_turn, seconds)
 
     def _final(self, what: str, kind: str, failed: RequestFailed, number: int) -> TransientError:
-        with self._counts.lock:
-            self._counts.failed[kind] += 1
-            in_a_row = self._counts.failed[kind]
-        if failed.retryable:
-            tries = f"{number} attempts" if number > 1 else "one attempt"
-        else:
+        with self._lock:
+            self._failures[kind] += 1
+            in_a_row = self._failures[kind]
+        tries = f"{number} attempts" if number > 1 else "one attempt"
+        if not failed.retryable:
             tries = "one attempt, and another cannot help"
-        text = f"{self.where}: {what} failed ({failed}) after {tries}."
+        text = f"{self._where}: {what} failed ({failed}) after {tries}."
         if in_a_row >= DOWN_AFTER:
             return StoreUnavailable(
                 f"{text} {in_a_row} operations in a row failed: the store is down, or refuses them. What was "
@@ -146,5 +141,5 @@ class Retrier:
         return TransientError(f"{text} {failed.remedy}")
 
     def _answered(self, kind: str) -> None:
-        with self._counts.lock:
-            self._counts.failed[kind] = 0
+        with self._lock:
+            self._failures[kind] = 0

@@ -15,6 +15,10 @@ from typing import NamedTuple, Self
 
 import pyarrow as pa
 
+from surge_dagster.engine.errors import TransientError
+
+PUBLISH_ROUNDS = 8  # how often two writers may replace each other's object before one of them gives up
+
 
 class StoredObject(NamedTuple):
     """One object as a listing shows it: name relative to the store, size in bytes, and a tag that changes with it.
@@ -57,11 +61,20 @@ class Upload(ABC):
         """Make the object appear under its name, complete and durable; on a disk, `Store.sync` makes the name durable.
 
         Args:
-            still_wanted: called last; what it raises stops the publication.
+            still_wanted: called last, and again whenever another writer has replaced the object meanwhile; what it
+                raises stops the publication.
 
         Raises:
-            TransientError: the store does not take it.
+            TransientError: the store does not take it, or others replaced the object `PUBLISH_ROUNDS` times.
         """
+
+
+def replaced_by_others(place: str) -> TransientError:
+    """The error of a writer that gives up."""
+    return TransientError(
+        f"other writers replaced {place!r} {PUBLISH_ROUNDS} times while it was published. The result was discarded; "
+        "check who else writes to this output, then run again."
+    )
 
 
 class Store(ABC):

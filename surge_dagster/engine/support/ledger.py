@@ -14,11 +14,7 @@ from surge_dagster.engine.errors import Cancelled
 
 
 class Ledger:
-    """Counts resident bytes against a limit.
-
-    Args:
-        limit: bytes that may be held at any time.
-    """
+    """Counts resident bytes against a limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -44,19 +40,19 @@ class Ledger:
                 self._waiting += 1
                 self._changed.wait(0.1)
                 self._waiting -= 1
-            self.held += size
-            if self.held > self.peak:
-                self.peak = self.held
+            self._hold(size)
 
     def try_reserve(self, size: int) -> bool:
         """Hold `size` bytes if they fit now."""
         with self._lock:
             if self.held + size > self.limit:
                 return False
-            self.held += size
-            if self.held > self.peak:
-                self.peak = self.held
+            self._hold(size)
             return True
+
+    def _hold(self, size: int) -> None:
+        self.held += size
+        self.peak = max(self.peak, self.held)
 
     def release(self, size: int) -> None:
         """Release bytes that were reserved."""

@@ -15,9 +15,6 @@ from tests.engine.model.test_spec import small_model
 
 __all__ = ["small_model"]
 
-# A space of the small model as the version before prompts by name wrote it.
-_PLAIN = {"model": "tiny-model", "prompt": None, "max_length": None, "normalize": None, "dimension": None}
-
 
 def _state(folder: Path, own: dict[str, Any]) -> EncodingSpec:
     (folder / "config_sentence_transformers.json").write_text(json.dumps(own))
@@ -84,21 +81,3 @@ def test_settings_override_the_prompts_of_a_model(small_model: Path) -> None:
     assert (spec.resolve().document_prompt, spec.resolve().query_prompt) == ("d: ", "q: ")
     without = EncodingSpec(str(small_model), document_prompt="", query_prompt="").resolve()
     assert without.name == plain.name
-
-
-def test_space_of_a_model_without_prompts_is_what_it_was_before_prompts_had_names(small_model: Path) -> None:
-    space = EncodingSpec(str(small_model)).resolve()
-    assert space.name == "tiny-model-8f7827ffb6f8"
-    document = space.to_json()
-    assert document["requested"] == _PLAIN | {"dtype": "float32"}
-    assert document["prompt"] == ""
-    assert "query_prompt" not in document
-    assert space_from_json(document).requested == space.requested
-
-
-def test_request_of_an_earlier_version_with_a_prompt_means_that_of_documents(small_model: Path) -> None:
-    space = EncodingSpec(str(small_model), document_prompt="passage: ").resolve()
-    assert space.name == "tiny-model-eded7facd59d"
-    document = space.to_json()
-    assert document["requested"] == _PLAIN | {"prompt": "passage: ", "dtype": "float32"}
-    assert space_from_json(document).requested.document_prompt == "passage: "

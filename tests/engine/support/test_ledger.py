@@ -11,31 +11,17 @@ from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.ledger import Ledger
 
 
-def test_ledger_knows_held_bytes_and_their_peak() -> None:
+def test_ledger_knows_held_bytes_and_their_peak_and_refuses_what_cannot_be() -> None:
     ledger = Ledger(100)
     ledger.reserve(60)
-    ledger.reserve(40)
+    assert ledger.try_reserve(40)
+    assert not ledger.try_reserve(1), "it does not wait"
     ledger.release(70)
     assert (ledger.held, ledger.peak) == (30, 100)
-
-
-def test_try_reserve_never_waits() -> None:
-    ledger = Ledger(100)
-    assert ledger.try_reserve(100)
-    assert not ledger.try_reserve(1)
-    assert (ledger.held, ledger.peak) == (100, 100)
-
-
-def test_reservation_above_the_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot reserve 101 bytes under a limit of 100"):
-        Ledger(100).reserve(101)
-
-
-def test_release_of_more_than_is_held_is_refused() -> None:
-    ledger = Ledger(100)
-    ledger.reserve(10)
-    with pytest.raises(ValueError, match="cannot release 11 bytes: only 10 are held"):
-        ledger.release(11)
+        ledger.reserve(101)
+    with pytest.raises(ValueError, match="cannot release 31 bytes: only 30 are held"):
+        ledger.release(31)
 
 
 def test_waiting_thread_continues_when_bytes_are_released() -> None:

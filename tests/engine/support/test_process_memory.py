@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -43,18 +42,6 @@ def test_memory_without_a_limit_is_that_of_the_machine(tmp_path: Path) -> None:
 )
 def test_lowest_limit_of_all_parent_groups_counts(tmp_path: Path, membership: str, limits: dict[str, str]) -> None:
     assert cgroups(tmp_path, membership, limits) == 1000
-
-
-@pytest.mark.parametrize(("named", "allocator"), [(None, "jemalloc"), ("system", "system")])
-def test_arrow_allocates_with_jemalloc_unless_the_environment_names_another_allocator(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, allocator: str
-) -> None:
-    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
-    if named is not None:
-        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", named)
-    code = "import surge_dagster.engine.run.embedding_run, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
-    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert shown.stdout.strip() == allocator
 
 
 def test_gauge_measures_allocated_memory() -> None:
