@@ -22,12 +22,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows, rows_version_of, usable_file
+from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows, rows_version_of
 from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import WRITER, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name
+from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.files.rows import embedding_array, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.derivation import DerivedDtype

@@ -213,14 +213,6 @@ class OutputState:
             self._remembered[name] = (stored, found)
 
 
-def replaced(location: str, key: str) -> TransientError:
-    """The error for a partition whose file is no longer the one that was listed."""
-    return TransientError(
-        f"partition {key!r}: {location!r} was replaced or removed after the embeddings were opened. Open them again.",
-        key,
-    )
-
-
 def _read(store: Store, name: str) -> Found | TransientError:
     """The file, or why it cannot be used; a store that is down raises."""
     try:
@@ -228,4 +220,5 @@ def _read(store: Store, name: str) -> Found | TransientError:
     except StoreUnavailable:
         raise
     except (InvalidFile, FileNotFoundError, TransientError) as error:
-        return error.with_traceback(None)  # it may be kept for long, and frames with it
+        error.__cause__ = error.__context__ = None  # it may be kept for long, and frames with it
+        return error.with_traceback(None)
