@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from surge_dagster.commands.settings import CATALOG, SPACE, start_pool, takes_se
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import FileFormat, Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
@@ -133,10 +132,8 @@ def _with_work(partitions: list[Partition], store: Store, space: Space, file_for
     own = next((one for one in list_spaces(store) if one.spec_sha256 == space.spec_sha256), space)
     outputs, left = OutputState(store, own.name, file_format), list[Partition]()
     for partition in outputs.looked_at(partitions):
-        with contextlib.suppress(TransientError, ValueError):  # the run will say what is wrong with it
-            if outputs.status(partition) == "fresh":
-                continue
-        left.append(partition)
+        if outputs.freshness(partition).status != "fresh":  # the run will say what is wrong with it
+            left.append(partition)
     return left
 
 

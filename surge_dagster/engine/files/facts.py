@@ -154,7 +154,7 @@ def explained(location: str) -> Iterator[None]:
         raise InvalidFile(error.reason, error.flaw, error.location or location) from error
     except UNREADABLE as error:
         if is_systems(error):
-            raise not_given(repr(location), error) from error
+            raise not_given(repr(location) if location else "the file", error) from error
         raise InvalidFile(first_line(error), location=location) from error
 
 

@@ -108,7 +108,7 @@ class OutputFile(ABC):
         location: in messages.
     """
 
-    location = "the file"
+    location = ""
 
     def __init__(self, facts: FileFacts, columns: pa.Schema, groups: int) -> None:
         self.facts = facts

@@ -109,26 +109,21 @@ class Embeddings:
         stored = embedding_type(self.dimension, self.space.dtype)
         return as_dataset(self.store, files, self._schema(files, text_hash, stored), self.space.file_format)
 
-    def found(self) -> dict[str, Found]:
-        """Every file by its name in the store: those of this space that can be loaded, and what is wrong with others.
-
-        Raises:
-            TransientError: one cannot be read now.
-        """
-        return {name: self._usable(name, file) for name, file in self._files.files().items()}
-
     def each_found(self) -> dict[str, Found | TransientError]:
-        """The same, with the error in the place of each file that cannot be read now."""
-        files = self._files.each_file().items()
-        return {name: file if isinstance(file, TransientError) else self._usable(name, file) for name, file in files}
+        """Every file by its name in the store: those that can be loaded, and what is wrong with the others."""
+        return {name: self._usable(name, file) for name, file in self._files.files().items()}
 
     def refusal_of(self, name: str, error: Unusable) -> SurgeError:
         """The error about one file that cannot be loaded, naming its partition."""
         return error_of_partition(self.store, self.space, name, error)
 
     def _loadable(self) -> list[PublishedFile]:
-        """All files that can be loaded, sorted by name."""
-        return [file for file in self.found().values() if isinstance(file, PublishedFile)]
+        """All files that can be loaded, sorted by name; raises `TransientError` where one cannot be read now."""
+        listed = self.each_found().values()
+        for file in listed:
+            if isinstance(file, TransientError):
+                raise file
+        return [file for file in listed if isinstance(file, PublishedFile)]
 
     def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
         """The files of these partitions in their order, or all of them sorted by key; refuses what cannot be loaded."""
@@ -147,7 +142,7 @@ class Embeddings:
         files = [usable_file(self.store, self.space, name, file) for name, file in found.items()]
         return sorted(files, key=lambda file: file.facts.partition_key) if keys is None else files
 
-    def _usable(self, name: str, file: Found) -> Found:
+    def _usable(self, name: str, file: Found | TransientError) -> Found | TransientError:
         """A file of this space under its own name; else what is wrong with it."""
         if isinstance(file, PublishedFile):
             try:

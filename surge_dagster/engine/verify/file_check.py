@@ -23,6 +23,7 @@ from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.rows import OutputFile, carried_columns, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
 from surge_dagster.engine.store.store import Store
@@ -67,7 +68,7 @@ def compare_with_source(partition: Partition, store: Store, space: Space, sample
     try:
         with opened(store, space, name, partition) as reader:
             facts = reader.facts
-            if facts.source_version != partition.source_version:
+            if status_of(facts, space.name, partition.key, partition.source_version) == "stale":
                 if partition.current_source_version() != partition.source_version:
                     changed = f"partition {partition.key!r}: its source changed after it was listed."
                     raise TransientError(changed, partition.key)

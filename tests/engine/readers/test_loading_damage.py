@@ -88,7 +88,7 @@ class TestDamage:
         for engine in ("in-memory", "streaming"):
             with pytest.raises(
                 DataError,
-                match=r"'b': .*cannot be read because .*checksum verification failed.*embed the partition again",
+                match=r"partition 'b': .* because .*checksum verification failed.*embed the partition again",
             ):
                 opened.lazy().collect(engine=engine)  # pyright: ignore[reportArgumentType]
         with pytest.raises(OSError, match="checksum verification failed"):
