@@ -117,7 +117,7 @@ def decide(folder: str, outputs: int) -> Decided:
     cpu, begun = time.process_time(), time.perf_counter()
     state = OutputState(store, SPACE)
     listed = time.perf_counter()
-    found = [state.status(partition) for partition in state.looked_at(partitions)]
+    found = [state.freshness(partition).status for partition in state.looked_at(partitions)]
     ended = time.perf_counter()
     counts = {name: found.count(name) for name in ("fresh", "stale", "missing")}
     return Decided(**counts, list_seconds=listed - begun, seconds=ended - begun, cpu_seconds=time.process_time() - cpu)

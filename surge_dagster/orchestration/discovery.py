@@ -9,7 +9,7 @@ from itertools import chain
 
 import dagster as dg
 
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, list_spaces
@@ -122,13 +122,12 @@ def states_of_unfinished(listing: Listing, store: Store, space: Space | None) ->
     outputs.look_at(partition.key for partition in listing.partitions.values())
     states: dict[str, str | None] = {}
     for key, partition in listing.partitions.items():
-        try:
-            file = outputs.file(partition.key)
-        except TransientError as error:
-            log.warning("%s", error)
+        freshness = outputs.freshness(partition)
+        status, file = freshness.status, freshness.file
+        if freshness.error is not None:
+            log.warning("%s", freshness.error)
             states[key] = None
             continue
-        status = outputs.status_of(partition, file)
         if file is None or status != "fresh":
             states[key] = status
         elif not listing.catalogued.knows(key, file.facts.desired_version, partition.source_version):

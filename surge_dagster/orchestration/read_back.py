@@ -78,19 +78,16 @@ def footer_failures(
     outputs.look_at(rows)
     for key, encoded in rows.items():
         partition = partitions[key]
-        try:
-            file = outputs.file(key)
-        except StoreUnavailable:
-            raise
-        except TransientError as error:
-            yield unreadable(key, error)
+        freshness = outputs.freshness(partition)
+        if freshness.error is not None:
+            yield unreadable(key, freshness.error)
             continue
-        if file is None:
+        if freshness.file is None:
             yield _failure(key, "its published file is missing or damaged.", _ENCODE_AGAIN, transient=True)
             continue
-        facts = file.facts
-        if facts.source_version != partition.source_version:
+        if freshness.status == "stale":
             continue  # another writer has published a newer source since
+        facts = freshness.file.facts
         expected = encoded if partition.rows is None else partition.rows - facts.skipped_rows
         if facts.rows != expected:
             yield _failure(key, f"its file has {facts.rows:,} rows; its source has {expected:,}.", _FORCE)

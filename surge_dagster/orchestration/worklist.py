@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
@@ -182,14 +181,11 @@ def make_worklist(
     work, unrecorded = Worklist(outputs), dict[str, tuple[Partition, PublishedFile]]()
     for partition in outputs.looked_at(candidates):
         partition_key = to_partition_key(partition.key)
-        try:
-            file = outputs.file(partition.key)
-        except StoreUnavailable:
-            raise  # each further partition would wait for the store again
-        except TransientError as error:
-            work.failures.append(unreadable(partition.key, error))
+        freshness = outputs.freshness(partition)
+        status, file = freshness.status, freshness.file
+        if freshness.error is not None:
+            work.failures.append(unreadable(partition.key, freshness.error))
             continue
-        status = outputs.status_of(partition, file)
         is_selected = config.select.takes(status, partition_key in record.failed)
         is_forced = config.force and partition_key not in record.done
         if is_selected and (status != "fresh" or is_forced):

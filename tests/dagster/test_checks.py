@@ -23,6 +23,7 @@ from surge_dagster.config.check_policy import CHECK_NAMES, CheckName
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked, workbench
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
@@ -287,10 +288,10 @@ def test_store_that_is_down_ends_the_check_with_a_clear_error(
 ) -> None:
     opened = LocalStore.open
 
-    def fail(store: LocalStore, name: str) -> pa.NativeFile:
+    def fail(store: LocalStore, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
         if name.endswith("/b.parquet"):
             raise StoreUnavailable("The store is down.")
-        return opened(store, name)
+        return opened(store, name, listed)
 
     monkeypatch.setattr(LocalStore, "open", fail)
     ran = embedded.run("catalog_check")

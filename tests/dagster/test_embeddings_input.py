@@ -131,7 +131,7 @@ def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every
     embedded.file("c").write_bytes(b"x")
     damaged = everything.run()
     assert not damaged.success
-    assert "partition 'c'" in damaged.failure() and "cannot be loaded" in damaged.failure()
+    assert "partition 'c'" in damaged.failure() and "cannot be read because" in damaged.failure()
 
 
 def test_current_space_is_loaded_unless_another_is_named(bench: Workbench, three_spaces: Spaces) -> None:

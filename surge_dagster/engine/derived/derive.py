@@ -22,12 +22,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows, rows_version_of, usable_file
+from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows, rows_version_of
 from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import WRITER, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name
+from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.files.rows import embedding_array, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.derivation import DerivedDtype
@@ -147,9 +148,9 @@ class DeriveRun:
             TransientError, ConfigError: the store does not answer, or its files cannot be listed.
         """
         report, requested = self.report, None if keys is None else list(keys)
-        parents = self._parents.each_file(requested)
+        parents = self._parents.files(requested)
         outputs = OutputState(self._store, self.space.name, self.space.file_format)
-        own = outputs.each_file(requested)
+        own = outputs.files(requested)
         todo: list[PublishedFile] = []
         for name, found in parents.items():
             try:
@@ -157,14 +158,12 @@ class DeriveRun:
             except (DataError, TransientError) as error:
                 yield self._fail(error)
                 continue
-            before = own.get(self._own_name(file))
-            if isinstance(before, TransientError):  # whether it is fresh is not known
-                yield self._fail(
-                    TransientError(f"partition {file.facts.partition_key!r}: {before}", file.facts.partition_key)
-                )
-            elif isinstance(before, PublishedFile) and self._is_fresh(file, before):
+            freshness = outputs.freshness_beside(file)
+            if freshness.error is not None:
+                yield self._fail(freshness.error)
+            elif freshness.status == "fresh" and freshness.file is not None:
                 report.partitions_fresh += 1
-                yield self._receipt(before, "fresh")
+                yield self._receipt(freshness.file, "fresh")
             else:
                 todo.append(file)
         converting = perf_counter()
@@ -187,16 +186,10 @@ class DeriveRun:
     def _usable(self) -> list[PublishedFile]:
         """All files of the parent that can be used."""
         usable = []
-        for name, found in self._parents.each_file().items():
+        for name, found in self._parents.files().items():
             with contextlib.suppress(DataError, TransientError):
                 usable.append(usable_file(self._store, self._parent, name, found))
         return usable
-
-    def _is_fresh(self, parent: PublishedFile, own: PublishedFile) -> bool:
-        facts = own.facts
-        is_own = facts.space == self.space.name and facts.partition_key == parent.facts.partition_key
-        same_rows = facts.rows_version == rows_version_of(parent)
-        return is_own and same_rows and facts.source_version == parent.facts.source_version
 
     def _handle_removed(self, parents: Collection[str], own: Mapping[str, Found | TransientError]) -> None:
         """Delete or report the files whose parent's file is not there any more."""

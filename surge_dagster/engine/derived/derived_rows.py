@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.derived.parent_files import parent_rows, rows_version_of, usable_file
+from surge_dagster.engine.derived.parent_files import parent_rows, rows_version_of
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space

@@ -12,53 +12,22 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.conversion import cut
-from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, open_output_file
-from surge_dagster.engine.files.rows import check_schema, matrix_of
+from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.files.opening import open_listed
+from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.derivation import Ranges
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import Found, replaced
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.keys import decode_key
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 1024
-_EMBED_AGAIN = "Remove it and embed the partition again (`surge-dagster embed`), then derive again."
 
 
 def rows_version_of(file: PublishedFile) -> str:
     """What names the present rows of a file: their version, or where it has none, its digest, size and tag."""
     stored = f"{file.facts.content_digest} {file.stored.size} {file.stored.etag}".encode()
     return file.facts.rows_version or hashlib.blake2b(stored, digest_size=16).hexdigest()
-
-
-def usable_file(store: Store, parent: Space, name: str, found: Found | TransientError) -> PublishedFile:
-    """A file of the parent that is valid and in its own place.
-
-    Raises:
-        DataError: it is damaged, or the file of another partition or space.
-        TransientError: it was replaced since it was listed, or cannot be read now.
-    """
-    location = store.location(name)
-    if isinstance(found, PublishedFile):
-        facts = found.facts
-        if facts.space == parent.name and file_name(parent.name, facts.partition_key, parent.file_format) == name:
-            return found
-        reason = f"it is that of partition {facts.partition_key!r} in the space {facts.space!r}"
-    else:
-        reason = first_line(found)
-    encoded = name.removeprefix(f"{parent.name}/").removesuffix(SUFFIXES[parent.file_format])
-    try:
-        key = decode_key(encoded) or encoded
-    except ValueError:
-        key = encoded
-    if isinstance(found, FileNotFoundError):
-        raise replaced(location, key)
-    if isinstance(found, TransientError):
-        raise TransientError(f"partition {key!r}: {found}", key)
-    raise DataError(key, f"its file {location!r} cannot be used: {reason}", _EMBED_AGAIN)
 
 
 def parent_rows(
@@ -70,22 +39,8 @@ def parent_rows(
         DataError: the file is damaged.
         TransientError: it was replaced since it was listed, or cannot be read now.
     """
-    key, location = file.facts.partition_key, store.location(file.stored.name)
-    try:
-        with (
-            store.open(file.stored.name, file.stored) as source,
-            open_output_file(source, parent.file_format, mapped=True) as reader,
-        ):
-            if reader.facts != file.facts:  # a store may give one tag to two contents
-                raise replaced(location, key)
-            check_schema(reader.columns, dimension=parent.dimension, dtype=parent.dtype)
-            yield from (batch for batch in reader.read(columns=columns, batch_rows=_BATCH_ROWS) if batch.num_rows)
-    except FileNotFoundError as error:
-        raise replaced(location, key) from error
-    except (InvalidFile, *UNREADABLE) as error:
-        if is_systems(error):
-            raise not_given(repr(location), error, key) from error
-        raise DataError(key, f"its file {location!r} is damaged: {first_line(error)}", _EMBED_AGAIN) from error
+    with open_listed(store, parent, file) as reader:
+        yield from (batch for batch in reader.read(columns=columns, batch_rows=_BATCH_ROWS) if batch.num_rows)
 
 
 def find_ranges(

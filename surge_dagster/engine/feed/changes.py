@@ -32,9 +32,9 @@ from surge_dagster.engine.feed.confirmations import confirm_versions, confirmed_
 from surge_dagster.engine.feed.row_comparison import ADDED
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, file_name
+from surge_dagster.engine.files.opening import open_listed
 from surge_dagster.engine.files.rows import OutputFile
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
-from surge_dagster.engine.readers.tables import open_published
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given
@@ -157,7 +157,7 @@ class Changes:
         chance = random.Random(seed)
         filled = sorted(key for key, file in self.files().items() if file.facts.rows)
         for key in chance.sample(filled, min(partitions, len(filled))):
-            with open_published(self.store, self.files()[key]) as reader:
+            with open_listed(self.store, self.space, self.files()[key]) as reader:
                 group = chance.randrange(reader.groups)
                 for batch in reader.read(columns=["id", "embedding"], batch_rows=_batch_rows(reader), groups=[group]):
                     places = chance.sample(range(len(batch)), min(rows, len(batch)))
@@ -198,7 +198,7 @@ class PartitionChanges:
             yield _batch(schema, self.partition, pa.array(["clear"]), {})
             self.feed._read[self.partition] = None
             return
-        with open_published(self.feed.store, self._file) as reader:
+        with open_listed(self.feed.store, self.feed.space, self._file) as reader:
             known, schema = self._known_changes(reader), _batch_schema(reader.columns)
             if known is None:
                 yield _batch(schema, self.partition, pa.array(["clear"]), {})

@@ -95,7 +95,7 @@ class ArrowFile(OutputFile):
     def _batches(
         self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        with invalid_when_damaged("record batches"):
+        with invalid_when_damaged("record batches are"):
             reader = self._reader if columns is None else _open(self._source, columns)
             for number in range(self.groups) if groups is None else groups:
                 batch, metadata = reader.get_batch_with_custom_metadata(number)
@@ -130,7 +130,7 @@ def map_file(source: pa.NativeFile) -> pa.NativeFile:
 
 
 def _open(source: pa.NativeFile, columns: list[str] | None = None) -> pa.RecordBatchFileReader:
-    with invalid_when_damaged("footer"):
+    with invalid_when_damaged("footer is"):
         reader = pa.ipc.open_file(source)
         if columns is None:
             return reader

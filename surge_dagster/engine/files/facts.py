@@ -11,17 +11,31 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 from surge_dagster.version import __version__
 
 _FORMAT, _METADATA_DIGEST = b"surge.format", b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"
 
 
+Flaw = Literal["damaged", "space", "place", "dimension"]
+
+
 class InvalidFile(Exception):
-    """A file in the output is not a complete, valid file of its format; the text says what is wrong with it."""
+    """A file in the output is not a complete, valid file of its format and place.
+
+    Args:
+        reason: what is wrong with it, as the end of a sentence.
+        flaw: "damaged", or which statement of an undamaged file is not that of its space or partition.
+        location: its path or URL; the text of the error begins with it.
+    """
+
+    def __init__(self, reason: str, flaw: Flaw = "damaged", location: str = "") -> None:
+        self.reason, self.location = reason, location
+        self.flaw: Flaw = flaw
+        super().__init__(f"{location!r} cannot be read because {reason}" if location else reason)
 
 
 class Facts(Protocol):
@@ -124,18 +138,39 @@ def desired_version(content: str, space: str) -> str:
 
 
 @contextlib.contextmanager
+def explained(location: str) -> Iterator[None]:
+    """Turn what reading a file raises into one error that names the file and says why it cannot be read.
+
+    Raises:
+        InvalidFile: it is damaged, or is not the file that it should be.
+        FileNotFoundError: there is none.
+        TransientError: the system did not give it, so that nothing is known of its content.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except InvalidFile as error:
+        raise InvalidFile(error.reason, error.flaw, error.location or location) from error
+    except UNREADABLE as error:
+        if is_systems(error):
+            raise not_given(repr(location) if location else "the file", error) from error
+        raise InvalidFile(first_line(error), location=location) from error
+
+
+@contextlib.contextmanager
 def invalid_when_damaged(part: str) -> Iterator[None]:
     """Turn pyarrow's errors about damaged content into `InvalidFile`; errors of the operating system pass.
 
     Args:
-        part: of the file that is read, for the message, such as "footer".
+        part: of the file that is read, for the message, such as "footer is".
     """
     try:
         yield
     except UNREADABLE as error:
         if is_systems(error):
             raise
-        raise InvalidFile(f"its {part} cannot be read ({first_line(error)})") from error
+        raise InvalidFile(f"its {part} damaged ({first_line(error)})") from error
 
 
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:

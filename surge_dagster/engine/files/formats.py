@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files import arrow, parquet
 from surge_dagster.engine.files.arrow import ArrowFile, ArrowWriter
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained, guarded_metadata
 from surge_dagster.engine.files.parquet import ParquetFile, ParquetWriter
 from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, check_schema, schema
 from surge_dagster.engine.model.spec import FileFormat
@@ -146,14 +146,15 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
         TransientError: there is one that cannot be read now.
     """
     form = arrow if format_of(name) == "arrow" else parquet
-    end = store.read_end(name, END_BYTES)
-    needed = _footer_bytes(end.content, end.stored.size, form.MAGIC) + 4 + len(form.MAGIC)
-    if needed > len(end.content):
-        whole = store.read_end(name, needed)
-        if whole.stored != end.stored:
-            raise TransientError(f"{store.location(name)!r} was replaced while it was read. Run again.")
-        end = whole
-    return PublishedFile(end.stored, *form.facts_at_end(end.content))
+    with explained(store.location(name)):
+        end = store.read_end(name, END_BYTES)
+        needed = _footer_bytes(end.content, end.stored.size, form.MAGIC) + 4 + len(form.MAGIC)
+        if needed > len(end.content):
+            whole = store.read_end(name, needed)
+            if whole.stored != end.stored:
+                raise TransientError(f"{store.location(name)!r} was replaced while it was read. Run again.")
+            end = whole
+        return PublishedFile(end.stored, *form.facts_at_end(end.content))
 
 
 def _footer_bytes(end: bytes, file_bytes: int, magic: bytes) -> int:

@@ -161,7 +161,7 @@ def read_rows(
         InvalidFile: a page is damaged.
         OSError: the operating system did not return it.
     """
-    with invalid_when_damaged("pages"):
+    with invalid_when_damaged("pages are"):
         yield from reader.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False)
 
 
@@ -174,7 +174,7 @@ def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
     Raises:
         InvalidFile: it is no complete output file.
     """
-    with invalid_when_damaged("footer"):
+    with invalid_when_damaged("footer is"):
         footer = pq.read_metadata(pa.BufferReader(end))
         columns = footer.schema.to_arrow_schema().remove_metadata()
     return read_facts(footer), _shared(columns)

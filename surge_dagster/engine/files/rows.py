@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
 from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 MAX_ROW_GROUP_ROWS = 65_536
@@ -105,7 +105,10 @@ class OutputFile(ABC):
         facts: what it states about itself.
         columns: of its rows.
         groups: number of its row groups or record batches.
+        location: in messages.
     """
+
+    location = ""
 
     def __init__(self, facts: FileFacts, columns: pa.Schema, groups: int) -> None:
         self.facts = facts
@@ -133,14 +136,16 @@ class OutputFile(ABC):
         Raises:
             InvalidFile: what is read is damaged, or the file has fewer or more rows than its facts promise. Checksums
                 do not cover how many rows a page or a row group states.
-            OSError: the operating system did not return it.
+            FileNotFoundError: it was removed or replaced.
+            TransientError: the system did not give it.
         """
         rows = 0
-        for batch in self._batches(columns, batch_rows, groups):
-            rows += batch.num_rows
-            yield batch
-        if groups is None and rows != self.facts.rows:
-            raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
+        with explained(self.location):
+            for batch in self._batches(columns, batch_rows, groups):
+                rows += batch.num_rows
+                yield batch
+            if groups is None and rows != self.facts.rows:
+                raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
 
     @abstractmethod
     def close(self) -> None:

@@ -13,10 +13,11 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, read_published_file
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.footer_cache import FooterCache
@@ -24,11 +25,43 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS, read_concurrently
 from surge_dagster.engine.store.store import Store, StoredObject
 
-Status = Literal["fresh", "stale", "missing", "foreign"]
+Status = Literal["fresh", "stale", "missing", "foreign", "unread"]
 Found = PublishedFile | InvalidFile | FileNotFoundError
 _LOOK_AHEAD = (32, 1024)
 
 _known: dict[tuple[str, str], dict[str, tuple[StoredObject, Found]]] = {}  # by output and space, then by name
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """Whether a partition needs work.
+
+    Attributes:
+        status: "fresh" needs none; the file of a "stale" one was made from another version of the source; a "missing"
+            one has no valid file; a "foreign" one, in whose place is a file of another space, needs an operator; of an
+            "unread" one it is not known, because its file cannot be read now.
+        file: the valid file in the partition's place: its own, or a foreign one.
+        error: why a file cannot be read now.
+    """
+
+    status: Status
+    file: PublishedFile | None = None
+    error: TransientError | None = None
+
+
+def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_version: str | None = None) -> Status:
+    """What the valid file in a partition's place makes of the partition.
+
+    Args:
+        source_version: that the source has now.
+        rows_version: of a derived file, that its parent's file has now.
+    """
+    if facts.space != space:
+        return "foreign"
+    if facts.partition_key != key:  # the hashes of two long keys are equal, or the file was copied
+        return "missing"
+    is_fresh = facts.source_version == source_version and rows_version in (None, facts.rows_version)
+    return "fresh" if is_fresh else "stale"
 
 
 class OutputState:
@@ -85,23 +118,11 @@ class OutputState:
                 yield from chunk
                 size = min(2 * size, _LOOK_AHEAD[1])
 
-    def files(self, keys: Iterable[str] | None = None) -> dict[str, Found]:
+    def files(self, keys: Iterable[str] | None = None) -> dict[str, Found | TransientError]:
         """The listed files of these partitions, or all of them sorted by name: valid ones, or what is wrong with them.
 
         A file that was replaced after the listing is a `FileNotFoundError`, so that these files are one state of the
         output.
-
-        Raises:
-            TransientError: one cannot be read now.
-        """
-        found = self.each_file(keys)
-        for file in found.values():
-            if isinstance(file, TransientError):
-                raise file
-        return {name: file for name, file in found.items() if not isinstance(file, TransientError)}
-
-    def each_file(self, keys: Iterable[str] | None = None) -> dict[str, Found | TransientError]:
-        """The same, with the error in the place of each file that cannot be read now.
 
         Raises:
             StoreUnavailable: the store does not answer at all.
@@ -118,25 +139,41 @@ class OutputState:
                 found[name] = FileNotFoundError(f"{self.store.location(name)!r} was replaced after it was listed")
         return found
 
-    def file(self, key: str) -> PublishedFile | None:
-        """The valid file in the partition's place: its own, or one of another space (`foreign`); else None.
+    def freshness(self, partition: Partition) -> Freshness:
+        """Whether a partition needs work.
 
         Raises:
-            TransientError: there is one that cannot be read now.
+            StoreUnavailable: the store does not answer at all.
         """
-        if not self._listed:  # as when a catalog is embedded for the first time
-            return None
-        name = file_name(self.space, key, self._format)
-        if self._is_unread(name):
-            self._keep(name, _read(self.store, name))
-        if name in self._unreadable:
-            reason = f"it is unknown whether its file is up to date, so it was left alone. {self._unreadable[name]}"
-            raise TransientError(f"partition {key!r}: {reason}", key)
-        found = self._found.get(name)
-        if not isinstance(found, PublishedFile):
-            return None
-        facts = found.facts
-        return found if facts.partition_key == key or facts.space != self.space else None
+        return self._freshness(partition.key, partition.source_version)
+
+    def freshness_beside(self, parent: PublishedFile) -> Freshness:
+        """The same of a derived file: whether it names the rows and the source version that its parent's file has.
+
+        Raises:
+            StoreUnavailable: the store does not answer at all.
+        """
+        return self._freshness(parent.facts.partition_key, parent.facts.source_version, parent.facts.rows_version)
+
+    def file(self, key: str) -> PublishedFile | None:
+        """The valid file in the partition's place; raises `TransientError` where it cannot be read now."""
+        freshness = self._freshness(key, "")
+        if freshness.error is not None:
+            raise freshness.error
+        return freshness.file
+
+    def status(self, partition: Partition) -> Status:
+        """The status of a partition; raises `TransientError` where its file cannot be read now."""
+        freshness = self.freshness(partition)
+        if freshness.error is not None:
+            raise freshness.error
+        return freshness.status
+
+    def status_of(self, partition: Partition, file: PublishedFile | None) -> Status:
+        """The same, where the file is known."""
+        if file is None:
+            return "missing"
+        return status_of(file.facts, self.space, partition.key, partition.source_version)
 
     def refuse(self, file: PublishedFile, reason: str) -> None:
         """Treat a file as invalid that was read in full and does not hold what it states: it is `missing` here.
@@ -145,21 +182,23 @@ class OutputState:
         """
         self._found[file.stored.name] = InvalidFile(reason)
 
-    def status(self, partition: Partition) -> Status:
-        """Whether a partition needs work: `fresh` does not, and `foreign` needs an operator.
-
-        Raises:
-            TransientError: it has a file that cannot be read now.
-        """
-        return self.status_of(partition, self.file(partition.key))
-
-    def status_of(self, partition: Partition, found: PublishedFile | None) -> Status:
-        """The same, where the valid file in the partition's place is known already."""
-        if found is None:
-            return "missing"
-        if found.facts.space != self.space:
-            return "foreign"
-        return "fresh" if found.facts.source_version == partition.source_version else "stale"
+    def _freshness(self, key: str, source_version: str, rows_version: str | None = None) -> Freshness:
+        if not self._listed:  # as when a catalog is embedded for the first time
+            return Freshness("missing")
+        try:
+            name = file_name(self.space, key, self._format)
+        except ValueError:  # such a key has no file; the reader refuses it
+            return Freshness("missing")
+        if self._is_unread(name):
+            self._keep(name, _read(self.store, name))
+        if name in self._unreadable:
+            reason = f"it is unknown whether its file is up to date, so it was left alone. {self._unreadable[name]}"
+            return Freshness("unread", error=TransientError(f"partition {key!r}: {reason}", key))
+        file = self._found.get(name)
+        if not isinstance(file, PublishedFile):
+            return Freshness("missing")
+        status = status_of(file.facts, self.space, key, source_version, rows_version)
+        return Freshness(status, None if status == "missing" else file)
 
     @contextlib.contextmanager
     def _cached(self) -> Iterator[FooterCache]:
@@ -213,14 +252,6 @@ class OutputState:
             self._remembered[name] = (stored, found)
 
 
-def replaced(location: str, key: str) -> TransientError:
-    """The error for a partition whose file is no longer the one that was listed."""
-    return TransientError(
-        f"partition {key!r}: {location!r} was replaced or removed after the embeddings were opened. Open them again.",
-        key,
-    )
-
-
 def _read(store: Store, name: str) -> Found | TransientError:
     """The file, or why it cannot be used; a store that is down raises."""
     try:
@@ -228,4 +259,5 @@ def _read(store: Store, name: str) -> Found | TransientError:
     except StoreUnavailable:
         raise
     except (InvalidFile, FileNotFoundError, TransientError) as error:
-        return error.with_traceback(None)  # it may be kept for long, and frames with it
+        error.__cause__ = error.__context__ = None  # it may be kept for long, and frames with it
+        return error.with_traceback(None)

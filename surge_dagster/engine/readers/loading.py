@@ -9,23 +9,23 @@ that memory itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile
-from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name
-from surge_dagster.engine.files.rows import carried_columns, check_schema, embedding_type
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.files.formats import PublishedFile, file_name
+from surge_dagster.engine.files.opening import Unusable, error_of_partition, require_own, usable_file
+from surge_dagster.engine.files.rows import carried_columns, embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
-from surge_dagster.engine.output.freshness import Found, OutputState, replaced
+from surge_dagster.engine.output.freshness import Found, OutputState
 from surge_dagster.engine.readers.tables import as_dataset, as_lazy_frame
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.keys import decode_key
 from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Embeddings:
             TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
         """
         files = self._chosen(partitions)
-        return as_lazy_frame(self.store, files, self._schema(files, text_hash, self._vectors))
+        return as_lazy_frame(self.store, self.space, files, self._schema(files, text_hash, self._vectors))
 
     def dataset(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> ds.Dataset:
         """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only these files.
@@ -109,28 +109,21 @@ class Embeddings:
         stored = embedding_type(self.dimension, self.space.dtype)
         return as_dataset(self.store, files, self._schema(files, text_hash, stored), self.space.file_format)
 
-    def found(self) -> dict[str, Found]:
-        """Every file by its name in the store: those of this space that can be loaded, and what is wrong with others.
-
-        Raises:
-            TransientError: one cannot be read now.
-        """
+    def each_found(self) -> dict[str, Found | TransientError]:
+        """Every file by its name in the store: those that can be loaded, and what is wrong with the others."""
         return {name: self._usable(name, file) for name, file in self._files.files().items()}
 
-    def each_found(self) -> dict[str, Found | TransientError]:
-        """The same, with the error in the place of each file that cannot be read now."""
-        files = self._files.each_file().items()
-        return {name: file if isinstance(file, TransientError) else self._usable(name, file) for name, file in files}
-
-    def refusal_of(self, name: str, error: InvalidFile | FileNotFoundError | TransientError) -> SurgeError:
+    def refusal_of(self, name: str, error: Unusable) -> SurgeError:
         """The error about one file that cannot be loaded, naming its partition."""
-        if isinstance(error, TransientError):
-            return TransientError(f"partition {self._key(name)!r}: {error}", self._key(name))
-        return self._refusal({name: error})
+        return error_of_partition(self.store, self.space, name, error)
 
     def _loadable(self) -> list[PublishedFile]:
-        """All files that can be loaded, sorted by name."""
-        return [file for file in self.found().values() if isinstance(file, PublishedFile)]
+        """All files that can be loaded, sorted by name; raises `TransientError` where one cannot be read now."""
+        listed = self.each_found().values()
+        for file in listed:
+            if isinstance(file, TransientError):
+                raise file
+        return [file for file in listed if isinstance(file, PublishedFile)]
 
     def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
         """The files of these partitions in their order, or all of them sorted by key; refuses what cannot be loaded."""
@@ -146,46 +139,18 @@ class Embeddings:
                 f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
                 "(`surge-dagster embed`, or materialize `embeddings`), or choose among keys()."
             )
-        usable = {name: self._usable(name, file) for name, file in found.items()}
-        files = [file for file in usable.values() if isinstance(file, PublishedFile)]
-        if len(files) < len(usable):
-            raise self._refusal({name: bad for name, bad in usable.items() if not isinstance(bad, PublishedFile)})
+        files = [usable_file(self.store, self.space, name, file) for name, file in found.items()]
         return sorted(files, key=lambda file: file.facts.partition_key) if keys is None else files
 
-    def _usable(self, name: str, file: Found) -> Found:
+    def _usable(self, name: str, file: Found | TransientError) -> Found | TransientError:
         """A file of this space under its own name; else what is wrong with it."""
-        if not isinstance(file, PublishedFile):
-            return file
-        facts, space = file.facts, self.space
-        if facts.space != space.name:
-            return InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {space.name!r}")
-        if file_name(space.name, facts.partition_key, space.file_format) != name:
-            return InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name")
-        try:
-            check_schema(file.columns, dimension=space.dimension, dtype=space.dtype)
-        except InvalidFile as error:
-            return error
+        if isinstance(file, PublishedFile):
+            try:
+                with explained(self.store.location(name)):
+                    require_own(self.space, name, file.facts, file.columns)
+            except InvalidFile as error:
+                return error
         return file
-
-    def _refusal(self, bad: Mapping[str, InvalidFile | FileNotFoundError]) -> SurgeError:
-        for name, error in bad.items():
-            if isinstance(error, FileNotFoundError):
-                return replaced(self.store.location(name), self._key(name))
-        name, error = next(iter(bad.items()))
-        more = f" {len(bad) - 1:,} more files cannot be loaded either." if len(bad) > 1 else ""
-        return DataError(
-            self._key(name),
-            f"{self.store.location(name)!r} cannot be loaded: {error}",
-            f"Move it away and embed the partition again, or choose partitions without it.{more}",
-        )
-
-    def _key(self, name: str) -> str:
-        """The partition's key as far as it can be read from the name of its file."""
-        encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIXES[self.space.file_format])
-        try:
-            return decode_key(encoded) or encoded
-        except ValueError:
-            return encoded
 
     @property
     def _vectors(self) -> pa.DataType:

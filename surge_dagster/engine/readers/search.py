@@ -12,15 +12,13 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.conversion import comparable, cut
-from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import PublishedFile, open_output_file
+from surge_dagster.engine.files.opening import open_listed, usable_file
 from surge_dagster.engine.files.rows import OWN_COLUMNS, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
 _TINY = np.finfo(np.float32).tiny
 
@@ -58,8 +56,9 @@ def search(
         space: one that is derived from the pool's; None is the pool's own.
 
     Raises:
-        ConfigError: the pool encodes documents and not queries, or into another space, the output has no embeddings of
-            this space, or one of its files cannot be read.
+        ConfigError: the pool encodes documents and not queries, or into another space, or the output has no embeddings
+            of this space.
+        DataError, TransientError: one of its files is damaged, or cannot be read now.
     """
     if pool.space.side != replace(pool.space, task="query").side:
         raise ConfigError('this model encodes queries in another way than documents; start the pool with task="query"')
@@ -77,19 +76,11 @@ def search(
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
     found = [_Nearest(k) for _ in queries]
     for name, file in files.items():
-        try:
-            if not isinstance(file, PublishedFile):
-                raise file
-            with store.open(name) as opened, open_output_file(opened, space.file_format) as reader:
-                shown = [name for name in reader.columns.names if name != "text_hash"]
-                for batch in reader.read(columns=shown):
-                    for nearest, scores in zip(found, _cosines(vectors, batch, space), strict=True):
-                        nearest.add(scores, batch, reader.facts.partition_key)
-        except (InvalidFile, *UNREADABLE) as error:
-            raise ConfigError(
-                f"{store.location(name)!r} cannot be read: {first_line(error)}. `surge-dagster verify` reports what is "
-                "wrong."
-            ) from error
+        with open_listed(store, space, usable_file(store, space, name, file)) as reader:
+            shown = [name for name in reader.columns.names if name != "text_hash"]
+            for batch in reader.read(columns=shown):
+                for nearest, scores in zip(found, _cosines(vectors, batch, space), strict=True):
+                    nearest.add(scores, batch, reader.facts.partition_key)
     return [nearest.hits for nearest in found]
 
 

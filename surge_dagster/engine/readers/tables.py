@@ -7,20 +7,16 @@ excludes. Polars and `pyarrow.dataset`, which imports pandas, are imported when 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.fs as fs
 
-from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import PublishedFile, format_of, open_checked, open_output_file
-from surge_dagster.engine.files.rows import OutputFile
-from surge_dagster.engine.output.freshness import replaced
+from surge_dagster.engine.files.formats import PublishedFile, format_of, open_checked
+from surge_dagster.engine.files.opening import open_listed
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 16_384
 
 
-def as_lazy_frame(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) -> pl.LazyFrame:
+def as_lazy_frame(store: Store, space: Space, files: Sequence[PublishedFile], schema: pa.Schema) -> pl.LazyFrame:
     """The rows of `files`, in their order.
 
     Args:
@@ -52,7 +48,7 @@ def as_lazy_frame(store: Store, files: Sequence[PublishedFile], schema: pa.Schem
             keys = pl.DataFrame({"partition": [file.facts.partition_key for file in files]}, {"partition": pl.String})
             matching = set(keys.filter(predicate)["partition"])
             kept = [file for file in files if file.facts.partition_key in matching]
-        for table in _tables(_batches(store, kept, needed, rows), rows):
+        for table in _tables(_batches(store, space, kept, needed, rows), rows):
             frame = pl.DataFrame(pl.from_arrow(table))
             if limit is not None:  # rows are counted before they are filtered
                 frame = frame.head(limit)
@@ -112,36 +108,11 @@ def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-@contextlib.contextmanager
-def open_published(store: Store, file: PublishedFile) -> Iterator[OutputFile]:
-    """A file as it was listed, open for reading; what its block meets while it reads becomes an error of the partition.
-
-    Raises:
-        DataError: it is damaged.
-        TransientError: it was replaced or removed since it was listed, or cannot be read now.
-    """
-    key, location = file.facts.partition_key, store.location(file.stored.name)
-    try:
-        with (
-            store.open(file.stored.name, file.stored) as source,
-            open_output_file(source, format_of(file.stored.name) or "parquet", mapped=True) as reader,
-        ):
-            if reader.facts != file.facts:  # a store may give one tag to two contents
-                raise replaced(location, key)
-            yield reader
-    except FileNotFoundError as error:
-        raise replaced(location, key) from error
-    except (InvalidFile, *UNREADABLE) as error:
-        if is_systems(error):
-            raise not_given(repr(location), error, key) from error
-        raise DataError(
-            key, f"{location!r} is damaged: {first_line(error)}", "Remove it and embed the partition again."
-        ) from error
-
-
-def _batches(store: Store, files: Iterable[PublishedFile], needed: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    store: Store, space: Space, files: Iterable[PublishedFile], needed: pa.Schema, rows: int
+) -> Iterator[pa.RecordBatch]:
     for file in files:
-        with open_published(store, file) as reader:
+        with open_listed(store, space, file) as reader:
             columns = [name for name in reader.columns.names if name in needed.names]
             for batch in reader.read(columns=columns or ["id"], batch_rows=rows):
                 yield _with_all_columns(batch, file.facts.partition_key, needed)

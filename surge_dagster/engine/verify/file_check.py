@@ -17,17 +17,18 @@ import pyarrow as pa
 
 from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.errors import DataError, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
-from surge_dagster.engine.files.formats import file_name, open_output_file, read_shape
-from surge_dagster.engine.files.rows import OutputFile, carried_columns, check_schema, embedding_type, matrix_of
+from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, desired_version, explained
+from surge_dagster.engine.files.formats import file_name, read_shape
+from surge_dagster.engine.files.opening import open_published
+from surge_dagster.engine.files.rows import OutputFile, carried_columns, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 from surge_dagster.engine.verify.reencoding import SampledRows
 
 Samples = SampledRows | DerivedRows
@@ -37,7 +38,9 @@ FaultKind = (
 )
 REMOVE_FILE = "Remove the file and run again."
 _REMOVE = "Remove it and run again."
+_MOVE = "Move it away and run again."
 _RUN_AGAIN = "Run again."
+_KINDS: dict[Flaw, FaultKind] = {"damaged": "damaged", "space": "space", "place": "ids", "dimension": "dimension"}
 
 
 @dataclass(eq=False)
@@ -65,7 +68,7 @@ def compare_with_source(partition: Partition, store: Store, space: Space, sample
     try:
         with opened(store, space, name, partition) as reader:
             facts = reader.facts
-            if facts.source_version != partition.source_version:
+            if status_of(facts, space.name, partition.key, partition.source_version) == "stale":
                 if partition.current_source_version() != partition.source_version:
                     changed = f"partition {partition.key!r}: its source changed after it was listed."
                     raise TransientError(changed, partition.key)
@@ -100,37 +103,34 @@ def opened(store: Store, space: Space, name: str, partition: Partition | None = 
         FileNotFoundError: there is none.
         TransientError: it cannot be read now.
     """
-    location = store.location(name)
     try:
-        with store.open(name) as file, open_output_file(file, space.file_format) as reader:
-            _require_facts(reader, space, None if partition is None else partition.key, name)
+        with open_published(store, space, name) as reader:
+            _require_consistent(reader, partition)
             yield reader
-    except FileNotFoundError:
-        raise
-    except (InvalidFile, *UNREADABLE) as error:
-        if is_systems(error):
-            raise not_given(repr(location), error) from error
+    except InvalidFile as error:
         raise _fault_of(error, store, space, name, partition) from error
 
 
-def _fault_of(error: Exception, store: Store, space: Space, name: str, partition: Partition | None) -> Fault:
+def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partition: Partition | None) -> Fault:
     """The fault of a file that is not valid: what its columns and its number of rows show, else the error."""
     location = store.location(name)
-    damaged = Fault("damaged", f"{location!r}: {first_line(error)}.", _REMOVE)
+    fault = Fault(_KINDS[error.flaw], f"{error}.", _MOVE if error.flaw in ("space", "place") else _REMOVE)
+    if error.flaw != "damaged":
+        return fault
     try:
-        with store.open(name) as file:
+        with explained(location), store.open(name) as file:
             columns, rows = read_shape(file, space.file_format)
-    except (InvalidFile, *UNREADABLE):
-        return damaged
+    except (InvalidFile, FileNotFoundError, TransientError):
+        return fault
     if "embedding" not in columns.names:
-        return damaged
+        return fault
     vectors, expected = columns.field("embedding").type, embedding_type(space.dimension, space.dtype)
     is_list = pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(vectors)
     if vectors.list_size != space.dimension if is_list else vectors != expected:
         finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
         return Fault("dimension", finding, _REMOVE)
     different = None if partition is None else _different_rows(partition, rows)
-    return damaged if different is None else Fault("rows", different, REMOVE_FILE)
+    return fault if different is None else Fault("rows", different, REMOVE_FILE)
 
 
 def _different_rows(partition: Partition, rows: int) -> str | None:
@@ -143,25 +143,15 @@ def _different_rows(partition: Partition, rows: int) -> str | None:
     return None if rows == expected else f"the file has {rows:,} rows and the source {expected:,}."
 
 
-def _require_facts(reader: OutputFile, space: Space, key: str | None, name: str) -> None:
+def _require_consistent(reader: OutputFile, partition: Partition | None) -> None:
     facts = reader.facts
-    if facts.space != space.name:
-        raise Fault(
-            "space", f"{name!r} holds vectors of the space {facts.space!r}; expected {space.name!r}.", "Move it away."
-        )
-    if file_name(space.name, facts.partition_key, space.file_format) != name or key not in (None, facts.partition_key):
-        raise Fault("ids", f"{name!r} is the file of partition {facts.partition_key!r}.", "Move it away and run again.")
-    if facts.dimension != space.dimension:
-        raise Fault(
-            "dimension",
-            f"{name!r} states that its vectors have dimension {facts.dimension}; expected {space.dimension}.",
-            _REMOVE,
-        )
+    if partition is not None and facts.partition_key != partition.key:  # long keys may share a name
+        raise InvalidFile(f"it is the file of partition {facts.partition_key!r}", "place", reader.location)
     if facts.precision not in LOWEST_COSINE:
-        raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}")
+        raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}", location=reader.location)
     if facts.desired_version != desired_version(facts.content_digest, facts.space):
-        raise InvalidFile("its desired version does not follow from its content digest and space")
-    check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
+        reason = "its desired version does not follow from its content digest and space"
+        raise InvalidFile(reason, location=reader.location)
 
 
 def _require_readable(partition: Partition) -> None:

@@ -74,13 +74,18 @@ def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Viola
     partitions = 0
     for partition in outputs.looked_at(source):
         partitions += 1
-        status = outputs.status(partition)
-        if status == "stale":
-            found.append(Violation(partition.key, "stale", "its file was made from an earlier source version."))
-        elif status == "foreign":
-            found.append(Violation(partition.key, "space", "its file holds vectors of another space.", "Move it away."))
-        elif status == "missing":
-            found.append(Violation(partition.key, "missing", "it has no valid file."))
+        freshness = outputs.freshness(partition)
+        match freshness.status:
+            case "stale":
+                found.append(Violation(partition.key, "stale", "its file was made from an earlier source version."))
+            case "foreign":
+                found.append(
+                    Violation(partition.key, "space", "its file holds vectors of another space.", "Move it away.")
+                )
+            case "missing":
+                found.append(Violation(partition.key, "missing", "it has no valid file."))
+            case "unread":
+                raise freshness.error or AssertionError
     return found, partitions
 
 

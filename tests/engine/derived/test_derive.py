@@ -88,8 +88,8 @@ def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> N
     (made.file(MODEL, "c")).write_bytes(b"nothing")
     found = derive(made, "float16")
     assert found["a"] == "derived"
-    assert "partition 'b': its file" in found["b"] and "is damaged" in found["b"] and "embed" in found["b"]
-    assert "partition 'c': its file" in found["c"] and "cannot be used" in found["c"]
+    assert "b.parquet' cannot be read because its pages are damaged" in found["b"] and "embed" in found["b"]
+    assert "c.parquet' cannot be read because it does not end with PAR1" in found["c"]
     assert [path.name for path in (made.root / "output" / run(made, "float16").space.name).glob("*.parquet")] == [
         "a.parquet"
     ]

@@ -127,7 +127,7 @@ def encode_the_parent_again(made: Spaces, path: Path) -> None:
     [
         (change_vector, "row 9: its vector is not the one that follows from hash-16-"),
         (remove_from_the_parent, "has no file of it"),
-        (damage_the_parent, "cannot be used"),
+        (damage_the_parent, "cannot be read because"),
         (encode_the_parent_again, "it was derived from earlier rows of hash-16-"),
     ],
 )

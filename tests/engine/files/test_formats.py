@@ -197,8 +197,8 @@ class TestFilesOfEarlierVersions:
     ) -> None:
         store = self.store(tmp_path, name, f".{file_format}")
         state = OutputState(store, self.SPACE, file_format)
-        assert state.status(partition_of("shoes", [], version="v1")) == "fresh"
-        found = state.file("shoes")
+        assert state.freshness(partition_of("shoes", [], version="v1")).status == "fresh"
+        found = state.freshness(partition_of("shoes", [])).file
         facts = found.facts if found else None
         assert facts is not None
         assert (facts.rows, facts.dimension, facts.precision, facts.writer) == (3, 16, "fp32", "surge-dagster 0.1.0")
@@ -251,7 +251,8 @@ class TestFilesOfEarlierVersions:
 
     def test_arrow_file_of_the_former_format_is_missing_and_must_be_embedded_again(self, tmp_path: Path) -> None:
         store = self.store(tmp_path, "former_format.arrow", ".arrow")
-        assert OutputState(store, self.SPACE, "arrow").status(partition_of("shoes", [], version="v1")) == "missing"
+        state = OutputState(store, self.SPACE, "arrow")
+        assert state.freshness(partition_of("shoes", [], version="v1")).status == "missing"
         name = f"{self.SPACE}/shoes.arrow"
         for read in (
             lambda: read_published_file(store, name),

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.files.facts import FileFacts, entry_names
 from surge_dagster.engine.files.formats import PublishedFile, file_name, new_writer
 from surge_dagster.engine.files.rows import schema
@@ -94,7 +94,7 @@ def decide(store: Store, monkeypatch: pytest.MonkeyPatch, version: str = "v1") -
     monkeypatch.setattr(freshness, "_known", {})
     state = OutputState(store, "s")
     partitions = [partition_of(key, [], version=version) for key in KEYS]
-    return [state.status(partition) for partition in state.looked_at(partitions)]
+    return [state.freshness(partition).status for partition in state.looked_at(partitions)]
 
 
 def reads(server: ObjectServer) -> list[str]:
@@ -168,7 +168,7 @@ def test_object_that_is_replaced_after_the_listing_is_cached_as_it_was_read(
     state = OutputState(store, "s")
     stored = publish(store, KEYS[0], "v2")
     state.look_at(KEYS)
-    found = state.file(KEYS[0])
+    found = state.freshness(partition_of(KEYS[0], [])).file
     assert found is not None and (found.stored, found.facts.source_version) == (stored, "v2")
     object_server.log.clear()
     assert decide(store, monkeypatch)[0] == "stale"
@@ -281,7 +281,7 @@ def test_two_memory_stores_do_not_share_a_cache() -> None:
         publish(store, "k", version)
         state = OutputState(store, "s")
         state.look_at(["k"])
-        assert state.status(partition_of("k", [], version=version)) == "fresh"
+        assert state.freshness(partition_of("k", [], version=version)).status == "fresh"
 
 
 def test_no_secret_is_written(
@@ -318,12 +318,10 @@ def test_unreadable_object_is_named_and_the_other_partitions_have_a_status(
     state.look_at(KEYS)
     found = {}
     for key in KEYS:
-        try:
-            found[key] = state.status(partition_of(key, []))
-        except TransientError as error:
-            found[key] = str(error)
-    assert found.pop(KEYS[3]).startswith("partition 'partition 3': it is unknown whether its file is up to date")
-    assert set(found.values()) == {"fresh"}
+        found[key] = state.freshness(partition_of(key, []))
+    unread = found.pop(KEYS[3])
+    assert str(unread.error).startswith("partition 'partition 3': it is unknown whether its file is up to date")
+    assert {unread.status, *(each.status for each in found.values())} == {"unread", "fresh"}
 
 
 def test_store_that_is_down_raises_store_unavailable(store: ObjectStore, object_server: ObjectServer) -> None:

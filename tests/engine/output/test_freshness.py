@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import time
@@ -46,7 +47,7 @@ def publish(store: LocalStore, key: str, *, version: str = "v1", space: str = "s
 
 
 def status(store: Store, key: str = "k", version: str = "v1") -> str:
-    return OutputState(store, "s").status(partition_of(key, [], version=version))
+    return OutputState(store, "s").freshness(partition_of(key, [], version=version)).status
 
 
 def test_partition_without_a_file_is_missing(store: LocalStore) -> None:
@@ -61,7 +62,7 @@ def test_file_of_the_present_version_is_fresh_and_of_another_stale(store: LocalS
 
 def test_partition_in_a_space_without_files_is_missing(store: LocalStore) -> None:
     state = OutputState(store, "other")
-    assert state.status(partition_of("k", [])) == "missing"
+    assert state.freshness(partition_of("k", [])).status == "missing"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "not parquet", "foreign parquet"])
@@ -101,9 +102,9 @@ def test_long_keys_are_distinguished_by_the_facts_of_their_files(store: LocalSto
 def test_state_does_not_change_until_it_is_refreshed(store: LocalStore) -> None:
     state = OutputState(store, "s")
     publish(store, "k")
-    assert state.status(partition_of("k", [])) == "missing"
+    assert state.freshness(partition_of("k", [])).status == "missing"
     state.refresh()
-    assert state.status(partition_of("k", [])) == "fresh"
+    assert state.freshness(partition_of("k", [])).status == "fresh"
 
 
 def test_replaced_file_is_read_again(store: LocalStore) -> None:
@@ -144,21 +145,21 @@ def test_unreadable_file_is_named_and_neither_fresh_nor_missing(store: LocalStor
     state = OutputState(store, "s")
     path.unlink()
     path.mkdir()  # an error of the disk that a test can cause
-    for read in (state.file, lambda key: state.status(partition_of(key, []))):
-        with pytest.raises(TransientError, match=rf"partition 'k': .*{path}.*Is a directory") as raised:
-            read("k")
-        assert raised.value.key == "k"
-    assert state.status(partition_of("j", [])) == "fresh"
+    unread = state.freshness(partition_of("k", []))
+    assert (unread.status, unread.file) == ("unread", None)
+    assert isinstance(unread.error, TransientError) and unread.error.key == "k"
+    assert re.search(rf"partition 'k': .*{path}.*Is a directory", str(unread.error))
+    assert state.freshness(partition_of("j", [])).status == "fresh"
     path.rmdir()
     state.refresh()
-    assert state.status(partition_of("k", [])) == "missing"
+    assert state.freshness(partition_of("k", [])).status == "missing"
 
 
 def test_file_replaced_after_the_listing_counts_as_it_is_read(store: LocalStore) -> None:
     publish(store, "k")
     state = OutputState(store, "s")
     path = publish(store, "k", version="version 2, which makes the file longer")
-    found = state.file("k")
+    found = state.freshness(partition_of("k", [])).file
     assert found is not None and found.facts.source_version.startswith("version 2")
     assert (found.stored.size, found.stored.etag) == (path.stat().st_size, str(path.stat().st_mtime_ns))
 

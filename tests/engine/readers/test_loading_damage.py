@@ -71,7 +71,7 @@ class TestDamage:
             shutil.copy(output.path("a"), output.path("b"))
         opened = open_embeddings(output.root)
         with pytest.raises(
-            DataError, match=r"partition 'b': .*b\.(parquet|arrow)' cannot be loaded: .*embed the partition"
+            DataError, match=r"partition 'b': .*b\.(parquet|arrow)' cannot be read because .*embed the partition"
         ):
             opened.lazy()
         with pytest.raises(DataError, match="partition 'b'"):
@@ -88,7 +88,7 @@ class TestDamage:
         for engine in ("in-memory", "streaming"):
             with pytest.raises(
                 DataError,
-                match=r"partition 'b': .*is damaged: .*checksum verification failed.*embed the partition again",
+                match=r"partition 'b': .* because .*checksum verification failed.*embed the partition again",
             ):
                 opened.lazy().collect(engine=engine)  # pyright: ignore[reportArgumentType]
         with pytest.raises(OSError, match="checksum verification failed"):

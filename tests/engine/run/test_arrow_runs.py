@@ -206,8 +206,9 @@ def test_writing_to_a_bucket_and_checking_freshness_take_one_request_per_file(
     object_server.log.clear()
     outputs = OutputState(store, run.space.name, "arrow")
     for partition in outputs.looked_at(in_memory(CATALOG)):
-        assert outputs.status(partition) == "fresh"
-        facts[partition.key] = found.facts if (found := outputs.file(partition.key)) else None
+        state = outputs.freshness(partition)
+        assert state.status == "fresh" and state.file
+        facts[partition.key] = state.file.facts
     assert len([target for target in object_server.requests("GET") if ".arrow" in target]) == len(CATALOG)
     loaded = open_embeddings(store)
     assert {key: loaded.facts(key) for key in CATALOG} == facts

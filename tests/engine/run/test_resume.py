@@ -28,7 +28,15 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
 from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    keys_of,
+    numbered_rows,
+    partition_of,
+    published_files,
+    write_catalog,
+)
 
 if TYPE_CHECKING:
     from tests.engine.store.object_server import ObjectServer
@@ -160,7 +168,7 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     assert status == -signal.SIGKILL
     said = [line[1] for line in lines if line[0] == "receipt"]
     state = OutputState(output.open(), space, output.file_format)
-    published = {key for key in CATALOG if state.file(key)}
+    published = {key for key in CATALOG if state.freshness(partition_of(key, [])).file}
     staged = staged_rows(output.look(), CATALOG.keys() - published)
     assert set(said) <= published, "each partition with a receipt has its file"
 
@@ -205,7 +213,7 @@ def test_run_with_other_thresholds_completes_a_killed_run(
         encoded += texts_encoded(lines)
         lost += in_flight(lines)
     left = OutputState(output.open(), space)
-    missing = {key for key in CATALOG if not left.file(key)}
+    missing = {key for key in CATALOG if not left.freshness(partition_of(key, [])).file}
     staged = staged_rows(output.look(), missing)
     thresholds = Thresholds(b_min=random.randint(1, 40), b_max=random.randint(40, 400))
     run = make_run(hash_pool, open_source(catalog), output.open(), thresholds)

@@ -95,7 +95,7 @@ def test_file_with_damaged_footer_is_encoded_again(hash_pool: EncoderPool, tmp_p
     footer = len(damaged) - 8 - int.from_bytes(damaged[-8:-4], "little")
     damaged[footer + 6 : footer + 12] = b"\xff" * 6  # in its schema
     path.write_bytes(damaged)
-    with pytest.raises(InvalidFile, match="its footer cannot be read"):
+    with pytest.raises(InvalidFile, match="cannot be read because its footer is damaged"):
         read_published_file(LocalStore(tmp_path), f"{run.space.name}/wide.parquet")
     [receipt] = receipts(finish(make_run(hash_pool, [partition_of("wide", rows, version="v2")], tmp_path)))
     assert (receipt.action, receipt.source_version) == ("encoded", "v2")

@@ -117,7 +117,7 @@ def test_unavailable_store_ends_the_verification(
     events = verify(open_source(embedded / "catalog"), store, pool.space)
     assert next(events) == Verified("Köln", ROWS)
 
-    def fail(_: str) -> None:
+    def fail(*_: object) -> None:
         raise StoreUnavailable("the store is down")
 
     monkeypatch.setattr(store, "open", fail)

@@ -1,0 +1,140 @@
+"""Opening output files, and saying what is wrong with one that cannot be read.
+
+A file is open for reading only after its columns and facts were found to be those of its space and place. What is wrong
+then, or while its rows are read, is one of three errors: `InvalidFile`, `FileNotFoundError` where it was removed or
+replaced, or `TransientError` where the system did not give it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, open_output_file
+from surge_dagster.engine.files.rows import OutputFile, check_schema
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.keys import decode_key
+
+Unusable = InvalidFile | FileNotFoundError | TransientError
+
+
+@contextlib.contextmanager
+def open_published(
+    store: Store,
+    space: Space,
+    name: str,
+    listed: PublishedFile | None = None,
+    *,
+    buffer_size: int = 0,
+    mapped: bool = False,
+) -> Iterator[OutputFile]:
+    """A file of a space, open for reading.
+
+    Args:
+        listed: the file as it was listed, and no other version of it.
+        buffer_size, mapped: see `open_output_file`.
+
+    Raises:
+        InvalidFile: it is damaged, or not a file of this space and name; while its rows are read, too.
+        FileNotFoundError: it was removed, or is not the file that was listed.
+        TransientError: it cannot be read now.
+    """
+    location = store.location(name)
+    with contextlib.ExitStack() as opened:
+        with explained(location):
+            source = opened.enter_context(store.open(name, listed and listed.stored))
+            options = {"buffer_size": buffer_size, "mapped": mapped}
+            reader = opened.enter_context(open_output_file(source, space.file_format, **options))
+            reader.location = location
+            require_own(space, name, reader.facts, reader.columns)
+            if listed and reader.facts != listed.facts:  # a store may give one tag to two contents
+                raise FileNotFoundError(errno.ENOENT, "it was replaced after it was listed", location)
+        yield reader
+
+
+@contextlib.contextmanager
+def open_listed(store: Store, space: Space, file: PublishedFile) -> Iterator[OutputFile]:
+    """A file as it was listed, open for reading; what its block meets while it reads becomes an error of the partition.
+
+    Raises:
+        DataError: it is damaged.
+        TransientError: it was removed or replaced since it was listed, or cannot be read now.
+    """
+    name, key = file.stored.name, file.facts.partition_key
+    try:
+        with open_published(store, space, name, file, mapped=True) as reader:
+            yield reader
+    except (InvalidFile, FileNotFoundError, TransientError) as error:
+        if isinstance(error, StoreUnavailable) or (isinstance(error, TransientError) and error.key is not None):
+            raise
+        raise error_of_partition(store, space, name, error, key) from error
+
+
+def usable_file(store: Store, space: Space, name: str, file: PublishedFile | Unusable) -> PublishedFile:
+    """A listed file of the space, under its own name.
+
+    Args:
+        file: as it was listed, or what was wrong with it then.
+
+    Raises:
+        DataError: it is damaged, or the file of another partition or space.
+        TransientError: it was replaced after it was listed, or could not be read.
+    """
+    try:
+        if not isinstance(file, PublishedFile):
+            raise file
+        with explained(store.location(name)):
+            require_own(space, name, file.facts, file.columns)
+    except (InvalidFile, FileNotFoundError, TransientError) as error:
+        raise error_of_partition(store, space, name, error) from error
+    return file
+
+
+def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -> None:
+    """Refuse a file that is not the one of this name in this space.
+
+    Raises:
+        InvalidFile: it is of another space or partition, or has other columns.
+    """
+    if facts.space != space.name:
+        raise InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {space.name!r}", "space")
+    if file_name(space.name, facts.partition_key, space.file_format) != name:
+        raise InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name", "place")
+    if facts.dimension != space.dimension:
+        reason = f"it states that its vectors have dimension {facts.dimension}; expected {space.dimension}"
+        raise InvalidFile(reason, "dimension")
+    check_schema(columns, dimension=space.dimension, dtype=space.dtype)
+
+
+def error_of_partition(
+    store: Store, space: Space, name: str, error: Unusable, key: str | None = None
+) -> DataError | TransientError:
+    """The error of a partition whose file cannot be used.
+
+    Args:
+        key: of the partition; None: as far as it can be read from the file's name.
+    """
+    key = key_in_name(space, name) if key is None else key
+    if isinstance(error, FileNotFoundError):
+        location = store.location(name)
+        what = f"{location!r} was replaced or removed after the embeddings were opened. Open them again."
+        return TransientError(f"partition {key!r}: {what}", key)
+    if isinstance(error, TransientError):
+        return TransientError(f"partition {key!r}: {error}", key)
+    again = "derive the space again (`surge-dagster derive`)" if space.derived else "embed the partition again"
+    return DataError(key, str(error), f"Move it away and {again}, or choose partitions without it.")
+
+
+def key_in_name(space: Space, name: str) -> str:
+    """The partition's key as far as it can be read from the name of its file."""
+    encoded = name.removeprefix(f"{space.name}/").removesuffix(SUFFIXES[space.file_format])
+    try:
+        return decode_key(encoded) or encoded
+    except ValueError:
+        return encoded
