@@ -1,8 +1,9 @@
-"""The README and the pages under docs: what they name exists, and the library example runs."""
+"""The README and the pages under docs: what they name exists, and the first steps run."""
 
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
 _NAMED_PATH = re.compile(r"`((?:surge_dagster|assets|resources|automation|tests|benchmarks|docs|deploy)/[\w./-]*)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_IMPORT = re.compile(r"^from (surge_dagster[\w.]*) import (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
@@ -36,13 +38,27 @@ def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
     assert not missing
 
 
-def test_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    page = (ROOT / "docs" / "how-it-works.md").read_text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_that_a_page_imports_exist(page: Path) -> None:
+    missing = [
+        f"{module}.{name}"
+        for module, names in _IMPORT.findall(page.read_text())
+        for name in names.split(", ")
+        if not hasattr(import_module(module), name)
+    ]
+    assert not missing
+
+
+def test_first_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    page = (ROOT / "docs" / "first-steps.md").read_text()
     example = page.split("```python\n")[1].split("```")[0]
     assert "EncodingSpec()" in example
     write_partition(tmp_path / "data" / "catalog", "shoes", [("1", "waterproof boots"), ("2", "sandals")])
     monkeypatch.chdir(tmp_path)
     exec(example.replace("EncodingSpec()", 'EncodingSpec("hash://8")'), {})
-    assert capsys.readouterr().out.startswith("shoes 2\n")
+    published, _, verified, *hits = capsys.readouterr().out.splitlines()
+    assert published == "shoes 2"
+    assert verified.startswith("Verified(key='shoes', rows=2")
+    assert hits[0].endswith(" shoes 1 waterproof boots") and len(hits) == 2
     space = EncodingSpec("hash://8").resolve().name
     assert (tmp_path / "data" / "embeddings" / space / "shoes.parquet").is_file()

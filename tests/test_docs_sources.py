@@ -61,7 +61,7 @@ def test_pages_of_all_kinds_are_listed() -> None:
     assert set(re.findall(r"\(sources/(\w+)\.md\)", listed)) == {page.stem for page in PAGES.glob("*.md")}
 
 
-def test_folders(shell: Shell) -> None:
+def test_page_of_folders_embeds_its_rows(shell: Shell) -> None:
     [settings] = map(yaml.safe_load, blocks("folders", "yaml"))
     named = {f"lang=de/category={key}": rows for key, rows in CATALOG.items()}
     for key, rows in named.items():
@@ -72,7 +72,7 @@ def test_folders(shell: Shell) -> None:
     shell.assert_embedded(named)
 
 
-def test_tables(shell: Shell) -> None:
+def test_page_of_tables_embeds_its_rows(shell: Shell) -> None:
     [settings] = map(yaml.safe_load, blocks("tables", "yaml"))
     rows = [(*row, "de") for row in TABLE]
     write_csv(shell.root / settings["source"], rows, (settings["id"], settings["text"], "category", "lang"))
@@ -80,7 +80,9 @@ def test_tables(shell: Shell) -> None:
     shell.assert_embedded({f"lang=de/category={key}": rows for key, rows in CATALOG.items()})
 
 
-def test_buckets(shell: Shell, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_buckets_embeds_its_rows(
+    shell: Shell, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [text] = blocks("buckets", "yaml")
     settings = yaml.safe_load(text.replace("my-bucket", BUCKET).replace("http://127.0.0.1:9000", object_server.url))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
@@ -92,7 +94,7 @@ def test_buckets(shell: Shell, object_server: ObjectServer, monkeypatch: pytest.
     shell.assert_embedded(CATALOG)
 
 
-def test_bigquery(shell: Shell) -> None:
+def test_page_of_bigquery_embeds_its_rows(shell: Shell) -> None:
     require("bigquery", "google.cloud.bigquery_storage_v1")
     from tests.engine.tables.bigquery_fake import TABLE as NAME
     from tests.engine.tables.bigquery_fake import FakeBigQuery
@@ -110,7 +112,7 @@ def test_bigquery(shell: Shell) -> None:
     assert_embedded(shell.root / "described", space.parent.name, "hats", [("3", "a straw hat. new")])
 
 
-def test_frames(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_of_frames_embeds_its_rows(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     [program] = blocks("frames", "python")
     write_csv(shell.root / "products.csv", TABLE)
     exec(program.replace("EncodingSpec()", 'EncodingSpec("hash://16")'), {})
@@ -118,16 +120,16 @@ def test_frames(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     shell.assert_embedded({key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()})
 
 
-def test_assets(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_assets_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     [program] = blocks("assets", "python")
     [settings] = map(yaml.safe_load, blocks("assets", "yaml"))
     assert load_settings(**settings, output="x").partition_by == ["category"]
     write_csv(shell.root / "products.csv", TABLE)
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
-    made: dict[str, dg.Definitions] = {}
-    exec(program.replace("https://shop.example/products.csv", "products.csv"), made)  # pyright: ignore[reportArgumentType]
+    names: dict[str, dg.Definitions] = {}
+    exec(program.replace("https://shop.example/products.csv", "products.csv"), names)  # pyright: ignore[reportArgumentType]
     job = dg.Definitions.merge(
-        made["defs"], dg.Definitions(executor=dg.in_process_executor)
+        names["defs"], dg.Definitions(executor=dg.in_process_executor)
     ).resolve_implicit_global_asset_job_def()
     keys = {"dagster/asset_partition_range_start": "hats", "dagster/asset_partition_range_end": "shoes"}
     with dg.DagsterInstance.ephemeral(str(shell.root)) as instance:

@@ -27,7 +27,9 @@ def run(program: str, names: dict[str, Any]) -> None:
     exec(compile(program, "docs/consumers.md", "exec", dont_inherit=True), names)
 
 
-def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_database: Callable[[], str]) -> None:
+def test_configurations_and_programs_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_database: Callable[[], str]
+) -> None:
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
@@ -35,11 +37,11 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_database: Cal
     catalog, loop, asset = blocks("python")
     batches: list[Any] = []
     names: dict[str, Any] = {"embedding_catalog": embedding_catalog, "apply_to_your_index": batches.append}
-    run(f"made = {catalog}", names)
+    run(f"shop = {catalog}", names)
     run(asset, names)
     job = dg.define_asset_job("mine", selection=dg.AssetSelection.assets(names["search_index"]))
     added = dg.Definitions(assets=[names["search_index"]], jobs=[job], executor=dg.in_process_executor)
-    definitions = dg.Definitions.merge(names["made"], added)
+    definitions = dg.Definitions.merge(names["shop"], added)
     with dg.DagsterInstance.ephemeral(str(tmp_path)) as instance:
         for name in ("catalog_refresh", "hand_over", "mine"):
             assert definitions.resolve_job_def(name).execute_in_process(instance=instance).success
@@ -54,6 +56,6 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_database: Cal
     lancedb, pgvector = blocks("yaml")
     for text in (lancedb, re.sub(r'"postgresql:.*?"', lambda _: f'"{new_database()}"', pgvector)):
         settings: Settings = load_settings(output="data/embeddings", **yaml.safe_load(text))
-        [target] = [one.target() for one in (settings.lancedb, settings.pgvector) if one is not None]
+        [target] = [table.target() for table in (settings.lancedb, settings.pgvector) if table is not None]
         assert target.apply(partial(changes, "data/embeddings", target.place)).rows_sent == 5
         assert target.counts() == {"a": 3, "b": 2}
