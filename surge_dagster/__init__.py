@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
     from surge_dagster.engine.readers.search import search
     from surge_dagster.engine.run.embedding_run import EmbeddingRun
-    from surge_dagster.engine.sources import open_source
     from surge_dagster.engine.store import open_store
+    from surge_dagster.engine.tables.opening import open_source
     from surge_dagster.engine.verify.verification import verify
 
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
@@ -32,7 +32,7 @@ _HOMES = {
     "changes": "engine.feed.changes",
     "embedding_catalog": "definitions",
     "open_embeddings": "engine.readers.loading",
-    "open_source": "engine.sources",
+    "open_source": "engine.tables.opening",
     "open_store": "engine.store",
     "plan": "engine.plan.planned_run",
     "search": "engine.readers.search",

@@ -18,11 +18,11 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import model_difference, record_catalog, require_format
+from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
-from surge_dagster.engine.run.staging import remove_staged, sweep_orphan_files
+from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
@@ -125,26 +125,17 @@ class Refresh:
 
     def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
         """Embed what needs it and report every partition; returns the run's space."""
-        space, work = self._known_space(), None
-        if space is not None:
-            report = self._outcome.report
-            report.space, report.space_title, report.dimension = space.name, space.title, space.dimension
-            work = self._worklist(candidates, space)
-            if not work.todo:  # no encoder is started
-                sweep_orphan_files(self._store)
-                self._take(work)
-                self._report_known(work, [])
-                return space
+        known = self._known_space()
         with self._resources.encoder.start_pool() as pool:
-            self._require_same_model(pool, space)
-            if space is None or work is None or pool.space.spec_sha256 != space.spec_sha256:
-                # The first run of a space, or the content of the model has changed: another space.
-                work = self._worklist(candidates, pool.space)
+            self._require_same_model(pool, known)
+            # Another space: the first run of one, or the content of the model has changed.
+            is_known = known is not None and known.spec_sha256 == pool.space.spec_sha256
+            work = self._worklist(candidates, known if known is not None and is_known else pool.space)
             self._take(work)
-            engine = self._new_engine(pool, work)
-            found_fresh = self._embed(engine, pool, work)
+            run = self._new_run(pool, work)
+            found_fresh = self._embed(run, pool, work)
         self._report_known(work, found_fresh)
-        return engine.space
+        return run.space
 
     def _worklist(self, candidates: Sequence[Partition], space: Space) -> Worklist:
         outputs = OutputState(self._store, space.name, self._resources.output.format)
@@ -174,9 +165,6 @@ class Refresh:
                 f"the run was launched for the space {expected!r}, and the settings now mean {now}. "
                 f"Launch {self._names.refresh_job} by hand to use that space."
             )
-        if space is not None:
-            require_format(self._store, space, self._resources.output.format)
-            record_catalog(self._store, space, self._resources.catalog.catalog_record())
         return space
 
     def _require_same_model(self, pool: EncoderPool, space: Space | None) -> None:
@@ -189,9 +177,9 @@ class Refresh:
                 "to begin a space for what it is now."
             )
 
-    def _new_engine(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun:
+    def _new_run(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun:
         encoder, output = self._resources.encoder, self._resources.output
-        engine = EmbeddingRun(
+        run = EmbeddingRun(
             work.todo,
             self._store,
             pool,
@@ -205,28 +193,27 @@ class Refresh:
             memory_limit=encoder.memory_limit_bytes,
             grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,
         )
-        self._outcome.report = engine.report
-        device = f"{pool.device} ({pool.hardware})" if pool.hardware else pool.device
-        self._context.log.info(
-            f"{counted(len(work.todo), 'partition')} to do on {device} in {pool.precision}, space {engine.space.title} "
-            f"({engine.space.name}), SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
-        )
-        return engine
+        self._outcome.report = run.report
+        to_do, space = counted(len(work.todo), "partition"), run.space
+        self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")
+        return run
 
-    def _embed(self, engine: EmbeddingRun, pool: EncoderPool, work: Worklist) -> list[Receipt]:
-        """Run the engine, then check the footers of what it published; returns receipts of what it found fresh."""
+    def _embed(self, run: EmbeddingRun, pool: EncoderPool, work: Worklist) -> list[Receipt]:
+        """Run, then check the footers of what was published; returns receipts of what the run found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
         progress = Progress(work.todo)
         try:
-            with closing(learning(engine, pool, self._store)) as events:
+            with closing(learning(run, pool, self._store)) as events:
                 for event in events:
                     self._outcome.count(event)
                     if line := progress.after(event):
                         self._context.log.info(line)
                     match event:
                         case SuperBatchReport():
-                            self._events.superbatch(event, engine.space)
+                            if event.index == 0:
+                                self._context.log.info(_encoder_line(run.report))
+                            self._events.superbatch(event, run.space)
                         case Failure():
                             self._events.failure(event)
                         case Receipt(action="fresh"):
@@ -235,13 +222,13 @@ class Refresh:
                             rows[event.key] = event.rows
                             self._events.embedding(event)
         finally:
-            self._outcome.published |= engine.published
+            self._outcome.published |= run.published
         self._events.end_of_superbatches()
         if rows:
             outputs = work.outputs
-            if outputs.space != engine.space.name:  # the output has the space under another name
-                outputs = OutputState(self._store, engine.space.name, engine.space.file_format)
-            for failure in footer_failures(outputs, rows, self._outcome.partitions, engine.space.dimension):
+            if outputs.space != run.space.name:  # the output has the space under another name
+                outputs = OutputState(self._store, run.space.name, run.space.file_format)
+            for failure in footer_failures(outputs, rows, self._outcome.partitions, run.space.dimension):
                 self._events.failure(failure)
         return fresh
 
@@ -258,3 +245,8 @@ class Refresh:
                 self._events.embedding(receipt, reused=True)
             else:
                 self._events.unchanged(receipt)
+
+
+def _encoder_line(report: RunReport) -> str:
+    device = f"{report.device} ({report.hardware})" if report.hardware else report.device
+    return f"encoding on {device} in {report.precision}, SuperBatches of {report.b_min:,} to {report.b_max:,} texts"

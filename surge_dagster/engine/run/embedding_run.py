@@ -111,6 +111,7 @@ class EmbeddingRun:
         self._store = store
         self._events: EventStream | None = None
         self._started = False
+        self._describe_space()
 
     @property
     def failed(self) -> bool:
@@ -188,7 +189,6 @@ class EmbeddingRun:
         return None
 
     def _end_without_encoding(self, outputs: OutputState, fresh_keys: set[str]) -> None:
-        self._describe_space()
         if self._catalog is not None:
             record_catalog(self._store, self.space, self._catalog)
         remove_staged(self._store, outputs.space, fresh_keys)
@@ -201,7 +201,10 @@ class EmbeddingRun:
             return None
         require_format(self._store, known, self._file_format)
         self.space = known
-        return self._outputs or OutputState(self._store, known.name, known.file_format)
+        self._describe_space()
+        if self._outputs is not None and self._outputs.space == known.name:
+            return self._outputs
+        return OutputState(self._store, known.name, known.file_format)
 
     def _embed(self, due: Iterable[Partition], outputs: OutputState | None, fresh_keys: set[str]) -> Generator[Event]:
         memory = self._memory = self._begin()

@@ -33,7 +33,6 @@ from tests.engine.refreshes import CountingPool
 from tests.engine.runs import failures, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, write_partition
 
-
 _STEPS = st.lists(
     st.dictionaries(
         st.sampled_from(["a", "b", "split"]),
