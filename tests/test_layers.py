@@ -1,12 +1,20 @@
-"""The imports of every product module follow the order of the rooms: downwards only, and never in a circle."""
+"""The order of the rooms and their size: imports go downwards only, and the core stands without its satellites."""
 
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
+
+from tests.small_catalogs import assert_embedded, numbered_rows, write_catalog
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "surge_dagster"
@@ -34,6 +42,11 @@ LAYERS = (
     "engine.errors version",
 )
 HOUSES = {PACKAGE, "engine"}
+CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
+SATELLITES = ("derived", "feed", "plan", "readers", "tables", "verify")
+# Lines of Python at most, comments and blank ones included. A room that grows past its budget needs a reason.
+BUDGETS = {
+}
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}
 
 
@@ -100,3 +113,87 @@ def test_no_modules_and_no_rooms_import_each_other_in_a_circle() -> None:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             raise AssertionError(f"imported in a circle: {' -> '.join(error.args[1])}") from None
+
+
+def lines_of(*places: Path) -> int:
+    """Lines of Python in files and in folders with all that lies below them."""
+    files = [path for place in places for path in ([place] if place.is_file() else place.rglob("*.py"))]
+    return sum(path.read_bytes().count(b"\n") for path in files)
+
+
+def place_of(room: str) -> Path:
+    """The folder or the file of a room."""
+    above, _, name = room.rpartition(".")
+    folder = ROOT / room if room in ("assets", "resources") else ROOT / PACKAGE / above.replace(".", "/") / name
+    return folder if folder.is_dir() else folder.with_suffix(".py")
+
+
+def test_core_imports_no_satellite() -> None:
+    """What the order says too: a satellite in the line of a core room would still be found here."""
+    core, satellites = ({f"engine.{name}" for name in names} for names in (CORE, SATELLITES))
+    assert core | satellites == {name for name in RANKS if name.startswith("engine.")}
+    found = [
+        f"{module} imports {imported}"
+        for module, names in imports().items()
+        for imported in names
+        if room(module) in core and room(imported) in satellites
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("room_name", sorted(RANKS))
+def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
+    assert lines_of(place_of(room_name)) <= BUDGETS[room_name]
+
+
+def test_core_product_and_tests_keep_to_their_budgets() -> None:
+    core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
+    product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
+    assert core <= 15_700
+    assert product <= 28_500
+    assert lines_of(ROOT / "tests") <= 34_500
+    assert lines_of(ROOT / "benchmarks") <= 5_300
+
+
+RUN_OF_THE_CORE = """
+import sys
+from pathlib import Path
+
+import surge_dagster
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.sources import open_folders
+from surge_dagster.engine.store import open_store
+
+print(surge_dagster.__file__)
+with EncoderPool(EncodingSpec("hash://16"), devices="cpu") as pool:
+    for _ in range(2):
+        run = EmbeddingRun(open_folders(sys.argv[1]), open_store(sys.argv[2]), pool)
+        print(sorted((receipt.key, receipt.rows) for receipt in run), run.report.partitions_skipped)
+"""
+
+
+def test_core_embeds_a_catalog_with_every_satellite_deleted(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (tmp_path / PACKAGE).iterdir():
+        if path.name not in ("engine", "__init__.py", "version.py"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name in SATELLITES:
+        shutil.rmtree(tmp_path / PACKAGE / "engine" / name)
+    rows = {"a": numbered_rows("a", 3), "b": numbered_rows("b", 5)}
+    write_catalog(tmp_path / "catalog", rows)
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN_OF_THE_CORE, tmp_path / "catalog", tmp_path / "out"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    where, first, second = ended.stdout.splitlines()
+    assert where.startswith(str(tmp_path))
+    assert (first, second) == ("[('a', 3), ('b', 5)] 0", "[] 2")
+    [space] = (tmp_path / "out").glob("hash-*")
+    for key, expected in rows.items():
+        assert_embedded(tmp_path / "out", space.name, key, expected)
