@@ -11,7 +11,7 @@ from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
-from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog, unsupported_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.unreadable import visible
@@ -30,8 +30,7 @@ def existing_space(settings: Settings, store: Store) -> Space:
     before = find_space(store, expected.requested)  # made with other prompts of the same model in a folder
     if before is not None and before.model_digest == expected.model_digest:
         return before
-    names = [*(space.name for space in known), *unsupported_spaces(store)]
-    held = f"it holds {', '.join(names)}" if names else "it holds none"
+    held = f"it holds {', '.join(space.name for space in known)}" if known else "it holds none"
     raise ConfigError(
         f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
         "Name the model they were made with (--model), or run `surge-dagster embed` first."

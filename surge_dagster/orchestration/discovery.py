@@ -12,7 +12,7 @@ import dagster as dg
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.asset_events import source_version
@@ -98,7 +98,7 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
     space = find_space(store, spec)
     if space is not None or not unattended:
         return space
-    if others := [*(other.name for other in list_spaces(store)), *unsupported_spaces(store)]:
+    if others := [other.name for other in list_spaces(store)]:
         raise ConfigError(
             f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
             "A space is never begun unattended, since that encodes the whole catalog: launch "

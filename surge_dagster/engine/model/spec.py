@@ -37,10 +37,6 @@ _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 _HASH_MAX_LENGTH = 256
 
 
-class UnsupportedSpace(ConfigError):
-    """A space that an earlier version made, and whose vectors this version cannot compute."""
-
-
 @dataclass(frozen=True, slots=True)
 class EncodingSpec:
     """The requested encoding; None leaves a choice to the model.
@@ -287,18 +283,12 @@ def space_from_json(document: dict[str, Any]) -> Space:
     """The space that a space.json describes, with no model folder.
 
     Raises:
-        UnsupportedSpace: an earlier version computed the vectors in an arithmetic that this one does not have.
         ConfigError: the document is incomplete, was changed by hand, or needs another version.
     """
     if document.get("format") not in _SPACE_FORMATS:
         raise ConfigError(
             f"space.json has format {document.get('format')!r}; this version reads "
             f"{', '.join(map(str, _SPACE_FORMATS))}: use the version that wrote it, or another output"
-        )
-    if "arithmetic" in document:
-        raise UnsupportedSpace(
-            f"the space {document.get('name')} holds {document['arithmetic']} vectors, which this version does not "
-            "compute: embed the catalog again, into a space of its own, or use the version that wrote it"
         )
     try:
         known = {field.name for field in fields(EncodingSpec)}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces, require_supported, unsupported_spaces
+from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces
 from surge_dagster.engine.store.store import Store
 
 CURRENT_FILE = "current_space.json"
@@ -73,8 +73,8 @@ def space_of_readers(store: Store) -> Space:
     """The space to read where none is named: the current one, or the only one.
 
     Raises:
-        ConfigError: there are no embeddings, the current space is missing or was made by an earlier version, or there
-            are several spaces and none is current.
+        ConfigError: there are no embeddings, the current space is missing, or there are several spaces and none is
+            current.
     """
     current = read_current(store)
     spaces = {space.name: space for space in list_spaces(store)}
@@ -91,7 +91,6 @@ def space_of_readers(store: Store) -> Space:
             )
         return next(iter(spaces.values()))
     if current.space not in spaces:
-        require_supported(store, current.space)
         held = ", ".join(spaces) or "none"
         raise ConfigError(
             f"{store.location(CURRENT_FILE)!r} names the space {current.space!r}, and the output holds {held}. Put its "
@@ -104,13 +103,11 @@ def named_space(store: Store, name: str) -> Space:
     """A space by its name.
 
     Raises:
-        UnsupportedSpace: an earlier version made it, and this one cannot use it.
         ConfigError: the output has no such space.
     """
     spaces = {space.name: space for space in list_spaces(store)}
     if name in spaces:
         return spaces[name]
-    require_supported(store, name)
     if not spaces:
         raise _no_embeddings(store)
     raise ConfigError(f"{store.url!r} has no space {name!r}; it holds {', '.join(spaces)}.")
@@ -163,6 +160,4 @@ def _no_embeddings(store: Store) -> ConfigError:
         return ConfigError(
             f"{store.url!r} is the folder of one space; give the folder above it, and the space by name."
         )
-    others = unsupported_spaces(store)
-    held = f" that this version can read; an earlier one made {', '.join(others)}" if others else ""
-    return ConfigError(f"{store.url!r} holds no embeddings{held}. Run `surge-dagster embed`, or give another output.")
+    return ConfigError(f"{store.url!r} holds no embeddings. Run `surge-dagster embed`, or give another output.")

@@ -11,14 +11,10 @@ without turns and after two concurrent claims.
 
 `space.json` also names the catalog (`catalog_record`) and, where the model was given as a folder, that folder. Both are
 those of the last run, and no part of the space's identity.
-
-A space that an earlier version made and this one cannot compute is left alone: it is not listed, read or deleted, and
-only a reader that names it gets an error.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -27,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, UnsupportedSpace, space_from_json
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, space_from_json
 from surge_dagster.engine.output.catalog_record import CatalogRecord, catalog_from_json
 from surge_dagster.engine.store.store import Store
 
@@ -37,38 +33,12 @@ SPACE_FILE = "space.json"
 
 
 def list_spaces(store: Store) -> list[Space]:
-    """Every space of the output that this version can use, by name.
+    """Every space of the output, by name.
 
     Raises:
         ConfigError: a space.json is damaged.
     """
     return [described.space for described in _all_described(store)]
-
-
-def unsupported_spaces(store: Store) -> list[str]:
-    """Names of the folders whose spaces this version cannot use.
-
-    Raises:
-        ConfigError: a space.json is damaged.
-    """
-    names = []
-    for folder in store.folders():
-        try:
-            _described(store, folder)
-        except UnsupportedSpace:
-            names.append(folder)
-    return names
-
-
-def require_supported(store: Store, name: str) -> None:
-    """Refuse a space that an earlier version made and that this version cannot use.
-
-    Raises:
-        UnsupportedSpace: the folder of this name describes such a space.
-        ConfigError: its space.json is damaged.
-    """
-    if name in store.folders():
-        _described(store, name)
 
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
@@ -261,11 +231,8 @@ def _derives_same(one: Space, other: Space) -> bool:
 
 
 def _all_described(store: Store) -> list[_Described]:
-    found = []
-    for folder in store.folders():
-        with contextlib.suppress(UnsupportedSpace):
-            found.append(_described(store, folder))
-    return [described for described in found if described is not None]
+    described = (_described(store, folder) for folder in store.folders())
+    return [each for each in described if each is not None]
 
 
 def _described(store: Store, folder: str) -> _Described | None:
@@ -285,8 +252,6 @@ def _described(store: Store, folder: str) -> _Described | None:
             raise TypeError("turns must be numbers")
         described = _Described(space, document)
         _ = described.catalog
-    except UnsupportedSpace as error:
-        raise UnsupportedSpace(f"{store.location(name)!r} cannot be used: {error}") from error
     except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
     if space.name != folder:

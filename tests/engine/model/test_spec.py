@@ -24,7 +24,6 @@ from surge_dagster.engine.model.spec import (
     FILE_FORMATS,
     EncodingSpec,
     FileFormat,
-    UnsupportedSpace,
     space_from_json,
 )
 from tests.engine.model.small_model import model_folder, small_tensors
@@ -84,12 +83,6 @@ def test_space_of_the_demo_model_keeps_its_published_name(demo_folder: Path) -> 
     assert space.name == "all-MiniLM-L6-v2-6fe268ae336d"
     assert EncodingSpec("hash://8").resolve().name == "hash-8-1f080a0d6466"
     assert set(space.to_json()["requested"]) == {"model", "prompt", "max_length", "normalize", "dimension", "dtype"}
-
-
-def test_int8_space_of_an_earlier_version_is_refused_with_the_remedy(small_model: Path) -> None:
-    document = EncodingSpec(str(small_model)).resolve().to_json() | {"arithmetic": "int8-1"}
-    with pytest.raises(UnsupportedSpace, match=r"holds int8-1 vectors.*embed the catalog again"):
-        space_from_json(document)
 
 
 def test_space_does_not_depend_on_how_the_model_was_saved(small_model: Path) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import EncodingSpec, Space, UnsupportedSpace
-from surge_dagster.engine.output.current_space import keep_current, named_space, space_of_readers, write_current
-from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces, unsupported_spaces
-from surge_dagster.engine.run.staging import sweep_orphan_files
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 
@@ -202,55 +200,3 @@ class TestFinding:
     def test_missing_output_has_no_spaces(self, store: LocalStore) -> None:
         assert find_space(store, SPEC) is None
         assert list_spaces(store) == []
-
-
-class TestInt8SpaceOfAnEarlierVersion:
-    """Version 0.1.0 could compute in int8 arithmetic; such a space has `arithmetic` in its space.json."""
-
-    NAME = "model-0123456789ab"
-
-    @pytest.fixture(autouse=True)
-    def content(self, store: LocalStore, space: Space) -> dict[str, bytes]:
-        """The files of the space."""
-        folder = store.root / self.NAME
-        folder.mkdir(parents=True)
-        described = space.to_json() | {
-            "name": self.NAME,
-            "arithmetic": "int8-1",
-            "spec_sha256": "0123456789ab" + "0" * 52,
-        }
-        described["requested"] = SPEC.as_dict() | {"arithmetic": "int8"}
-        (folder / "space.json").write_text(json.dumps(described))
-        (folder / "a.parquet").write_bytes(b"vectors")
-        return self.files(store)
-
-    def files(self, store: LocalStore) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in (store.root / self.NAME).iterdir()}
-
-    def test_it_is_left_alone_and_other_spaces_work(
-        self, store: LocalStore, space: Space, content: dict[str, bytes]
-    ) -> None:
-        assert list_spaces(store) == [] and find_space(store, SPEC) is None
-        keep_current(store, space)
-        claim_space(store, space)
-        sweep_orphan_files(store)
-        assert list_spaces(store) == [find_space(store, SPEC)] == [without_folder(space)]
-        assert space_of_readers(store) == named_space(store, space.name) == without_folder(space)
-        assert unsupported_spaces(store) == [self.NAME]
-        assert self.files(store) == content
-
-    def test_reader_that_names_it_gets_the_remedy(self, store: LocalStore, space: Space) -> None:
-        claim_space(store, space)
-        remedy = "holds int8-1 vectors, .* embed the catalog again, .* or use the version that wrote it"
-        with pytest.raises(UnsupportedSpace, match=remedy):
-            named_space(store, self.NAME)
-        write_current(store, self.NAME, seen=None)
-        with pytest.raises(UnsupportedSpace, match=remedy):
-            space_of_readers(store)
-        assert named_space(store, space.name) == without_folder(space)
-
-    def test_output_without_other_spaces_names_it(self, store: LocalStore) -> None:
-        with pytest.raises(ConfigError, match=rf"no embeddings that this version can read.* {self.NAME}\. Run"):
-            space_of_readers(store)
-        with pytest.raises(ConfigError, match="holds no embeddings"):
-            named_space(store, "other")
