@@ -70,13 +70,14 @@ class FolderCatalog:
                 groups = grouped(listed, self._files.pattern, self.url, is_own=self._own_folders is not None)
                 files = [file for group in groups for file in group.files]
                 ahead = FilesAhead(files) if self._files.is_remote else None
-                with contextlib.closing(self._footers.each(files)) as each:
+                with contextlib.closing(self._footers.each(files, from_disk=True)) as each:
                     for group in groups:
                         ends = {file.relative: next(each) for file in group.files}
                         self._name_by_declaration(group, ends)
                         yield self._partition(group, ends, ahead)
         finally:
             self._footers.save(found)
+        self._footers.forget_others(found)
         if not found:
             raise ConfigError(
                 f"the source {self.url!r} is empty: expected files whose names end in .parquet, .arrow, .csv or "
