@@ -147,9 +147,8 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
     table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
     table = change(table)
     with pa.OSFile(str(path), "wb") as sink:
-        carried, has_hash = carried_columns(table.schema), "text_hash" in table.column_names
-        kind = table.schema.field("id").type
-        columns = schema(kind, DIMENSION, "float32", include_text=True, text_hash=has_hash, carried=carried)
+        carried, kind = carried_columns(table.schema), table.schema.field("id").type
+        columns = schema(kind, DIMENSION, "float32", include_text=True, carried=carried)
         new = replace(old, rows=table.num_rows, **facts)  # pyright: ignore[reportArgumentType]
         with new_writer("parquet", sink, columns, new) as writer:
             writer.append_table(table.replace_schema_metadata(None).cast(columns))

@@ -45,8 +45,7 @@ HOUSES = {PACKAGE, "engine"}
 CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
 SATELLITES = ("derived", "feed", "plan", "readers", "tables", "verify")
 # Lines of Python at most, comments and blank ones included. A room that grows past its budget needs a reason.
-BUDGETS = {
-}
+BUDGETS = {}
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows, rows_version_of
+from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows
 from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.conversion import convert, cut
@@ -240,7 +240,6 @@ class DeriveRun:
             space=space.name,
             desired_version=desired_version(file.facts.content_digest, space.name),
             dimension=space.dimension,
-            rows_version=rows_version_of(file),
             writer=WRITER,
         )
         vectors = pa.field("embedding", embedding_type(space.dimension, space.dtype), nullable=False)

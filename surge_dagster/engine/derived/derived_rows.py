@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.derived.parent_files import parent_rows, rows_version_of
+from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import FileFacts
@@ -86,7 +86,7 @@ class DerivedRows:
         if found is None:
             raise DataError(facts.partition_key, f"the parent {self._parent.name} has no file of it", _DERIVE_AGAIN)
         file = usable_file(self._store, self._parent, name, found)
-        if rows_version_of(file) != facts.rows_version:
+        if file.facts.rows_version != facts.rows_version:
             reason = f"it was derived from earlier rows of {self._parent.name}. {_DERIVE_AGAIN}"
             raise DataError(facts.partition_key, reason, "")
         for batch in parent_rows(self._store, self._parent, file):

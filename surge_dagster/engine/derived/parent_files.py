@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +21,6 @@ from surge_dagster.engine.store.store import Store
 log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 1024
-
-
-def rows_version_of(file: PublishedFile) -> str:
-    """What names the present rows of a file: their version, or where it has none, its digest, size and tag."""
-    stored = f"{file.facts.content_digest} {file.stored.size} {file.stored.etag}".encode()
-    return file.facts.rows_version or hashlib.blake2b(stored, digest_size=16).hexdigest()
 
 
 def parent_rows(

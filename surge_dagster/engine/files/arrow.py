@@ -35,9 +35,7 @@ from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.support.values import value_streams
 
 FORMAT = "arrow-3"
-FORMER_FORMAT = "arrow-2"  # without text hashes
 MAGIC = b"ARROW1"
-_UNREADABLE_FORMAT = b"1"
 _CHECKSUMS = b"surge.crc32"
 _TYPES = {pa.string(): "string", pa.binary(): "binary", pa.int64(): "int64", pa.large_string(): "large_string"}
 # Smaller files are read, not mapped: Linux gives a process 65,530 maps by default.
@@ -139,15 +137,9 @@ def _open(source: pa.NativeFile, columns: list[str] | None = None) -> pa.RecordB
 
 
 def _facts(reader: pa.RecordBatchFileReader) -> FileFacts:
-    metadata = dict(reader.metadata or {})
-    if metadata.get(b"surge.format") == _UNREADABLE_FORMAT:
-        raise InvalidFile(
-            f"it has the Arrow format of an earlier version; this one reads and writes {FORMAT!r}. Embed again"
-        )
-    facts = facts_of(metadata, FileFacts, FORMAT, FORMER_FORMAT)
+    facts = facts_of(dict(reader.metadata or {}), FileFacts, FORMAT)
     check_schema(reader.schema, dimension=facts.dimension)  # checksums of values do not cover nullability
-    if facts.carried_columns:
-        require_carried(facts.carried_columns, reader.schema)
+    require_carried(facts.carried_columns, reader.schema)
     return facts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -84,8 +84,7 @@ class FileFacts(VectorOrigin):
         truncated: texts of which the model saw only the first tokens.
         skipped_rows: rows of the source that were left out, because they have no text.
         blank_texts: texts that are empty or nothing but white space.
-        rows_version: random, new whenever rows are written; the file keeps it when it is merely republished. "" in
-            files of before there were any.
+        rows_version: random, new whenever rows are written; the file keeps it when it is merely republished.
         carried_columns: names and types of the columns that were carried from the source; footers have no checksum.
     """
 
@@ -174,59 +173,43 @@ def invalid_when_damaged(part: str) -> Iterator[None]:
 
 
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
-    """The metadata entries of a file with these facts: its format, the facts, and the digest over all of them.
-
-    What is zero or empty by default is an entry only where it is not.
-    """
-    optional = optional_names(type(facts))
-    values = {name: getattr(facts, fact) for name, (fact, _) in _readers(type(facts)).items()}
-    written = {name: value for name, value in values.items() if value or name not in optional}
+    """The metadata entries of a file with these facts: its format, the facts, and the digest over all of them."""
+    values = ((name, getattr(facts, fact)) for name, (fact, _) in _readers(type(facts)).items())
     entries = {_FORMAT: file_format.encode()}
-    entries |= {name: str(value).encode("utf-8", "surrogatepass") for name, value in written.items()}
+    entries |= {name: str(value).encode("utf-8", "surrogatepass") for name, value in values}
     return {**entries, _METADATA_DIGEST: _digest(entries)}
 
 
-def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], *formats: str) -> AnyFacts:
-    """The facts in the metadata of a file that has one of these formats.
+def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str) -> AnyFacts:
+    """The facts in the metadata of a file that has this format.
 
     Raises:
         InvalidFile: the file has another format, or its metadata were changed after it was written.
     """
-    found = metadata or {}
+    metadata = metadata or {}
     *names, last = entry_names(kind)
-    entries = {name: found.get(name, b"") for name in names}
-    entries |= {name: found[name] for name in optional_names(kind) if name in found}
-    if entries[_FORMAT].decode("utf-8", "replace") not in formats:
-        came = entries[_FORMAT].decode("utf-8", "replace") or None
-        raise InvalidFile(f"its metadata name the format {came!r}; expected {' or '.join(map(repr, formats))}")
-    if found.get(last) != _digest(entries):
+    entries = {name: metadata[name] for name in names if name in metadata}
+    stated_format = entries.get(_FORMAT, b"").decode("utf-8", "replace") or None
+    if stated_format != file_format:
+        raise InvalidFile(f"its metadata name the format {stated_format!r}; expected {file_format!r}")
+    if metadata.get(last) != _digest(entries):
         raise InvalidFile("its metadata do not match their own digest: they were changed after the file was written")
     try:
-        return kind(**{fact: read(entries[name]) for name, (fact, read) in _readers(kind).items() if name in entries})
+        return kind(**{fact: read(entries[name]) for name, (fact, read) in _readers(kind).items()})
     except ValueError as error:
         raise InvalidFile(f"its metadata cannot be read ({error})") from error
 
 
 @cache
 def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
-    """Names of the entries that each file with facts of this kind has, in the order of `guarded_metadata`."""
-    return (_FORMAT, *(name for name in _readers(kind) if name not in optional_names(kind)), _METADATA_DIGEST)
-
-
-@cache
-def optional_names(kind: type[Facts]) -> frozenset[bytes]:
-    """Names of the entries that a file with facts of this kind may have beside those."""
-    return frozenset(_entry_name(fact) for fact in fields(kind) if fact.default in (0, ""))
+    """Names of the entries of a file with facts of this kind, in the order of `guarded_metadata`."""
+    return (_FORMAT, *_readers(kind), _METADATA_DIGEST)
 
 
 @cache
 def _readers(kind: type[Facts]) -> dict[bytes, tuple[str, Callable[[bytes], Any]]]:
     """By the name of its entry, each fact's own name and the function that makes its value from bytes."""
-    return {_entry_name(fact): (fact.name, int if fact.type == "int" else _text) for fact in fields(kind)}
-
-
-def _entry_name(fact: Field[Any]) -> bytes:
-    return f"surge.{fact.name}".encode()
+    return {f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else _text) for fact in fields(kind)}
 
 
 def _text(raw: bytes) -> str:

@@ -57,11 +57,11 @@ def new_writer(
 
     Args:
         sink: an open Arrow output stream or file-like object; the caller closes it.
-        columns: of the rows (`schema`); a file without text hashes is one of the former format.
+        columns: of the rows (`schema`).
         compress: whether ids and texts are compressed in Parquet; in Arrow they never are.
     """
     form = arrow if file_format == "arrow" else parquet
-    metadata = guarded_metadata(facts, form.FORMAT if "text_hash" in columns.names else form.FORMER_FORMAT)
+    metadata = guarded_metadata(facts, form.FORMAT)
     if file_format == "arrow":
         return ArrowWriter(sink, columns, metadata)
     return ParquetWriter(sink, columns, metadata, compress=compress)

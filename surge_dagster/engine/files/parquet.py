@@ -8,8 +8,6 @@ vector is a wrong vector.
 Parquet stores repetition and definition levels of a list, and pyarrow builds them for a whole row group. A row group
 has at most 1 MiB of embeddings, which bounds the memory that writing takes: 4 MiB are neither written nor read faster
 and take three times the memory.
-
-Files of format 1 have no text_hash. They are read, and republished as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from surge_dagster.engine.files.rows import (
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 
 FORMAT = "2"
-FORMER_FORMAT = "1"  # without text hashes
 MAGIC = b"PAR1"
 STRING_COPIES = 3
 WRITE_BATCH_ROWS = 1024
@@ -100,9 +97,8 @@ class ParquetFile(OutputFile):
 
     def __init__(self, source: pa.NativeFile, buffer_size: int = 0) -> None:
         self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True)
-        super().__init__(
-            read_facts(self._file.metadata), self._file.schema_arrow.remove_metadata(), self._file.num_row_groups
-        )
+        columns = self._file.schema_arrow.remove_metadata()
+        super().__init__(read_facts(self._file.metadata, columns), columns, self._file.num_row_groups)
 
     def close(self) -> None:
         self._file.close()
@@ -124,23 +120,26 @@ def _compressed(columns: pa.Schema) -> dict[str, str]:
     return _COMPRESSED if carried is None else _COMPRESSED | dict.fromkeys(carried.names, "zstd")
 
 
-def read_facts(footer: pq.FileMetaData) -> FileFacts:
-    """The facts in the footer of an output file; see `read_guarded`."""
-    facts = read_guarded(footer, FileFacts, FORMAT, FORMER_FORMAT)
-    if facts.carried_columns:
-        require_carried(facts.carried_columns, footer.schema.to_arrow_schema())
+def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:
+    """The facts in the footer of an output file; see `read_guarded`.
+
+    Args:
+        columns: of the footer, where they are known.
+    """
+    facts = read_guarded(footer, FileFacts, FORMAT)
+    require_carried(facts.carried_columns, columns or footer.schema.to_arrow_schema())
     return facts
 
 
-def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], *formats: str) -> AnyFacts:
-    """The facts in the footer of a file of one of these formats, compared with the rows that the footer counts.
+def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
+    """The facts in the footer of a file of this format, compared with the rows that the footer counts.
 
     Readers give as many rows as the row groups state, whatever the file as a whole does.
 
     Raises:
         InvalidFile: the footer was not written by this format, or was changed since.
     """
-    facts = facts_of(footer.metadata, kind, *formats)
+    facts = facts_of(footer.metadata, kind, file_format)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     for rows in (footer.num_rows, sum(groups)):
         if rows != facts.rows:
@@ -177,7 +176,7 @@ def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
     with invalid_when_damaged("footer is"):
         footer = pq.read_metadata(pa.BufferReader(end))
         columns = footer.schema.to_arrow_schema().remove_metadata()
-    return read_facts(footer), _shared(columns)
+    return read_facts(footer, columns), _shared(columns)
 
 
 @lru_cache(maxsize=64)

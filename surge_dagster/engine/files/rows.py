@@ -73,14 +73,14 @@ class FileWriter(ABC):
         self,
         ids: pa.Array | pa.ChunkedArray,
         texts: pa.Array | None,
-        text_hashes: pa.Array | None,
+        text_hashes: pa.Array,
         matrix: np.ndarray,
         carried: pa.Table | None = None,
     ) -> None:
         """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied.
 
         Args:
-            texts, text_hashes, carried: None where the file has no such columns.
+            texts, carried: None where the file has no such columns.
         """
         self.append_table(embedding_table(self.columns, ids, texts, text_hashes, matrix, carried))
 
@@ -186,10 +186,9 @@ def schema(
     dtype: str,
     *,
     include_text: bool,
-    text_hash: bool = True,
     carried: pa.Schema | None = None,
 ) -> pa.Schema:
-    """The columns of an output file; those of a file of format 1 where it has no `text_hash`.
+    """The columns of an output file.
 
     Args:
         carried: further columns of the source, all of which may be null.
@@ -197,8 +196,7 @@ def schema(
     columns = [pa.field("id", id_type, nullable=False)]
     if include_text:
         columns.append(pa.field("text", pa.large_string(), nullable=False))
-    if text_hash:
-        columns.append(pa.field("text_hash", TEXT_HASH, nullable=False))
+    columns.append(pa.field("text_hash", TEXT_HASH, nullable=False))
     columns += carried or ()
     columns.append(pa.field("embedding", embedding_type(dimension, dtype), nullable=False))
     return pa.schema(columns)
@@ -217,16 +215,10 @@ def check_schema(found: pa.Schema, *, dimension: int, dtype: str | None = None) 
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
     allowed = [*map(str, _DTYPES), *_BITS] if dtype is None else [dtype]
-    expected = [in_words(_same_columns(found, dimension, one)) for one in allowed]
+    has_text, carried = "text" in found.names, carried_columns(found)
+    expected = [in_words(schema(id_type, dimension, one, include_text=has_text, carried=carried)) for one in allowed]
     if in_words(found) not in expected:
         raise InvalidFile(f"its columns are {in_words(found)}; expected {' or '.join(expected)}")
-
-
-def _same_columns(found: pa.Schema, dimension: int, dtype: str) -> pa.Schema:
-    """The columns that a file has to have, given which of those it has that it need not have."""
-    names = found.names
-    optional = {"include_text": "text" in names, "text_hash": "text_hash" in names}
-    return schema(found.field("id").type, dimension, dtype, **optional, carried=carried_columns(found))
 
 
 def carried_columns(columns: pa.Schema) -> pa.Schema | None:
@@ -280,7 +272,7 @@ def embedding_table(
     columns: pa.Schema,
     ids: pa.Array | pa.ChunkedArray,
     texts: pa.Array | None,
-    text_hashes: pa.Array | None,
+    text_hashes: pa.Array,
     matrix: np.ndarray,
     carried: pa.Table | None = None,
 ) -> pa.Table:

@@ -73,7 +73,7 @@ def space_of_readers(store: Store) -> Space:
     """The space to read where none is named: the current one, or the only one.
 
     Raises:
-        ConfigError: there are no embeddings, the current space is missing, or several spaces are there and none is
+        ConfigError: there are no embeddings, the current space is missing, or there are several spaces and none is
             current.
     """
     current = read_current(store)

@@ -1,35 +1,37 @@
 """Which files an output has and which of them are fresh, decided from the files alone: there is no transaction log.
 
-One listing says which files exist, and the end of each file says what it holds. What was read is remembered for as long
-as the process lives, by name, size and tag, so that looking again costs one listing; what was read from a bucket is
-kept on the local disk too (`footer_cache.py`).
+One listing says which files exist, and the end of each file says what it holds. What was read is remembered
+(`FooterMemory`), so that looking again costs one listing.
 
 A file that exists and cannot be read now is neither fresh nor missing: it is reported and not changed.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
+import pyarrow as pa
+
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, facts_of, guarded_metadata
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, read_published_file
 from surge_dagster.engine.model.spec import FileFormat
-from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS, read_concurrently
 from surge_dagster.engine.store.store import Store, StoredObject
+from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 
 Status = Literal["fresh", "stale", "missing", "foreign", "unread"]
 Found = PublishedFile | InvalidFile | FileNotFoundError
 _LOOK_AHEAD = (32, 1024)
-
-_known: dict[tuple[str, str], dict[str, tuple[StoredObject, Found]]] = {}  # by output and space, then by name
+_KEPT_FORMAT = "kept facts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,9 @@ class OutputState:
         self.store = store
         self.space = space
         self._format: FileFormat = file_format
-        self._remembered = _known.setdefault((store.identity, space), {})
-        self._cache: FooterCache | None = None
+        self._memory: FooterMemory[Found] = FooterMemory(
+            f"output\0{store.identity}\0{space}", on_disk=store.is_remote, pack=_packed, unpack=_unpacked
+        )
         self.refresh()
 
     def refresh(self) -> None:
@@ -86,13 +89,9 @@ class OutputState:
         self._seen_ns = time.time_ns()
         suffix = SUFFIXES[self._format]
         self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(suffix)}
-        self._found: dict[str, Found] = {}
+        self._memory.forget_others(self._listed)
+        self._found = self._memory.known(self._tags(self._listed))
         self._unreadable: dict[str, TransientError] = {}
-        for name, known in list(self._remembered.items()):  # a copy: other threads change it
-            if self._listed.get(name) == known[0]:
-                self._found[name] = known[1]
-            else:
-                self._remembered.pop(name, None)
 
     def look_at(self, keys: Iterable[str]) -> None:
         """Read the files of these partitions from a bucket, many concurrently, and only those that are not known yet.
@@ -201,14 +200,17 @@ class OutputState:
         return Freshness(status, None if status == "missing" else file)
 
     @contextlib.contextmanager
-    def _cached(self) -> Iterator[FooterCache]:
-        """Loads the cache on disk, and saves to it what is read meanwhile."""
-        cache = self._cache = FooterCache(self.store.identity, self.space)
+    def _cached(self) -> Iterator[None]:
+        """Loads what the disk remembers, and keeps there what is read meanwhile."""
+        self._memory.load()
         try:
-            yield cache
+            yield
         finally:
-            self._cache = None  # as large as all footers together
-            cache.save(self._listed)
+            self._memory.save(self._listed)
+
+    def _tags(self, names: Iterable[str]) -> dict[str, Tag]:
+        """The versions of files that were listed."""
+        return {name: (stored.size, stored.etag) for name in names if (stored := self._listed.get(name))}
 
     def _names(self, keys: Iterable[str]) -> list[str]:
         names = []
@@ -219,14 +221,9 @@ class OutputState:
 
     def _read_all(self, names: Iterable[str]) -> None:
         """Read the files that are listed and not known yet."""
-        unread = []
-        for name in names:
-            if self._is_unread(name):
-                known = self._cache.file(self._listed[name]) if self._cache is not None else None
-                if known is None:
-                    unread.append(name)
-                else:
-                    self._remember(name, known.stored, known)
+        unread = [name for name in names if self._is_unread(name)]
+        self._found |= self._memory.known(self._tags(unread))
+        unread = [name for name in unread if name not in self._found]
         if self.store.is_remote:
             read_concurrently(self.store, unread, _read, self._keep)
         else:
@@ -239,17 +236,12 @@ class OutputState:
     def _keep(self, name: str, answer: Found | TransientError) -> None:
         if isinstance(answer, TransientError):
             self._unreadable[name] = answer
-        elif isinstance(answer, PublishedFile):  # it may have been replaced since it was listed
-            self._remember(name, answer.stored, answer)
-            if self._cache is not None:
-                self._cache.add(answer)
-        else:
-            self._remember(name, self._listed[name], answer)
-
-    def _remember(self, name: str, stored: StoredObject, found: Found) -> None:
-        self._found[name] = found
+            return
+        # A file may have been replaced since it was listed.
+        stored = answer.stored if isinstance(answer, PublishedFile) else self._listed[name]
+        self._found[name] = answer
         if self.store.is_settled(stored, self._seen_ns):
-            self._remembered[name] = (stored, found)
+            self._memory.remember(name, (stored.size, stored.etag), answer)
 
 
 def _read(store: Store, name: str) -> Found | TransientError:
@@ -261,3 +253,27 @@ def _read(store: Store, name: str) -> Found | TransientError:
     except (InvalidFile, FileNotFoundError, TransientError) as error:
         error.__cause__ = error.__context__ = None  # it may be kept for long, and frames with it
         return error.with_traceback(None)
+
+
+def _packed(file: Found) -> list[str] | None:
+    """The columns and facts of a valid file as text; the facts have their own digest."""
+    if not isinstance(file, PublishedFile):
+        return None
+    schema = base64.b64encode(file.columns.serialize().to_pybytes()).decode()
+    entries = guarded_metadata(file.facts, _KEPT_FORMAT).values()
+    return [schema, *(entry.decode("utf-8", "surrogatepass") for entry in entries)]
+
+
+def _unpacked(name: str, tag: Tag, packed: list[str]) -> PublishedFile:
+    schema, *values = packed
+    entries = zip(entry_names(FileFacts), (value.encode("utf-8", "surrogatepass") for value in values), strict=True)
+    try:
+        facts = facts_of(dict(entries), FileFacts, _KEPT_FORMAT)
+        return PublishedFile(StoredObject(name, *tag), facts, _columns(schema))
+    except (InvalidFile, OSError) as error:
+        raise ValueError(str(error)) from error
+
+
+@lru_cache(maxsize=64)
+def _columns(schema: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(schema)))

@@ -80,8 +80,7 @@ class Embeddings:
 
         Args:
             partitions: keys, in the requested order; None is every partition.
-            text_hash: also give the column text_hash, 16 bytes of BLAKE2b of each text; null from files of before
-                they had it.
+            text_hash: also give the column text_hash, 16 bytes of BLAKE2b of each text.
 
         Raises:
             ConfigError: a requested partition has no file.

@@ -64,13 +64,14 @@ class FolderCatalog:
         files = [file for group in groups for file in group.files]
         ahead = FilesAhead(files) if self._files.is_remote else None
         try:
-            with contextlib.closing(self._footers.each(files)) as each:
+            with contextlib.closing(self._footers.each(files, from_disk=True)) as each:
                 for group in groups:
                     ends = {file.relative: next(each) for file in group.files}
                     self._name_by_declaration(group, ends)
                     yield self._partition(group, ends, ahead)
         finally:
             self._footers.save(listed)
+        self._footers.forget_others(listed)
 
     def _require_partitions(self, listed: Sequence[SourceFile]) -> None:
         if not listed:

@@ -1,32 +1,22 @@
-"""What the Parquet files of a listing declare about themselves, read once for each version of a file.
-
-It is remembered for as long as the process lives; for a bucket also in a file of the project's cache folder, one per
-source, which can be deleted at any time. An entry counts only for the token that it was read under.
-"""
+"""What the Parquet files of a listing declare about themselves, read once for each version of a file."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import hashlib
-import json
-import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import astuple
+from typing import Any
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer, read_footer
-from surge_dagster.engine.support import disk_cache
+from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 from surge_dagster.engine.support.unreadable import is_systems
 
 # A file's footer, or why it is not given now; None where there is none: another format, or a damaged file.
 End = Footer | TransientError | OSError | None
 
-_FORMAT = "surge source footers 1"
 _PARQUET = (".parquet", ".pq")
-_FEW = 1000
-_known: dict[str, dict[str, tuple[str, Footer | None]]] = {}  # by place, then by relative name: token and footer
 
 
 class SourceFooters:
@@ -38,10 +28,9 @@ class SourceFooters:
 
     def __init__(self, files: SourceFiles) -> None:
         self._files = files
-        self._place = hashlib.sha256(files.identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        self._cache = f"source-footers/{self._place}"
-        self._is_loaded = not files.is_remote
-        self._has_new = False
+        self._memory: FooterMemory[Footer | None] = FooterMemory(
+            f"source\0{files.identity}", on_disk=files.is_remote, pack=_packed, unpack=_unpacked
+        )
 
     def of(self, files: Sequence[SourceFile]) -> dict[str, End]:
         """The footers of listed files, by relative name.
@@ -51,26 +40,38 @@ class SourceFooters:
         """
         return {file.relative: end for file, end in zip(files, self.each(files), strict=True)}
 
-    def each(self, files: Sequence[SourceFile]) -> Generator[End]:
+    def each(self, files: Sequence[SourceFile], *, from_disk: bool = False) -> Generator[End]:
         """The footers of listed files, in their order; in a bucket, those of the next files are read meanwhile.
+
+        Args:
+            from_disk: also use those that are kept on the disk.
 
         Raises:
             StoreUnavailable: the bucket does not answer at all.
         """
-        known = _known.setdefault(self._place, {})
-        if not self._is_loaded and any(self._is_unread(file) for file in files):
-            self._is_loaded = True
-            for name, entry in self._load().items():
-                known.setdefault(name, entry)
-        unread = [file for file in files if self._is_unread(file)]
+        tags = _tags(files)
+        known = self._memory.known(tags)
+        if from_disk and len(known) < len(tags):
+            self._memory.load()
+            known = self._memory.known(tags)
+        # Which files are read is decided once: meanwhile other listings of the same place learn of other files.
+        unread = [file for file in files if file.relative in tags and file.relative not in known]
         with contextlib.closing(self._files.ends(unread, read_footer)) as ends:
-            for file, entry in [(file, None if self._is_unread(file) else known.get(file.relative)) for file in files]:
-                if not _has_footer(file):
+            for file in files:
+                if file.relative not in tags:
                     yield None
-                elif entry is not None:
-                    yield entry[1]
+                elif file.relative in known:
+                    yield known[file.relative]
                 else:
                     yield self._read(file, next(ends))
+
+    def save(self, files: Sequence[SourceFile]) -> None:
+        """Keep the footers of a bucket's listed files on the disk, if any is new there."""
+        self._memory.save({file.relative for file in files})
+
+    def forget_others(self, files: Sequence[SourceFile]) -> None:
+        """Forget the files that the last listing of the whole place does not have."""
+        self._memory.forget_others({file.relative for file in files})
 
     def _read(self, file: SourceFile, end: Footer | Exception) -> End:
         """What was read of a file; it is remembered, unless another reading may give something else."""
@@ -80,36 +81,24 @@ class SourceFooters:
             return end
         footer = end if isinstance(end, Footer) else None
         if self._files.is_settled(file):
-            _known[self._place][file.relative] = (file.state or file.token, footer)
-            self._has_new = True
+            self._memory.remember(file.relative, _tag(file), footer)
         return footer
 
-    def save(self, files: Sequence[SourceFile]) -> None:
-        """Keep the footers of a bucket's listed files on the disk, if any is new there."""
-        known = _known.get(self._place, {})
-        listed = {file.relative: entry for file in files if (entry := known.get(file.relative))}
-        if len(known) > 2 * len(listed) + _FEW:  # those of files that are gone are forgotten
-            _known[self._place] = listed
-        if not (self._files.is_remote and self._has_new):
-            return
-        self._has_new = False
-        rows = {name: [token, *astuple(footer)] for name, (token, footer) in listed.items() if footer is not None}
-        document = json.dumps({"format": _FORMAT, "files": rows}).encode()
-        disk_cache.write_bytes(self._cache, gzip.compress(document, 1))
 
-    def _is_unread(self, file: SourceFile) -> bool:
-        known = _known[self._place].get(file.relative)
-        return _has_footer(file) and (known is None or known[0] != (file.state or file.token))
-
-    def _load(self) -> dict[str, tuple[str, Footer | None]]:
-        content = disk_cache.read_bytes(self._cache)
-        try:
-            document = json.loads(gzip.decompress(content)) if content else {}
-            rows = document["files"] if document.get("format") == _FORMAT else {}
-            return {name: (token, Footer(*values)) for name, (token, *values) in rows.items()}
-        except (OSError, EOFError, zlib.error, ValueError, TypeError):
-            return {}
+def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
+    """The tags of the files that have footers, by relative name."""
+    return {
+        file.relative: _tag(file) for file in files if not file.refusal and file.relative.lower().endswith(_PARQUET)
+    }
 
 
-def _has_footer(file: SourceFile) -> bool:
-    return not file.refusal and file.relative.lower().endswith(_PARQUET)
+def _tag(file: SourceFile) -> Tag:
+    return file.size, file.state or file.token
+
+
+def _packed(footer: Footer | None) -> list[Any] | None:
+    return None if footer is None else list(astuple(footer))
+
+
+def _unpacked(name: str, tag: Tag, values: list[Any]) -> Footer:
+    return Footer(*values)

@@ -183,8 +183,7 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
         _require_equal("ids", "id", row, stored.column("id"), expected.ids)
         if "text" in stored.schema.names:
             _require_equal("texts", "text", row, stored.column("text"), expected.texts)
-        if "text_hash" in stored.schema.names:
-            _require_equal("texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts))
+        _require_equal("texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts))
         _require_carried(row, stored, expected.carried)
         matrix = matrix_of(stored)
         invalid = invalid_row(matrix, normalized=space.normalize)

@@ -239,7 +239,7 @@ class TestDamage:
 
     def test_arrow_file_of_another_program_is_refused(self, tmp_path: Path) -> None:
         pl.DataFrame({"id": ["1"]}).write_ipc(tmp_path / "f.arrow")
-        with pytest.raises(InvalidFile, match="name the format None; expected 'arrow-3' or 'arrow-2'"):
+        with pytest.raises(InvalidFile, match="name the format None; expected 'arrow-3'"):
             read_published_file(LocalStore(tmp_path), "f.arrow")
 
 
@@ -277,10 +277,8 @@ def test_writer_refers_to_the_matrix_without_a_copy(monkeypatch: pytest.MonkeyPa
     handed_over: list[Any] = []
     monkeypatch.setattr(ArrowWriter, "append_table", lambda self, table: handed_over.append(table))
     matrix = vectors(1000)
-    writer = ArrowWriter(
-        pa.BufferOutputStream(), schema(pa.string(), 16, "float32", include_text=False, text_hash=False), {}
-    )
-    writer.append(ids_of(300), None, None, matrix[100:400])
+    writer = ArrowWriter(pa.BufferOutputStream(), schema(pa.string(), 16, "float32", include_text=False), {})
+    writer.append(ids_of(300), None, text_hashes(texts_of(300)), matrix[100:400])
     [chunk] = handed_over[0]["embedding"].chunks
     values = chunk.flatten()
     assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data

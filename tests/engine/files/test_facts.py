@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,8 +29,9 @@ def test_facts_are_read_back_as_they_were_written(key: str, version: str, rows: 
 
 def test_metadata_name_every_fact_of_the_format() -> None:
     promised = (
-        "format partition_key space model precision source_version content_digest desired_version rows dimension "
-        "truncated writer metadata_digest"
+        "format rows_reused rows_encoded oldest_encoded_at longest_whole_bytes shortest_truncated_bytes partition_key "
+        "space model precision source_version content_digest desired_version rows dimension truncated writer "
+        "skipped_rows blank_texts rows_version carried_columns metadata_digest"
     )
     assert entry_names(FileFacts) == tuple(f"surge.{name}".encode() for name in promised.split())
     assert tuple(guarded_metadata(FACTS, "1")) == entry_names(FileFacts)
@@ -58,35 +57,6 @@ def test_missing_entry_is_refused(name: bytes) -> None:
     del entries[name]
     with pytest.raises(InvalidFile, match="do not match their own digest"):
         facts_of(entries, FileFacts, "1")
-
-
-class TestFactsThatAreMostlyEmpty:
-    """They are entries only where they are not, so that files of before there were any stay valid."""
-
-    COUNTED = replace(
-        FACTS,
-        skipped_rows=3,
-        blank_texts=1,
-        rows_version="2" * 32,
-        rows_reused=5,
-        rows_encoded=6,
-        oldest_encoded_at="2026-01-02T03:04:05Z",
-    )
-    ADDED = ("skipped_rows", "blank_texts", "rows_version", "rows_reused", "rows_encoded", "oldest_encoded_at")
-
-    def test_they_are_read_back(self) -> None:
-        entries = guarded_metadata(self.COUNTED, "1")
-        assert set(entries) - set(entry_names(FileFacts)) == {f"surge.{name}".encode() for name in self.ADDED}
-        assert facts_of(entries, FileFacts, "1") == self.COUNTED
-
-    @pytest.mark.parametrize("fact", ADDED)
-    def test_one_that_is_added_changed_or_removed_is_refused(self, fact: str) -> None:
-        name = f"surge.{fact}".encode()
-        entries, plain = guarded_metadata(self.COUNTED, "1"), guarded_metadata(FACTS, "1")
-        without = {other: value for other, value in entries.items() if other != name}
-        for changed in (plain | {name: b"0"}, entries | {name: b"4"}, without):
-            with pytest.raises(InvalidFile, match="do not match their own digest"):
-                facts_of(changed, FileFacts, "1")
 
 
 def test_file_of_another_program_is_refused() -> None:

@@ -1,15 +1,13 @@
-"""Output files of both formats: what they state about themselves, files of earlier versions, and memory of writing."""
+"""Output files of both formats: what they state about themselves, and the memory of writing."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import (
     END_BYTES,
     PublishedFile,
     new_writer,
-    open_output_file,
     read_published_file,
 )
 from surge_dagster.engine.files.parquet import (
@@ -35,18 +30,10 @@ from surge_dagster.engine.files.parquet import (
     piece_bytes,
     read_facts,
 )
-from surge_dagster.engine.files.rows import matrix_of, schema
-from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat
-from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.readers.loading import open_embeddings
-from surge_dagster.engine.readers.search import search
-from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
-from surge_dagster.engine.verify.verification import Verified, Violation, verify
-from tests.engine.runs import finish_receipts, make_run
-from tests.small_catalogs import partition_of
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 3, 16, 2)
 # What an entry of the footer looks like; a partition may be called that.
@@ -167,102 +154,6 @@ def test_file_of_another_program_is_refused_with_the_reason(tmp_path: Path) -> N
         read_published_file(LocalStore(tmp_path), "f")
     with pytest.raises(FileNotFoundError):
         read_published_file(LocalStore(tmp_path), "g")
-
-
-WITHOUT_HASHES = [("former_format_1.parquet", "parquet"), ("former_format_2.arrow", "arrow")]
-
-
-class TestFilesOfEarlierVersions:
-    """`former_format_1.parquet` and `former_format.arrow` were written by version 0.1.0 with its own writers.
-
-    `former_format_2.arrow` was written by the last version whose files have no text hashes.
-    """
-
-    SPACE = "hash-16-9adc75c4bbaf"
-    TEXTS = ("red shoe", "blue boot", "green sandal")
-
-    def store(self, folder: Path, name: str, suffix: str) -> LocalStore:
-        (folder / self.SPACE).mkdir()
-        shutil.copy(Path(__file__).with_name(name), folder / self.SPACE / f"shoes{suffix}")
-        return LocalStore(folder)
-
-    def source(self) -> Source:
-        """The catalog that both files were made from."""
-        rows = [(f"s-{number}", text) for number, text in enumerate(self.TEXTS, 1)]
-        return cast(Source, [partition_of("shoes", rows, version="v1")])
-
-    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
-    def test_file_without_text_hashes_is_fresh_and_its_rows_are_read(
-        self, tmp_path: Path, name: str, file_format: FileFormat
-    ) -> None:
-        store = self.store(tmp_path, name, f".{file_format}")
-        state = OutputState(store, self.SPACE, file_format)
-        assert state.freshness(partition_of("shoes", [], version="v1")).status == "fresh"
-        found = state.freshness(partition_of("shoes", [])).file
-        facts = found.facts if found else None
-        assert facts is not None
-        assert (facts.rows, facts.dimension, facts.precision, facts.writer) == (3, 16, "fp32", "surge-dagster 0.1.0")
-        assert facts.desired_version == desired_version(facts.content_digest, self.SPACE)
-        assert facts.rows_version == ""
-        with open_output_file(store.open(f"{self.SPACE}/shoes.{file_format}"), file_format) as file:
-            [batch] = file.read()
-            assert file.facts == facts
-        assert batch.schema == schema(pa.string(), 16, "float32", include_text=True, text_hash=False)
-        assert batch.column("id").to_pylist() == ["s-1", "s-2", "s-3"]
-        assert batch.column("text").to_pylist() == [*self.TEXTS]
-        np.testing.assert_array_equal(matrix_of(batch), hash_vectors([*self.TEXTS], 16))
-
-    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
-    def test_file_without_text_hashes_is_verified_with_every_vector(
-        self, tmp_path: Path, hash_pool: EncoderPool, name: str, file_format: FileFormat
-    ) -> None:
-        store = self.store(tmp_path, name, f".{file_format}")
-        space = replace(hash_pool.space, file_format=file_format)
-        assert space.name == self.SPACE
-        found = list(verify(self.source(), store, space, pool=hash_pool, reencode=None))
-        assert found == [Verified("shoes", 3)]
-
-    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
-    def test_file_without_text_hashes_is_searched_and_loaded_and_its_hashes_are_null(
-        self, tmp_path: Path, hash_pool: EncoderPool, name: str, file_format: FileFormat
-    ) -> None:
-        store = self.store(tmp_path, name, f".{file_format}")
-        claim_space(store, hash_pool.space, file_format)
-        [[hit]] = search(store, hash_pool, ["blue boot"], 1)
-        assert (hit.key, hit.id, hit.text) == ("shoes", "s-2", "blue boot")
-        loaded = open_embeddings(store)
-        for table in (loaded.lazy(text_hash=True).collect().to_arrow(), loaded.dataset(text_hash=True).to_table()):
-            assert table["text"].to_pylist() == [*self.TEXTS]
-            assert table["text_hash"].to_pylist() == [None] * 3
-
-    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
-    def test_file_without_text_hashes_stays_one_when_it_is_republished(
-        self, tmp_path: Path, hash_pool: EncoderPool, name: str, file_format: FileFormat
-    ) -> None:
-        store = self.store(tmp_path, name, f".{file_format}")
-        rows = [(f"s-{number}", text) for number, text in enumerate(self.TEXTS, 1)]
-        again = partition_of("shoes", rows, version="v2")
-        run = make_run(hash_pool, [again], store, file_format=file_format)
-        [receipt] = finish_receipts(run, "republished")
-        assert receipt.rows == 3
-        file = read_published_file(store, f"{self.SPACE}/shoes.{file_format}")
-        assert (file.facts.source_version, file.facts.rows_version) == ("v2", "")
-        assert "text_hash" not in file.columns.names
-
-    def test_arrow_file_of_the_former_format_is_missing_and_must_be_embedded_again(self, tmp_path: Path) -> None:
-        store = self.store(tmp_path, "former_format.arrow", ".arrow")
-        state = OutputState(store, self.SPACE, "arrow")
-        assert state.freshness(partition_of("shoes", [], version="v1")).status == "missing"
-        name = f"{self.SPACE}/shoes.arrow"
-        for read in (
-            lambda: read_published_file(store, name),
-            lambda: open_output_file(store.open(name), "arrow"),
-        ):
-            with pytest.raises(InvalidFile, match=r"Arrow format of an earlier version; .* Embed again"):
-                read()
-        [damaged, _] = verify(self.source(), store, replace(EncodingSpec("hash://16").resolve(), file_format="arrow"))
-        assert isinstance(damaged, Violation) and damaged.kind == "damaged"
-        assert "Arrow format of an earlier version" in damaged.reason and "Embed again" in damaged.reason
 
 
 WRITE_IN_A_FRESH_PROCESS = """

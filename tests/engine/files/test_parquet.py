@@ -132,9 +132,10 @@ class TestZeroCopy:
         handed_over: list[pa.Table] = []
         monkeypatch.setattr(ParquetWriter, "append_table", lambda self, table: handed_over.append(table))
         matrix = unit_vectors(1000, 16)
-        columns = schema(pa.string(), 16, "float32", include_text=False, text_hash=False)
+        columns = schema(pa.string(), 16, "float32", include_text=False)
         writer = ParquetWriter(pa.BufferOutputStream(), columns, {})
-        writer.append(pa.array([str(row) for row in range(300)]), None, None, matrix[100:400])
+        ids = pa.array([str(row) for row in range(300)])
+        writer.append(ids, None, text_hashes(ids.cast(pa.large_string())), matrix[100:400])
         [chunk] = handed_over[0]["embedding"].chunks
         values = chunk.flatten()
         assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data

@@ -13,6 +13,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.fresh_run import report_when_fresh
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.support.footer_memory import forget_all
 from tests.engine.runs import finish, make_run
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 
@@ -50,5 +51,5 @@ def test_unreadable_file_starts_a_run_which_fails_only_its_partition(
         return opened(name, *arguments, **options)
 
     monkeypatch.setattr(os, "open", bad_sector)
-    monkeypatch.setattr("surge_dagster.engine.output.freshness._known", {})
+    forget_all()
     assert report_when_fresh(catalog, open_store(tmp_path), SPEC) is None

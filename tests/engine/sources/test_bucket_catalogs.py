@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.sources import FolderCatalog, Source, footers, open_files
+from surge_dagster.engine.sources import FolderCatalog, Source, open_files
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
+from surge_dagster.engine.sources.bucket_files import BucketFiles
 from surge_dagster.engine.sources.listing import FIRST_BYTES
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store, retries
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
 from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import failures, finish, finish_receipts, make_run
@@ -32,7 +35,7 @@ LARGE_ROWS = 4_000
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other without a pause, and nothing is known of other tests' files."""
     monkeypatch.setattr(retries, "wait_in_turns", lambda *_: True)
-    footers._known.clear()
+    forget_all()
 
 
 class Bucket:
@@ -90,11 +93,32 @@ def test_footers_of_unchanged_objects_are_not_read_again_in_another_process(buck
         bucket.write(f"category={number}/0.parquet", numbered_rows("k", 3 + number))
     first = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
     bucket.write("category=2/0.parquet", numbered_rows("k", 50))
-    footers._known.clear()
+    forget_all()
     bucket.server.log.clear()
     second = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
     assert ["list-type" in target for target in bucket.server.requests("GET")] == [True, False]
     assert [old == new for old, new in zip(first, second, strict=True)] == [True, True, False, True, True]
+
+
+def test_two_listings_of_a_source_at_a_time_give_each_file_its_own_footer(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one reads a footer while the first is about to read those that it does not know."""
+    for number in range(4):
+        bucket.write(f"category={number}/0.parquet", numbered_rows("k", 3 + number))
+    expected = {f"{number}": 3 + number for number in range(4)}
+    ends, others = BucketFiles.ends, [iter(bucket.open())]
+
+    def read_beside_another(files: BucketFiles, *arguments: Any) -> Any:
+        if others:
+            next(others.pop())
+        return ends(files, *arguments)
+
+    monkeypatch.setattr(BucketFiles, "ends", read_beside_another)
+    for _ in range(2):
+        assert {partition.key: partition.rows for partition in bucket.open()} == expected
+    forget_all()  # those of another process are on the disk
+    assert {partition.key: partition.rows for partition in bucket.open()} == expected
 
 
 @pytest.mark.parametrize("fault", [Fault("status", 503), Fault("truncate_down"), Fault("reset_after")])

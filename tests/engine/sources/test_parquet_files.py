@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import FolderCatalog, Selection, Source, footers, local_files
+from surge_dagster.engine.sources import FolderCatalog, Selection, Source, local_files
+from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
@@ -18,9 +19,9 @@ from tests.small_catalogs import numbered_rows, partition_folder, write_catalog,
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
     """Each test begins like a new process."""
-    footers._known.clear()
+    forget_all()
     yield
-    footers._known.clear()
+    forget_all()
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_footer_of_unchanged_file_is_read_once(catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog]
     assert footers_read(catalog, monkeypatch) == 0
-    footers._known.clear()
+    forget_all()
     assert [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog] == before
 
 

@@ -1,4 +1,4 @@
-"""The footer cache: it saves requests, and never changes which partitions are fresh."""
+"""What is remembered of footers saves requests, and never changes which partitions are fresh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,15 @@ import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.files.facts import FileFacts, entry_names
-from surge_dagster.engine.files.formats import PublishedFile, file_name, new_writer
+from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import schema
-from surge_dagster.engine.output import freshness
-from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.store.store import Store, StoredObject
+from surge_dagster.engine.support import footer_memory
+from surge_dagster.engine.support.footer_memory import FooterMemory, forget_all
 from surge_dagster.engine.support.text_hash import text_hashes
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 from tests.small_catalogs import partition_of
@@ -36,14 +35,13 @@ from tests.small_catalogs import partition_of
 KEYS = [f"partition {number}" for number in range(6)]
 COLUMNS = schema(pa.string(), 4, "float32", include_text=False)
 SECRETS = ("secret-key-of-the-test", "secret-session-of-the-test", "secret-of-the-endpoint")
-STORED = StoredObject("s/k.parquet", 1000, '"abc"')
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the cache in this test."""
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(freshness, "_known", {})
+    forget_all()
     return tmp_path / "footers"
 
 
@@ -75,10 +73,6 @@ def facts_of(key: str, version: str = "v1") -> FileFacts:
     return FileFacts(key, "s", "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
 
 
-def file_k() -> PublishedFile:
-    return PublishedFile(STORED, facts_of("k"), COLUMNS)
-
-
 def publish(store: Store, key: str, version: str = "v1") -> StoredObject:
     with (
         store.create(file_name("s", key)) as upload,
@@ -89,9 +83,9 @@ def publish(store: Store, key: str, version: str = "v1") -> StoredObject:
         return upload.publish(lambda: None)
 
 
-def decide(store: Store, monkeypatch: pytest.MonkeyPatch, version: str = "v1") -> list[str]:
+def decide(store: Store, version: str = "v1") -> list[str]:
     """The status of each partition, as a new process finds it."""
-    monkeypatch.setattr(freshness, "_known", {})
+    forget_all()
     state = OutputState(store, "s")
     partitions = [partition_of(key, [], version=version) for key in KEYS]
     return [state.freshness(partition).status for partition in state.looked_at(partitions)]
@@ -104,15 +98,13 @@ def reads(server: ObjectServer) -> list[str]:
     return found
 
 
-def test_second_process_sends_one_listing_and_reads_no_object(
-    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+def test_second_process_sends_one_listing_and_reads_no_object(store: ObjectStore, object_server: ObjectServer) -> None:
+    assert decide(store) == ["fresh"] * len(KEYS)
     assert len(object_server.log) == 1 + len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
-    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+    assert decide(store) == ["fresh"] * len(KEYS)
     assert len(object_server.log) == 1
-    assert decide(store, monkeypatch, version="v2") == ["stale"] * len(KEYS)
+    assert decide(store, version="v2") == ["stale"] * len(KEYS)
     assert reads(object_server) == []
 
 
@@ -150,20 +142,18 @@ def test_interrupt_waits_for_no_response_and_keeps_nothing_that_comes_later(
     assert [state._is_unread(file_name("s", key)) for key in KEYS[:4]] == [True] * 4
 
 
-def test_changed_object_is_read_again_and_no_other(
-    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decide(store, monkeypatch)
+def test_changed_object_is_read_again_and_no_other(store: ObjectStore, object_server: ObjectServer) -> None:
+    decide(store)
     publish(store, KEYS[2], "v2")
     object_server.log.clear()
-    assert decide(store, monkeypatch) == ["fresh", "fresh", "stale", "fresh", "fresh", "fresh"]
+    assert decide(store) == ["fresh", "fresh", "stale", "fresh", "fresh", "fresh"]
     assert [target.rpartition("/")[2].split("?")[0] for target in reads(object_server)] == ["partition%25202.parquet"]
-    assert decide(store, monkeypatch)[2] == "stale"
+    assert decide(store)[2] == "stale"
     assert reads(object_server) == []
 
 
 def test_object_that_is_replaced_after_the_listing_is_cached_as_it_was_read(
-    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, object_server: ObjectServer
 ) -> None:
     state = OutputState(store, "s")
     stored = publish(store, KEYS[0], "v2")
@@ -171,7 +161,7 @@ def test_object_that_is_replaced_after_the_listing_is_cached_as_it_was_read(
     found = state.freshness(partition_of(KEYS[0], [])).file
     assert found is not None and (found.stored, found.facts.source_version) == (stored, "v2")
     object_server.log.clear()
-    assert decide(store, monkeypatch)[0] == "stale"
+    assert decide(store)[0] == "stale"
     assert reads(object_server) == []
 
 
@@ -186,8 +176,8 @@ def content_of(document: dict[str, Any]) -> bytes:
 def with_changed_values(content: bytes, place: int, value: str) -> bytes:
     """The cache with one value of each entry replaced."""
     document = document_of(content)
-    for row in document["files"].values():
-        row[place] = value
+    for _, footer in document["files"].values():
+        footer[place] = value
     return content_of(document)
 
 
@@ -197,81 +187,91 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut to its head": lambda content: content[:8],
     "a flipped bit": lambda content: content[:-40] + bytes([content[-40] ^ 4]) + content[-39:],
     "not JSON": lambda _: gzip.compress(b"x" * 1000),
-    "an earlier format": lambda content: content_of(document_of(content) | {"format": "surge footers 3"}),
-    "a damaged schema": lambda content: with_changed_values(content, 2, "x"),
+    "an earlier format": lambda content: content_of(document_of(content) | {"format": "surge footers 4"}),
+    "a damaged schema": lambda content: with_changed_values(content, 0, "x"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_or_earlier_cache_is_not_used_and_replaced(
-    store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+    store: ObjectStore, object_server: ObjectServer, folder: Path, damage: str
 ) -> None:
-    decide(store, monkeypatch)
+    decide(store)
     [file] = folder.iterdir()
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     object_server.log.clear()
-    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+    assert decide(store) == ["fresh"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
-    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+    assert decide(store) == ["fresh"] * len(KEYS)
     assert reads(object_server) == [], "the cache was written again"
 
 
 def test_changed_facts_do_not_make_a_stale_partition_fresh(
-    store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, object_server: ObjectServer, folder: Path
 ) -> None:
-    decide(store, monkeypatch)
+    decide(store)
     [file] = folder.iterdir()
-    source_version = 3 + list(entry_names(FileFacts)).index(b"surge.source_version")
+    source_version = 1 + list(entry_names(FileFacts)).index(b"surge.source_version")
     file.write_bytes(with_changed_values(file.read_bytes(), source_version, "v3"))
     object_server.log.clear()
-    assert decide(store, monkeypatch, "v3") == ["stale"] * len(KEYS)
+    assert decide(store, "v3") == ["stale"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS), "an entry that fails its digest is read from the bucket"
-    assert decide(store, monkeypatch, "v1") == ["fresh"] * len(KEYS)
+    assert decide(store, "v1") == ["fresh"] * len(KEYS)
 
 
 def test_cache_of_another_output_or_space_is_not_used(
-    store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, object_server: ObjectServer, folder: Path
 ) -> None:
-    decide(store, monkeypatch)
+    decide(store)
     [file] = folder.iterdir()
     other = open_bucket(object_server, "other")
     for key in KEYS:
         publish(other, key)
     object_server.log.clear()
-    assert decide(other, monkeypatch) == ["fresh"] * len(KEYS)
+    assert decide(other) == ["fresh"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
     [copied] = set(folder.iterdir()) - {file}
     copied.write_bytes(file.read_bytes())  # the same names, sizes and etags: only the output differs
-    assert decide(other, monkeypatch) == ["fresh"] * len(KEYS)
+    assert decide(other) == ["fresh"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
-    for name, identity in (("s", "another"), ("t", "this")):
-        cache = FooterCache("this", "s")
-        cache.add(file_k())
-        cache.save({STORED.name: STORED})
-        assert FooterCache("this", "s").file(STORED) == file_k()
-        assert FooterCache(identity, name).file(STORED) is None
 
 
-def test_objects_without_etag_are_not_cached_and_removed_objects_are_dropped() -> None:
-    cache = FooterCache("this", "s")
-    nameless = StoredObject("s/j.parquet", 1, "")
-    cache.add(PublishedFile(nameless, facts_of("j"), COLUMNS))
-    cache.add(file_k())
-    cache.save({})
-    assert FooterCache("this", "s").file(nameless) is None
-    again = FooterCache("this", "s")
-    again.add(PublishedFile(StoredObject("s/i.parquet", 1, "e"), facts_of("i"), COLUMNS))
-    again.save({})
-    assert FooterCache("this", "s").file(STORED) is None
+TAG = 1000, "abc"
+
+
+def memory(identity: str = "this", *, on_disk: bool = True) -> FooterMemory[str]:
+    return FooterMemory(identity, on_disk=on_disk, pack=lambda footer: [footer], unpack=lambda _, __, row: row[0])
+
+
+def on_disk(*names: str, identity: str = "this") -> dict[str, str]:
+    """What a new process finds."""
+    forget_all()
+    opened = memory(identity)
+    opened.load()
+    return opened.known(dict.fromkeys(names, TAG))
 
 
 @pytest.mark.usefixtures("folder")
-def test_counts_that_are_mostly_zero_are_cached_too() -> None:
-    counted = PublishedFile(STORED, replace(facts_of("k"), skipped_rows=7), COLUMNS)
-    cache = FooterCache("this", "s")
-    cache.add(counted)
-    cache.save({STORED.name: STORED})
-    assert FooterCache("this", "s").file(STORED) == counted
+def test_files_that_are_no_longer_listed_are_forgotten() -> None:
+    first = memory()
+    for name in "ab":
+        first.remember(name, TAG, name)
+    assert memory().known({"a": TAG, "b": (1000, "other"), "c": TAG}) == {"a": "a"}
+    first.forget_others({"a"})
+    assert memory().known(dict.fromkeys("ab", TAG)) == {"a": "a"}
+    first.save({"a"})
+    assert on_disk("a", "b") == {"a": "a"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_places_not_looked_at_of_late_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, looked_at = memory("left", on_disk=False), memory("looked at", on_disk=False)
+    left.remember("a", TAG, "footer")
+    assert looked_at.known({}) == {} and left.known({"a": TAG}) == {"a": "footer"}
+    monkeypatch.setattr(footer_memory, "_KEPT_SECONDS", -1.0)
+    assert looked_at.known({}) == {}
+    monkeypatch.undo()
+    assert left.known({"a": TAG}) == {}
 
 
 @pytest.mark.usefixtures("folder")
@@ -289,7 +289,7 @@ def test_no_secret_is_written(
 ) -> None:
     store = open_bucket(object_server)
     publish(store, KEYS[0])
-    decide(store, monkeypatch)
+    decide(store)
     [file] = folder.iterdir()
     written = file.name + repr(document_of(file.read_bytes()))
     assert not [secret for secret in SECRETS if secret in written]
@@ -306,7 +306,7 @@ def test_cache_folder_that_cannot_be_written_only_costs_requests(
     (tmp_path / "file").touch()
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
     for _ in range(2):
-        assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+        assert decide(store) == ["fresh"] * len(KEYS)
         assert len(reads(object_server)) == len(KEYS)
 
 
@@ -333,30 +333,23 @@ def test_store_that_is_down_raises_store_unavailable(store: ObjectStore, object_
 
 WRITER = """
 import sys
-import pyarrow as pa
-from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.files.rows import schema
-from surge_dagster.engine.output.footer_cache import FooterCache
-from surge_dagster.engine.store.store import StoredObject
+from tests.engine.output.test_remembered_footers import TAG, memory
 
-shared, key = StoredObject("s/k.parquet", 1000, '"abc"'), sys.argv[1]
 for number in range(10):
-    cache, own = FooterCache("this", "s"), StoredObject(f"s/{key}.parquet", number, "e")
-    for stored, name in ((shared, "k"), (own, key)):
-        facts = FileFacts(name, "s", "m", "fp32", "v1", "0" * 32, "1" * 32, 2, 4, 0)
-        cache.add(PublishedFile(stored, facts, schema(pa.string(), 4, "float32", include_text=False)))
-    cache.save({shared.name: shared, own.name: own})
+    opened = memory()
+    opened.remember("shared", TAG, "shared")
+    opened.remember(sys.argv[1], (number, "e"), "own")
+    opened.save({"shared", "a", "b"})
 """
 
 
-def test_concurrent_writers_leave_one_complete_cache(folder: Path) -> None:
-    first = FooterCache("this", "s")
-    first.add(file_k())
-    first.save({STORED.name: STORED})
+def test_concurrent_writers_leave_one_complete_file(folder: Path) -> None:
+    first = memory()
+    first.remember("shared", TAG, "shared")
+    first.save({"shared"})
     root = Path(__file__).parents[3]
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, key], cwd=root, env=os.environ) for key in "ab"]
     while any(writer.poll() is None for writer in writers):
-        assert FooterCache("this", "s").file(STORED) == file_k()
+        assert on_disk("shared") == {"shared": "shared"}
     assert [writer.returncode for writer in writers] == [0, 0]
     assert len(list(folder.iterdir())) == 1, "no temp file remains"
