@@ -154,26 +154,6 @@ class OutputState:
         """
         return self._freshness(parent.facts.partition_key, parent.facts.source_version, parent.facts.rows_version)
 
-    def file(self, key: str) -> PublishedFile | None:
-        """The valid file in the partition's place; raises `TransientError` where it cannot be read now."""
-        freshness = self._freshness(key, "")
-        if freshness.error is not None:
-            raise freshness.error
-        return freshness.file
-
-    def status(self, partition: Partition) -> Status:
-        """The status of a partition; raises `TransientError` where its file cannot be read now."""
-        freshness = self.freshness(partition)
-        if freshness.error is not None:
-            raise freshness.error
-        return freshness.status
-
-    def status_of(self, partition: Partition, file: PublishedFile | None) -> Status:
-        """The same, where the file is known."""
-        if file is None:
-            return "missing"
-        return status_of(file.facts, self.space, partition.key, partition.source_version)
-
     def refuse(self, file: PublishedFile, reason: str) -> None:
         """Treat a file as invalid that was read in full and does not hold what it states: it is `missing` here.
 

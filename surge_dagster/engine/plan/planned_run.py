@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
@@ -107,8 +105,6 @@ def _with_work(
     own = next((space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256), pool.space)
     outputs, left = OutputState(store, own.name, file_format), list[Partition]()
     for partition in outputs.looked_at(partitions):
-        with contextlib.suppress(TransientError, ValueError):  # the run will say what is wrong with it
-            if outputs.status(partition) == "fresh":
-                continue
-        left.append(partition)
+        if outputs.freshness(partition).status != "fresh":  # the run will say what is wrong with it
+            left.append(partition)
     return left

@@ -75,9 +75,28 @@ class _Decider:
 
     def decision(self, partition: Partition) -> Receipt | PartitionToRead:
         self._require_new(partition)
-        published = self._outputs.file(partition.key)
-        receipt = None if published is None else self._receipt_without_encoding(partition, published)
-        return receipt or PartitionToRead(partition, published, reuse=not self._force)
+        freshness = self._outputs.freshness(partition)
+        file, store = freshness.file, self._target.store
+        if freshness.error is not None:
+            raise freshness.error
+        if file is None:
+            return PartitionToRead(partition, reuse=not self._force)
+        location = store.location(file.stored.name)
+        if freshness.status == "foreign":
+            raise PlaceTaken(
+                partition.key,
+                f"its place in the output, {location!r}, is taken by a file of the space {file.facts.space!r}; it was "
+                "left alone",
+                "Move that file to its own space's folder, then run again.",
+            )
+        if self._force:
+            return PartitionToRead(partition, file, reuse=False)
+        if freshness.status == "fresh":
+            return Receipt.of(file.facts, file.stored, location, action="fresh")
+        rewritten = self._republished(partition, file)
+        if rewritten is None:
+            return PartitionToRead(partition, file)
+        return Receipt.of(rewritten.facts, rewritten.stored, location, action="republished")
 
     def _require_new(self, partition: Partition) -> None:
         try:
@@ -92,39 +111,26 @@ class _Decider:
             )
         self._keys.add(partition.key)
 
-    def _receipt_without_encoding(self, partition: Partition, published: PublishedFile) -> Receipt | None:
-        """The receipt of a partition whose file is fresh or could be republished; None where it has to be read."""
-        status = self._outputs.status_of(partition, published)
-        location = self._target.store.location(published.stored.name)
-        if status == "foreign":
-            raise PlaceTaken(
-                partition.key,
-                f"its place in the output, {location!r}, is taken by a file of the space {published.facts.space!r}; "
-                "it was left alone",
-                "Move that file to its own space's folder, then run again.",
-            )
-        if self._force:
-            return None
-        if status == "fresh":
-            return Receipt.of(published.facts, published.stored, location, action="fresh")
+    def _republished(self, partition: Partition, file: PublishedFile) -> PublishedFile | None:
+        """The file under the partition's present source version, where the content is the same; None otherwise."""
         digest, widest_row, missing = self._content(partition)
-        if digest != published.facts.content_digest:
+        if digest != file.facts.content_digest:
             return None
         share = self._memory.plan.reader + self._target.store.upload_bytes
         try:
             with self._held(share):
-                rewritten = republish(
+                return republish(
                     self._target,
-                    published,
+                    file,
                     partition,
                     widest_row=widest_row,
                     missing=missing,
                     held=lambda size: self._held(size, beside=share),
                 )
         except InvalidFile as error:
+            location = self._target.store.location(file.stored.name)
             log.warning("%s is encoded again: %s", location, error)
             return None
-        return Receipt.of(rewritten.facts, rewritten.stored, location, action="republished")
 
     def _content(self, partition: Partition) -> tuple[str, int, MissingTexts]:
         """The content digest of a partition, its largest row in bytes of id and text, and its missing texts."""

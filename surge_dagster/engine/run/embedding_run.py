@@ -18,7 +18,6 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
@@ -304,12 +303,10 @@ class EmbeddingRun:
 
 def _fresh_receipt(outputs: OutputState, partition: Partition) -> Receipt | None:
     """The receipt of a partition that is fresh; None: it is not, or something is wrong with it."""
-    try:
-        file = outputs.file(partition.key)
-        if file is None or outputs.status_of(partition, file) != "fresh":
-            return None
-    except (TransientError, ValueError):
+    freshness = outputs.freshness(partition)
+    if freshness.status != "fresh" or freshness.file is None:
         return None
+    file = freshness.file
     return Receipt.of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
 
 

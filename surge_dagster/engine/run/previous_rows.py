@@ -21,8 +21,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import PublishedFile, open_output_file
-from surge_dagster.engine.files.rows import OutputFile, check_schema, matrix_of, row_group_rows
+from surge_dagster.engine.files.rows import OutputFile, matrix_of, row_group_rows
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
@@ -203,11 +202,12 @@ def open_previous_rows(
             booked = _Memory(memory, partition.source, file.facts.rows)
             opened.callback(booked.release)
             try:
-                reader = opened.enter_context(_open(target, file))
+                reader = opened.enter_context(
+                    open_published(target.store, target.space, file.stored.name, file, mapped=True)
+                )
                 previous = PreviousRows(target, reader, partition, booked, observer)
             except UNUSABLE as error:
-                where = target.store.location(file.stored.name)
-                log.warning("%s: its vectors are not used: %s", where, first_line(error))
+                log.warning("partition %r: vectors of its old file are not used: %s", partition.key, first_line(error))
         yield previous
 
 
@@ -239,16 +239,6 @@ class _Memory:
         """Free everything."""
         self._memory.ledger.release(self.held)
         self.held = 0
-
-
-@contextlib.contextmanager
-def _open(target: SpaceTarget, file: PublishedFile) -> Iterator[OutputFile]:
-    store, space = target.store, target.space
-    with store.open(file.stored.name) as source, open_output_file(source, space.file_format, mapped=True) as reader:
-        check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
-        if reader.facts != file.facts:
-            raise InvalidFile("it was replaced since it was listed")
-        yield reader
 
 
 def _reading_bytes(reader: OutputFile, space: Space) -> int:
