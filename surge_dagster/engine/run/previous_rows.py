@@ -21,6 +21,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.rows import OutputFile, matrix_of, row_group_rows
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
