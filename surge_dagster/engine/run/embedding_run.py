@@ -48,7 +48,7 @@ class EmbeddingRun:
     Args:
         partitions: in the order they are to be read; a `Source` is one such iterable.
         store: the output; files go to the folder of the pool's space.
-        pool: a started pool; the run uses it and does not own it.
+        pool: the run uses it and does not own it; one that was not started is started now.
         thresholds: of the SuperBatches; missing values follow from the pool's measured speed and the memory.
         catalog: what the partitions belong to, recorded in the space; a space of another catalog is refused, and so is
             an output inside it. None: it is neither compared nor recorded.
@@ -96,7 +96,7 @@ class EmbeddingRun:
             thresholds or Thresholds(),
             pool.costs.efficient_texts,
             pool.space,
-            publish_threads or publishing_threads(store, len(pool.worker_pids)),
+            publish_threads or publishing_threads(store, pool.workers),
             memory_limit,
             machine_bytes=memory_bytes(),
             upload_bytes=store.upload_bytes,
@@ -113,11 +113,11 @@ class EmbeddingRun:
             device=pool.device,
             hardware=pool.hardware,
             precision=pool.precision,
-            encoder_notes=list(pool.notes),
+            encoder_notes=list(pool.start().notes),
             pool_start_seconds=pool.start_seconds,
             b_min=self.bounds.b_min,
             b_max=self.bounds.b_max,
-            workers=len(pool.worker_pids),
+            workers=pool.workers,
             call_seconds=pool.costs.call_seconds,
         )
         self.ledger = Ledger(self.memory.limit)
@@ -214,7 +214,7 @@ class EmbeddingRun:
             stop=self._stop,
             events=self._events,
             begun=begun,
-            speed=EncodingSpeed(self._pool.texts_per_second),
+            speed=EncodingSpeed(self._pool.costs.texts_per_second),
             feed=wanted_feed(self._store, self.space.name, always=self._changes),
         )
 
