@@ -54,7 +54,7 @@ def measure_workload(workload: Workload, spec: EncodingSpec, plan: Plan, scratch
         pools = [(side, call) for side, call in opened if call is not None]
         if pools:
             sides.append(run_side(pools[0][1], workload, scratch))
-        limits = [MatmulLimit(call.pool.backend, plan.device, call.pool.precision, shape) for _, call in pools]
+        limits = [MatmulLimit(call.pool.start().backend, plan.device, call.pool.precision, shape) for _, call in pools]
         for limit in limits:
             limit.measure()
         take_rounds(sides, texts, plan.rounds)

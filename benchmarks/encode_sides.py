@@ -74,7 +74,7 @@ class PoolCall:
     def __init__(self, pool: EncoderPool, texts: list[str]) -> None:
         self.pool = pool
         self.metrics = EncodeMetrics()
-        self._workers = len(pool.worker_pids)
+        self._workers = pool.workers
         text_bytes = sum(len(text.encode()) for text in texts)
         self._arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=max(1, text_bytes))
         self._slot = self._arena.acquire()
@@ -120,6 +120,7 @@ def open_pool(
     try:
         devices = "cpu" if device == "cpu" else "auto"
         pool = stack.enter_context(EncoderPool(spec, precision=precision, devices=devices))
+        started = pool.start()
     except ConfigError as error:
         return Side(name, "pool", missing=first_line(error)), None
     call = PoolCall(pool, texts)
@@ -128,9 +129,9 @@ def open_pool(
     call.encode(texts)
     facts: Document = {
         "precision": pool.precision,
-        "backend": pool.backend,
+        "backend": started.backend,
         "device": pool.device,
-        "device_reason": pool.device_reason,
+        "device_reason": started.device_reason,
         "cold_texts_per_second": len(texts) / (time.perf_counter() - begun),
     }
     return Side(name, "pool", call.encode, facts), call

@@ -134,11 +134,13 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> CallCost:
 def start_cost_document(spec: EncodingSpec, device: str, repeats: int) -> Document:
     """Median seconds of both starts, and the median of their ratios."""
     say("start")
-    with EncoderPool(spec) as pool:  # leaves the caches warm
+    with EncoderPool(spec) as pool:
+        pool.start()  # leaves the caches warm
         folder = pool.space.model_path
     pools, loads = [], []
     for _ in range(repeats):
         with EncoderPool(spec) as pool:
+            pool.start()
             pools.append(pool.start_seconds)
         loads.append(_load_seconds(folder, device))
     return {

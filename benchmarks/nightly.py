@@ -55,6 +55,7 @@ def measure(arguments: argparse.Namespace) -> Document:
     }
     some = list(catalog.items())[: max(2, arguments.partitions // 10)]
     with tempfile.TemporaryDirectory(prefix="surge-bench-") as name, EncoderPool(EncodingSpec(arguments.model)) as pool:
+        pool.start()
         folder = Path(name)
         _write(folder / "copies", {key: _with_copies(rows, chance) for key, rows in some})
         _write(folder / "before", catalog)

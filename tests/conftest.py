@@ -167,6 +167,7 @@ def surge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
     """Real worker processes, shared memory and pipes; vectors come from a hash of the text."""
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
+        pool.start()
         yield pool
 
 

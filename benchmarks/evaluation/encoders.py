@@ -26,7 +26,7 @@ class PoolTexts:
     def __init__(self, pool: EncoderPool) -> None:
         self.space: Space = pool.space
         self.precision = pool.precision
-        self.workers = len(pool.worker_pids)
+        self.workers = pool.workers
         self._pool = pool
         self._arena: Arena | None = None
         self._slot: Slot | None = None

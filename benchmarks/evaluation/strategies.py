@@ -198,4 +198,5 @@ def opened(case: Case) -> Iterator[EncoderPool | TextEncoder]:
                 yield encoder
         else:
             with EncoderPool(spec, devices=",".join(["cpu"] * case.workers), precision=case.precision) as pool:
+                pool.start()
                 yield pool

@@ -138,13 +138,15 @@ class EncoderSettings(BaseModel):
 
     def start_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
         """Start an encoder pool for this spec or another one; close it, or use `with`."""
-        return EncoderPool(
+        pool = EncoderPool(
             spec or self.encoding_spec(),
             task=task,
             devices=self.devices,
             precision=self.precision,
             hang_timeout_seconds=self.hang_timeout_seconds,
         )
+        pool.start()
+        return pool
 
 
 class FileSettings(BaseModel):

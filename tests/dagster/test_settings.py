@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
@@ -48,13 +49,13 @@ def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, A
 
 
 def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    monkeypatch.setattr(settings, "EncoderPool", lambda spec, **options: given.append(options["hang_timeout_seconds"]))
+    pools = Mock()
+    monkeypatch.setattr(settings, "EncoderPool", pools)
     inside: dict[str, Any] = {"hang_timeout_seconds": 7}
     Encoder(**inside).start_pool()
     monkeypatch.setenv("SURGE_HANG_TIMEOUT_SECONDS", "1800")
     load_settings().start_pool()
-    assert given == [7, 1800]
+    assert [call.kwargs["hang_timeout_seconds"] for call in pools.call_args_list] == [7, 1800]
     with pytest.raises(ConfigError, match="hang_timeout_seconds"):
         load_settings(hang_timeout_seconds=0)
 

@@ -218,6 +218,7 @@ def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log:
     os.environ |= {PAUSE_VARIABLE: str(pause), "PYTHONPATH": str(Path(__file__).parents[2])}
     backend = "tests.engine.paused_backend:PausedBackend" if point == ENCODING else "auto"
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}"), backend=backend) as pool:
+        pool.start()
         reaper.say("workers", *pool.worker_pids)
         opened = open_output(output, endpoint)
         mark_parts(reaper)

@@ -202,6 +202,11 @@ class EncodeCosts:
         """Half of the 95 % confidence interval of `text_seconds`."""
         return self.fit.margin(self._of_text(tokens))
 
+    @property
+    def texts_per_second(self) -> float:
+        """Texts of the usual length that the pool encodes per second."""
+        return self.workers / self.text_seconds()
+
     def _of_text(self, tokens: float | None) -> np.ndarray:
         return self.workers * np.array([0.0, 0.0, 1.0, self.tokens_per_text if tokens is None else tokens])
 

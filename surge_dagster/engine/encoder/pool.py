@@ -16,9 +16,11 @@ process imports neither torch nor a model: it holds the arenas.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -51,8 +53,32 @@ BACKENDS = ("auto", "torch", "openvino", "hash")
 DEFAULT_HANG_TIMEOUT_SECONDS = 120.0
 
 
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What is known of a pool once its workers are ready.
+
+    Attributes:
+        backend, backend_detail: the library that computes, and its version and settings.
+        precision: in which all workers compute.
+        lowest_cosine: to sentence-transformers' own vectors; None where there is no model to compare with.
+        notes: one line for each thing that an operator should know.
+        device_reason: why these devices and this backend.
+        calibration: what earlier starts and runs measured.
+    """
+
+    backend: str
+    backend_detail: str
+    precision: str
+    lowest_cosine: float | None
+    notes: tuple[str, ...]
+    device_reason: str
+    calibration: Calibration
+
+
 class EncoderPool:
-    """Worker processes that encode into one vector space. Ready when constructed; close it, or use `with`.
+    """Worker processes that encode into one vector space. Close it, or use `with`.
+
+    Constructing it starts nothing: the first call that needs the workers does, or `start`.
 
     Args:
         spec: the settings that shape a vector, or a resolved space.
@@ -68,9 +94,14 @@ class EncoderPool:
             first workers takes longer.
         max_respawns: processes that one worker's seat may lose in a row before the pool gives up.
 
+    Attributes:
+        device, hardware: the devices, as torch and as people name them.
+        all_devices: the device of each worker.
+        workers: how many there are.
+        start_seconds: that the start took; 0 before it.
+
     Raises:
-        ConfigError: the model, a device or a setting is wrong, or parity is not reached.
-        EncoderError: the workers do not start.
+        ConfigError: a device or a setting is wrong.
     """
 
     def __init__(
@@ -87,73 +118,133 @@ class EncoderPool:
         start_timeout_seconds: float = 900.0,
         max_respawns: int = 3,
     ) -> None:
-        started = time.perf_counter()
         if backend not in BACKENDS and ":" not in backend:
             raise ConfigError(f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}")
         if token_budget is not None and token_budget < 1:
             raise ConfigError(f"token_budget is at least 1, not {token_budget}")
-        self.space = replace(_with_folder(spec), task=task)
-        choice = choose_devices(devices)
+        self._spec, self._task = spec, task
+        self._choice = choice = choose_devices(devices)
         self.device = ",".join(dict.fromkeys(choice.devices))
+        self.all_devices = ",".join(choice.devices)
         self.hardware = hardware(choice)
-        self.precision = choose_precision(precision, choice)
-        settings = {
-            "precision": self.precision,
+        self.workers = len(choice.devices)
+        self.start_seconds = 0.0
+        self._backend = backend
+        self._check_parity = check_parity
+        self._settings = {
+            "precision": choose_precision(precision, choice),
             "threads": worker_threads(choice),
             "token_budget": token_budget,
             "fallback_precision": fallback_precision(precision, choice),
         }
-        message = {
-            "op": "load",
-            "space": asdict(self.space),
-            "backend": backend,
-            "check_parity": check_parity,
+        self._limits = {
+            "hang_timeout_seconds": hang_timeout_seconds,
+            "start_timeout_seconds": start_timeout_seconds,
+            "max_respawns": max_respawns,
         }
-        environment = worker_environment(choice)
-        self._dispatcher = Dispatcher(
-            [
-                WorkerSeat(index, device, message | {"settings": settings | {"device": device}}, environment)
-                for index, device in enumerate(choice.devices)
-            ],
-            hang_timeout_seconds=hang_timeout_seconds,
-            start_timeout_seconds=start_timeout_seconds,
-            max_respawns=max_respawns,
-        )
-        self._workers = len(choice.devices)
-        try:
-            wait_in_turns(self._dispatcher.started.wait)
-            self._raise_failure()
-            ready = list(self._dispatcher.ready_messages.values())
-            self.backend: str = ready[0]["backend"]
-            self.backend_detail: str = ready[0]["detail"]
-            self.precision = _common_precision(ready)
-            cosines = [message["lowest_cosine"] for message in ready if message["lowest_cosine"] is not None]
-            self.lowest_cosine: float | None = min(cosines) if cosines else None
-            self.notes: list[str] = list(dict.fromkeys(note for message in ready for note in message["notes"]))
-            for note in self.notes:
-                log.warning("%s", note)
-            reasons = (choice.reason, self.hardware, self.backend_detail, *self.notes)
-            self.device_reason = "; ".join(filter(None, reasons))
-            self.calibration = Calibration(ready[0]["calibration"])
-            self.all_devices = ",".join(choice.devices)
-            self.read_costs()
-        except BaseException:
-            self.close()
-            raise
-        self.start_seconds = time.perf_counter() - started
-        log.info(
-            "encoder pool ready in %.1f s: %s on %s (%s), %s, %.0f texts/s",
-            *(self.start_seconds, self.space.name, self.device, self.device_reason, self.precision),
-            self.texts_per_second,
-        )
+        self._starting = threading.RLock()
+        self._dispatcher: Dispatcher | None = None
+        self._facts: PoolFacts | None = None
+        self._costs: EncodeCosts | None = None
+        self._closed = False
 
-    def start(self) -> None:
-        """Harmless."""
+    @cached_property
+    def space(self) -> Space:
+        """The vector space; finding the model for it starts no worker.
+
+        Raises:
+            ConfigError: the model is missing or is not what it was.
+        """
+        return replace(_with_folder(self._spec), task=self._task)
 
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""
         return self.space.dimension
+
+    def start(self) -> PoolFacts:
+        """Start the workers, unless they were started before, and wait until they are ready.
+
+        Raises:
+            ConfigError: the model or a setting is wrong, or vectors are below the promised cosine.
+            EncoderError: the workers do not start, or the pool is closed.
+        """
+        with self._starting:
+            if self._facts is None or self._costs is None:
+                begun = time.perf_counter()
+                try:
+                    self._facts = self._start_workers()
+                    costs = self.read_costs()
+                except BaseException:
+                    self._facts = None
+                    if self._dispatcher is not None:
+                        self._dispatcher.close()
+                    raise
+                self.start_seconds = time.perf_counter() - begun
+                log.info(
+                    "encoder pool ready in %.1f s: %s on %s (%s), %s, %.0f texts/s",
+                    *(self.start_seconds, self.space.name, self.device, self._facts.device_reason),
+                    *(self._facts.precision, costs.texts_per_second),
+                )
+            return self._facts
+
+    def _start_workers(self) -> PoolFacts:
+        message = {
+            "op": "load",
+            "space": asdict(self.space),
+            "backend": self._backend,
+            "check_parity": self._check_parity,
+        }
+        environment = worker_environment(self._choice)
+        seats = [
+            WorkerSeat(index, device, message | {"settings": self._settings | {"device": device}}, environment)
+            for index, device in enumerate(self._choice.devices)
+        ]
+        if self._closed:
+            raise EncoderError("the encoder pool is closed")
+        self._dispatcher = Dispatcher(seats, **self._limits)
+        if self._closed:  # by another thread, which may not have seen the dispatcher
+            self._dispatcher.close()
+        wait_in_turns(self._dispatcher.started.wait)
+        ready = list(_unfailed(self._dispatcher).ready_messages.values())
+        cosines = [message["lowest_cosine"] for message in ready if message["lowest_cosine"] is not None]
+        notes = tuple(dict.fromkeys(note for message in ready for note in message["notes"]))
+        for note in notes:
+            log.warning("%s", note)
+        backend, detail = ready[0]["backend"], ready[0]["detail"]
+        return PoolFacts(
+            backend=backend,
+            backend_detail=detail,
+            precision=_common_precision(ready),
+            lowest_cosine=min(cosines, default=None),
+            notes=notes,
+            device_reason="; ".join(filter(None, (self._choice.reason, self.hardware, detail, *notes))),
+            calibration=Calibration(ready[0]["calibration"]),
+        )
+
+    def _running(self) -> Dispatcher:
+        """The dispatcher of the ready workers, started now if it was not; the start itself times calls with it."""
+        if self._facts is None:
+            self.start()
+        assert self._dispatcher is not None
+        return _unfailed(self._dispatcher)
+
+    @property
+    def precision(self) -> str:
+        """In which the workers compute."""
+        return self.start().precision
+
+    @property
+    def calibration(self) -> Calibration:
+        """What earlier starts and runs measured."""
+        return (self._facts or self.start()).calibration
+
+    @property
+    def costs(self) -> EncodeCosts:
+        """The costs of encode calls, as far as they were timed."""
+        self.start()
+        assert self._costs is not None
+        return self._costs
 
     def read_costs(self, *, anew: bool = False) -> EncodeCosts:
         """Take the costs of encode calls from what was timed so far, measured now if nothing was; they become `costs`.
@@ -162,23 +253,18 @@ class EncoderPool:
             anew: measure again, and forget what was timed before.
         """
         calls = timed_calls(self.calibration, self.all_devices, self._time, anew=anew)
-        self.costs = EncodeCosts.of(*calls, self._workers)
-        return self.costs
-
-    @property
-    def texts_per_second(self) -> float:
-        """Texts of the usual length that the pool encodes per second."""
-        return self._workers / self.costs.text_seconds()
+        self._costs = EncodeCosts.of(*calls, self.workers)
+        return self._costs
 
     @property
     def replays(self) -> int:
         """Chunks that were encoded again because their worker was lost."""
-        return self._dispatcher.replays
+        return self._dispatcher.replays if self._dispatcher else 0
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the running workers."""
-        return self._dispatcher.worker_pids()
+        return self._dispatcher.worker_pids() if self._dispatcher else []
 
     def require_documents(self) -> None:
         """Refuse to encode a catalog as queries.
@@ -191,15 +277,16 @@ class EncoderPool:
 
     def arena(self, *, slots: int, max_texts: int, max_bytes: int) -> Arena:
         """Shared memory for SuperBatches of this pool's space. Close it when its vectors are no longer needed."""
+        dispatcher = self._running()
         arena = Arena(
             slots=slots,
             max_texts=max_texts,
             max_bytes=max_bytes,
             dimension=self.space.dimension,
             dtype=self.space.dtype,
-            on_close=self._dispatcher.drop_arena,
+            on_close=dispatcher.drop_arena,
         )
-        self._dispatcher.add_arena(arena)
+        dispatcher.add_arena(arena)
         return arena
 
     def submit(self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> EncodeCall:
@@ -215,13 +302,12 @@ class EncoderPool:
         Raises:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
         """
-        self._raise_failure()
-        job = Job(slot, borders, rows)
+        dispatcher, job = self._running(), Job(slot, borders, rows)
         if job.rows:
-            self._dispatcher.encode(job)
+            dispatcher.encode(job)
         else:
             job.done.set()
-        return EncodeCall(job, self._workers, self._dispatcher.abandon)
+        return EncodeCall(job, self.workers, dispatcher.abandon)
 
     def encode(self, slot: Slot) -> EncodeMetrics:
         """Fills the slot's matrix with the vectors of its texts, and waits for it.
@@ -256,8 +342,10 @@ class EncoderPool:
         return vectors
 
     def close(self) -> None:
-        """Ends the workers and waits for them. Closing twice is harmless."""
-        self._dispatcher.close()
+        """Ends the workers and waits for them. Closing twice, or a pool that was not started, is harmless."""
+        self._closed = True
+        if self._dispatcher is not None:
+            self._dispatcher.close()
 
     def _time(self, texts: list[str]) -> tuple[float, float]:
         """Encode `texts`; gives their tokens and the seconds, those of a pool that has other calls as well."""
@@ -269,10 +357,6 @@ class EncoderPool:
             slot.release()
         return metrics.costs.tokens, metrics.costs.shared_seconds
 
-    def _raise_failure(self) -> None:
-        if self._dispatcher.failure is not None:
-            raise copy_of(self._dispatcher.failure)
-
     def __enter__(self) -> EncoderPool:
         return self
 
@@ -280,6 +364,13 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _unfailed(dispatcher: Dispatcher) -> Dispatcher:
+    """The dispatcher; raises the error that ended it."""
+    if dispatcher.failure is not None:
+        raise copy_of(dispatcher.failure)
+    return dispatcher
 
 
 def _common_precision(ready: Sequence[Mapping[str, Any]]) -> str:

@@ -235,8 +235,8 @@ class EmbeddingRun:
     def _begin(self) -> RunMemory:
         """Start the pool, divide the memory, and claim the space."""
         pool, store = self._pool, self._store
-        pool.start()
-        threads = self._publish_threads or publishing_threads(store, len(pool.worker_pids))
+        started = pool.start()
+        threads = self._publish_threads or publishing_threads(store, pool.workers)
         bounds, plan = fit_memory(
             self._thresholds,
             pool.costs.efficient_texts,
@@ -251,9 +251,9 @@ class EmbeddingRun:
         sweep_orphan_files(store, claimed=self.space.name)
         self._describe_space()
         report = self.report
-        report.device, report.hardware, report.precision = pool.device, pool.hardware, pool.precision
-        report.encoder_notes = list(pool.notes)
-        report.pool_start_seconds, report.workers = pool.start_seconds, len(pool.worker_pids)
+        report.device, report.hardware, report.precision = pool.device, pool.hardware, started.precision
+        report.encoder_notes = list(started.notes)
+        report.pool_start_seconds, report.workers = pool.start_seconds, pool.workers
         report.b_min, report.b_max = bounds.b_min, bounds.b_max
         report.call_seconds = pool.costs.call_seconds
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)

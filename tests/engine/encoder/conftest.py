@@ -22,6 +22,7 @@ __all__ = ["no_leaks", "open_descriptors"]
 def model_pool(cache_folder: Path, demo_folder: Path) -> Iterator[EncoderPool]:
     """The default model in fp32 on the CPU, with whatever backend is the best one installed."""
     with EncoderPool(EncodingSpec(model=str(demo_folder)), devices="cpu") as pool:
+        pool.start()
         yield pool
 
 

@@ -32,8 +32,11 @@ def no_leaks() -> Iterator[None]:
     assert open_descriptors() - before == set()
 
 
-def faulty_pool(**options: Any) -> EncoderPool:
-    return EncoderPool(SPEC, devices="cpu,cpu", backend="faults:FaultyBackend", **options)
+def faulty_pool(devices: str = "cpu,cpu", backend: str = "FaultyBackend", **options: Any) -> EncoderPool:
+    """A started pool with a backend of `faults.py`."""
+    pool = EncoderPool(SPEC, devices=devices, backend=f"faults:{backend}", **options)
+    pool.start()
+    return pool
 
 
 def with_harm(*harm: str) -> list[str]:

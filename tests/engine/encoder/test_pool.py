@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.model.spec import EncodingSpec
-from tests.engine.encoder.conftest import column, open_descriptors
+from tests.engine.encoder.conftest import column, encode, open_descriptors
 
 
 def _texts(count: int, seed: int = 0) -> list[str]:
@@ -63,6 +65,7 @@ def test_workers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (secrets | needed).items():
         monkeypatch.setenv(name, value)
     with EncoderPool(EncodingSpec("hash://8"), devices="cpu") as pool:
+        pool.start()
         [pid] = pool.worker_pids
         inherited = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     assert not [entry for entry in inherited if entry.partition("=")[0] in secrets]
@@ -127,10 +130,32 @@ def test_empty_slot_costs_nothing_and_a_slot_can_be_extended(hash_pool: EncoderP
         assert np.array_equal(slot.matrix(0, 3), hash_vectors(["a", "b", ""], hash_pool.dimension))
 
 
+@pytest.mark.parametrize("use", [EncoderPool.start, EncoderPool.read_costs, lambda pool: encode(pool, ["a"])])
+def test_pool_starts_its_workers_once_at_the_first_use(use: Callable[[EncoderPool], object]) -> None:
+    with EncoderPool(EncodingSpec("hash://8"), devices="cpu,cpu") as pool:
+        assert (pool.space.dimension, pool.device, pool.workers) == (8, "cpu", 2)
+        assert (pool.worker_pids, pool.start_seconds) == ([], 0)
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(use, [pool, pool]))
+        pids = pool.worker_pids
+        assert len(pids) == 2 and pool.start_seconds > 0
+        assert pool.costs.workers == 2 and pool.precision == "fp32"
+        assert pool.worker_pids == pids
+
+
+def test_pool_that_was_never_started_can_be_closed_and_starts_no_more() -> None:
+    with EncoderPool(EncodingSpec("hash://8"), devices="cpu") as pool:
+        pass
+    with pytest.raises(EncoderError, match="the encoder pool is closed"):
+        pool.start()
+    assert pool.worker_pids == []
+
+
 def test_closed_pool_refuses_calls_and_leaves_neither_process_nor_descriptor() -> None:
     gc.collect()
     before = open_descriptors()
     pool = EncoderPool(EncodingSpec("hash://8"), devices="cpu,cpu")
+    pool.start()
     pids = pool.worker_pids
     arena = pool.arena(slots=1, max_texts=1, max_bytes=10)
     slot = arena.acquire()
@@ -162,12 +187,13 @@ def test_arena_closed_during_a_call_fails_the_call_and_not_the_pool(hash_pool: E
 def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path) -> None:
     spec = EncodingSpec("hash://40")
     with EncoderPool(spec, devices="cpu") as first:
-        measured = first.texts_per_second
+        measured = first.costs.texts_per_second
     with EncoderPool(spec, devices="cpu") as second:
-        assert second.texts_per_second == measured
+        assert second.costs.texts_per_second == measured
     assert measured > 0
     assert second.start_seconds > 0
-    assert (second.device, second.precision, second.backend, second.dimension) == ("cpu", "fp32", "hash", 40)
+    assert (second.device, second.precision, second.dimension) == ("cpu", "fp32", 40)
+    assert second.start().backend == "hash"
 
 
 def test_pool_accepts_a_resolved_space(hash_pool: EncoderPool) -> None:

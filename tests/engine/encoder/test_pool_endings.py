@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import column, encode
-from tests.engine.encoder.faulty_pools import SPEC, beyond_signals, faulty_pool, wait_for_end, with_harm
+from tests.engine.encoder.faulty_pools import beyond_signals, faulty_pool, wait_for_end, with_harm
 from tests.signals import interrupted_in_another_thread
 
 pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
@@ -63,7 +62,7 @@ def test_arena_can_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_
     seen, gate = tmp_path / "seen", tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
     texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
-    with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend", max_respawns=0) as pool:
+    with faulty_pool("cpu", max_respawns=0) as pool:
         pids = pool.worker_pids
         with pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
             slot = arena.acquire()
@@ -84,7 +83,7 @@ def test_arena_can_be_closed_while_a_worker_holds_a_chunk_of_it(tmp_path: Path) 
     seen, gate = tmp_path / "seen", tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
     texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"
-    with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend", max_respawns=0) as pool:
+    with faulty_pool("cpu", max_respawns=0) as pool:
         arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20)
         slot = arena.acquire()
         slot.append(column(texts))
@@ -147,6 +146,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
 from surge_dagster.engine.model.spec import EncodingSpec
 pool = EncoderPool(EncodingSpec("hash://16"), devices="cpu,cpu", backend="faults:FaultyBackend")
+pool.start()
 arena = pool.arena(slots=1, max_texts=2000, max_bytes=100000)
 slot = arena.acquire()
 slot.append(pa.array(["harmless"] * 1999 + [sys.argv[1]], pa.large_string()))
@@ -212,12 +212,12 @@ def _start_parent(tmp_path: Path, *, fork: bool = False) -> _Parent:
 
 def test_start_of_a_pool_is_interrupted_by_a_signal_to_another_thread() -> None:
     with interrupted_in_another_thread():
-        EncoderPool(SPEC, devices="cpu", backend="faults:UnreadyBackend")
+        faulty_pool("cpu", "UnreadyBackend")
 
 
 def test_waiting_for_a_call_or_a_slot_is_interrupted_by_a_signal_to_another_thread(tmp_path: Path) -> None:
     with (
-        EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend") as pool,
+        faulty_pool("cpu") as pool,
         pool.arena(slots=1, max_texts=1, max_bytes=1_000) as arena,
     ):
         slot = arena.acquire()

@@ -124,6 +124,7 @@ def test_workers_that_run_out_of_memory_continue_with_a_smaller_budget() -> None
     rng = np.random.default_rng(11)
     texts = [" ".join(rng.choice(["one", "two", "three"], int(size))) for size in rng.integers(0, 60, 3_000)]
     with EncoderPool(EncodingSpec("hash://4"), devices="cpu,cpu", backend="small_device:PooledBackend") as pool:
+        pool.start()
         pids = pool.worker_pids
         assert np.array_equal(encode(pool, texts), expected_vectors(texts))
         assert (pool.worker_pids, pool.replays) == (pids, 0), "no worker had to end for it"
@@ -151,7 +152,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("starts")
 def test_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_output() -> None:
-    with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=2) as pool:
+    with faulty_pool(backend="OnceBackend", max_respawns=2) as pool:
         with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*3 times in a row; giving up.*the device is on fire"):
             encode(pool, with_harm("die always"))
         with pytest.raises(EncoderError, match="giving up"):
@@ -162,7 +163,7 @@ def test_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_output() -> 
 def test_seat_whose_device_is_busy_for_a_while_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "start-1").rename(tmp_path / "start-1-refused")
     (tmp_path / "start-2").touch()
-    with EncoderPool(SPEC, devices="cpu", backend="faults:OnceBackend") as pool:
+    with faulty_pool("cpu", "OnceBackend") as pool:
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
     assert list(tmp_path.iterdir()) == []
@@ -170,7 +171,7 @@ def test_seat_whose_device_is_busy_for_a_while_is_tried_again(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("starts")
 def test_every_waiting_thread_gets_the_error() -> None:
-    with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=0) as pool:
+    with faulty_pool(backend="OnceBackend", max_respawns=0) as pool:
         outcomes: list[type[BaseException]] = []
 
         def try_it(harm: str) -> None:
@@ -213,24 +214,24 @@ def test_gpu_driver_that_never_answers_does_not_stop_the_pool(monkeypatch: pytes
 
 def test_worker_that_cannot_start_reports_why_and_leaves_nothing() -> None:
     with pytest.raises(EncoderError, match="DeviceLost: no such device"):
-        EncoderPool(SPEC, devices="cpu,cpu", backend="faults:RefusingBackend")
+        faulty_pool(backend="RefusingBackend")
 
 
 def test_worker_that_is_not_ready_in_time_ends_the_start_and_shows_its_stacks() -> None:
     # Enough time for the interpreter to start on a busy machine: before that it cannot print its stacks.
     waited = r"worker \d+ on cpu was not ready after 4 s; .* run again"
     with pytest.raises(EncoderError, match=rf"(?s)^{waited}\n.*faults.py\", line \d+ in __init__"):
-        EncoderPool(SPEC, devices="cpu", backend="faults:UnreadyBackend", start_timeout_seconds=4)
+        faulty_pool("cpu", "UnreadyBackend", start_timeout_seconds=4)
 
 
 def test_crashed_worker_shows_its_stacks() -> None:
     with pytest.raises(EncoderError, match=r"(?s)ended: SIGSEGV.*faults.py\", line \d+ in __init__"):
-        EncoderPool(SPEC, devices="cpu", backend="faults:CrashingBackend", max_respawns=0)
+        faulty_pool("cpu", "CrashingBackend", max_respawns=0)
 
 
 def test_worker_cannot_import_the_telemetry_of_openvino() -> None:
     with pytest.raises(EncoderError, match="openvino_telemetry"):
-        EncoderPool(SPEC, devices="cpu", backend="faults:ReportingBackend")
+        faulty_pool("cpu", "ReportingBackend")
 
 
 def test_seeded_kills_over_many_calls_lose_nothing() -> None:

@@ -71,7 +71,7 @@ def in_process(spec: EncodingSpec) -> tuple[np.ndarray, float | None]:
 def in_a_worker(spec: EncodingSpec) -> tuple[np.ndarray, float | None]:
     """Takes ten seconds: the worker imports torch and sentence-transformers."""
     with EncoderPool(spec, devices="cpu") as pool:
-        return encode(pool, _TEXTS), pool.lowest_cosine
+        return encode(pool, _TEXTS), pool.start().lowest_cosine
 
 
 @pytest.mark.usefixtures("cache_folder")
@@ -93,7 +93,7 @@ def test_code_is_part_of_the_space_and_other_code_is_refused(folder: Path) -> No
     assert space.to_json()["requested"]["trust_remote_code"] == spec.trust_remote_code
     assert "trust_remote_code" not in EncodingSpec(str(folder)).as_dict()
     with pytest.raises(ConfigError, match="which is not run on the word of an output"):
-        EncoderPool(space_from_json(space.to_json()), devices="cpu")
+        EncoderPool(space_from_json(space.to_json()), devices="cpu").start()
     (folder / "modeling_own.py").write_text(_CODE + "# changed")
     with pytest.raises(ConfigError, match=rf"trust_remote_code is {spec.trust_remote_code}, and the code in .* is "):
         spec.resolve()

@@ -105,7 +105,7 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
     spec = EncodingSpec(model=str(demo_folder))
     # The vectors are compared below with those of a checked pool.
     with EncoderPool(spec, devices="cpu,cpu", token_budget=300, check_parity=False) as pool:
-        assert pool.lowest_cosine is None
+        assert pool.start().lowest_cosine is None
         found["workers and budget"] = encode(pool, texts)
         found["all of them"] = encode(pool, shuffled)[back]
     found["reference"] = expected
@@ -115,11 +115,12 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
 
 
 def test_start_checks_parity_and_measures_speed(model_pool: EncoderPool) -> None:
-    assert model_pool.lowest_cosine is not None
-    assert model_pool.lowest_cosine >= FLOOR
-    assert model_pool.texts_per_second > 0
-    assert model_pool.backend in ("openvino", "torch")
-    assert model_pool.backend in model_pool.device_reason
+    facts = model_pool.start()
+    assert facts.lowest_cosine is not None
+    assert facts.lowest_cosine >= FLOOR
+    assert model_pool.costs.texts_per_second > 0
+    assert facts.backend in ("openvino", "torch")
+    assert facts.backend in facts.device_reason
     assert model_pool.space.name.startswith("all-MiniLM-L6-v2-")
 
 
@@ -183,7 +184,7 @@ def test_pool_below_the_promised_cosine_does_not_start_unless_the_check_is_off(
     spec = EncodingSpec(str(demo_folder))
     assert spec.resolve().model_path == str(demo_folder)
     with pytest.raises(ConfigError, match=r"lowest cosine 0\.98.*check_parity=False"):
-        EncoderPool(spec, devices="cpu", backend="openvino")
+        EncoderPool(spec, devices="cpu", backend="openvino").start()
     assert load_backend(spec.resolve(), _SETTINGS, "openvino", check_parity=False).lowest_cosine is None
     shutil.copytree(demo_folder, tmp_path / "other", copy_function=os.symlink)
     other = EncodingSpec(str(tmp_path / "other")).resolve()
@@ -198,4 +199,4 @@ def test_model_that_changed_after_its_digest_was_computed_is_refused(demo_folder
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"gelu"', '"relu"'))
     with pytest.raises(ConfigError, match="changed while the pool was starting"):
-        EncoderPool(space, devices="cpu")
+        EncoderPool(space, devices="cpu").start()

@@ -115,7 +115,7 @@ def test_closed_events_stop_the_run_and_teach_nothing(priced_pool: Any, tmp_path
     run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
     with contextlib.closing(learning(run, priced_pool, open_store(tmp_path))) as events:
         next(events)
-    assert_nothing_is_held(run)
+    assert run.stopped
     assert run.report.predicted_wall_seconds is None
     assert priced_pool.calibration.observations("runs cpu", 5) == []
 

@@ -91,6 +91,7 @@ def test_workers_killed_during_a_run_lose_and_damage_no_row(tmp_path: Path, kill
     rng = np.random.default_rng(5)
     killed = rounds = 0
     with EncoderPool(SPEC, devices="cpu,cpu", max_respawns=1_000) as pool:
+        pool.start()
         while killed < kills:
             over = threading.Event()
             done: list[int] = []
@@ -121,6 +122,7 @@ def test_stopped_run_publishes_encoded_partitions_of_an_unfinished_superbatch(
     stopped = threading.Event()
 
     def stop_when_it_hangs() -> None:
+        assert faulty_pool._dispatcher is not None
         jobs = faulty_pool._dispatcher._schedule._jobs
         while not (hung.exists() and jobs and jobs[0].finished_rows >= 8_000) and not stopped.wait(0.01):
             pass

@@ -67,7 +67,7 @@ def test_folder_that_others_can_write_is_refused_with_what_to_do(
         with pytest.raises(ConfigError, match=refusal):
             use()
     with pytest.raises(ConfigError, match=refusal):
-        EncoderPool(EncodingSpec("hash://4"))
+        EncoderPool(EncodingSpec("hash://4")).start()
 
 
 def test_folder_of_another_user_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
