@@ -178,7 +178,7 @@ def _print_metrics(metrics: dict[str, Any], out: Console) -> None:
 
 
 def _search(settings: Settings, out: Console) -> None:
-    with settings.start_pool(task="query") as pool:
+    with settings.encoder_pool(task="query") as pool:
         for query, hits in zip(QUERIES, search(settings.open_store(), pool, QUERIES, _HITS), strict=True):
             out.print(f"Search      {query!r}", markup=False)
             for hit in hits:

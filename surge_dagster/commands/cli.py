@@ -82,7 +82,7 @@ def embed(
     partitions = list(catalog)
     if not partitions:
         complain(f"the source {settings.source!r} has no rows, and so no partitions")
-    with terminable(), start_pool(settings) as pool:
+    with terminable(), settings.encoder_pool() as pool:
         run = EmbeddingRun(
             partitions,
             store,

@@ -136,17 +136,15 @@ class EncoderSettings(BaseModel):
         """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
         return Thresholds(self.b_min, self.b_max, max_text_bytes=max_text_bytes, first_b_min=self.first_b_min)
 
-    def start_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
-        """Start an encoder pool for this spec or another one; close it, or use `with`."""
-        pool = EncoderPool(
+    def encoder_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
+        """A pool for this spec or another one, which starts when it is needed; close it, or use `with`."""
+        return EncoderPool(
             spec or self.encoding_spec(),
             task=task,
             devices=self.devices,
             precision=self.precision,
             hang_timeout_seconds=self.hang_timeout_seconds,
         )
-        pool.start()
-        return pool
 
 
 class FileSettings(BaseModel):

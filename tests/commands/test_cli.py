@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.commands import cli
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from tests.command import MODEL, Command
 from tests.spaces import Spaces
@@ -67,7 +67,7 @@ def test_no_worker_is_started_where_everything_is_fresh(
     arguments = ("embed", catalog, "out", *MODEL, "--json")
     assert surge(*arguments)[0] == 0
     with monkeypatch.context() as patch:
-        patch.setattr(cli.Settings, "start_pool", lambda *_: pytest.fail("a pool was started"))
+        patch.setattr(EncoderPool, "start", lambda *_: pytest.fail("a pool was started"))
         [space] = (tmp_path / "out").glob("hash-*")
         (space / ".tmp-1-0123456789ab0").write_bytes(b"left by a dead run")
         code, out, _ = surge(*arguments)

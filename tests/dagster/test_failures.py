@@ -16,6 +16,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import embeddings
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources import FolderCatalog
@@ -23,7 +24,6 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import active_runs
 from surge_dagster.orchestration.failures import table_of_failures
 from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench, requested, when_footers_are_checked
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
@@ -168,14 +168,14 @@ def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
         waits.append(seconds)
         if len(waits) == 1:
             bench.write("k")
-            monkeypatch.setattr(Encoder, "start_pool", fail)
+            monkeypatch.setattr(EncoderPool, "start", fail)
         else:
-            monkeypatch.setattr(Encoder, "start_pool", start)
+            monkeypatch.setattr(EncoderPool, "start", start)
 
-    def fail(_: Encoder) -> None:
+    def fail(_: EncoderPool) -> None:
         raise EncoderError("the pool failed")
 
-    start = Encoder.start_pool
+    start = EncoderPool.start
     monkeypatch.setattr(embeddings, "rest", rest)
     ran = bench.embed("a", "k")
     assert len(waits) == 2 and ran.success and set(ran.materialized()) == {"a", "k"}
@@ -278,13 +278,13 @@ def test_run_that_waits_between_attempts_can_be_terminated_and_counts_as_alive(
 def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_none(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, launched: str, error: BaseException, reported: str | None
 ) -> None:
-    def fail(_: Encoder) -> None:
+    def fail(_: EncoderPool) -> None:
         raise error
 
     bench.write("a")
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
     monkeypatch.setattr(embeddings, "_RETRY_SECONDS", 0)
-    monkeypatch.setattr(Encoder, "start_pool", fail)
+    monkeypatch.setattr(EncoderPool, "start", fail)
     if launched == "a job that retries nothing":  # by its run config, which a run in this process does not heed
         monkeypatch.setattr(IPlanContext, "retry_mode", RetryMode.DISABLED)
     ran = bench.embed("a", "a") if launched == "the asset" else bench.refresh()

@@ -271,7 +271,7 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
         pool.space = replace(pool.space, requested=encoder.encoding_spec())
         return pool
 
-    monkeypatch.setattr(Encoder, "start_pool", start)
+    monkeypatch.setattr(Encoder, "encoder_pool", start)
     [space] = list_spaces(open_store(bench.output))
     for options, how in (({"unattended": True}, "by hand"), ({"expected_space": space.name}, "without expected_space")):
         refused = bench.refresh(**options)

@@ -52,9 +52,9 @@ def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatc
     pools = Mock()
     monkeypatch.setattr(settings, "EncoderPool", pools)
     inside: dict[str, Any] = {"hang_timeout_seconds": 7}
-    Encoder(**inside).start_pool()
+    Encoder(**inside).encoder_pool()
     monkeypatch.setenv("SURGE_HANG_TIMEOUT_SECONDS", "1800")
-    load_settings().start_pool()
+    load_settings().encoder_pool()
     assert [call.kwargs["hang_timeout_seconds"] for call in pools.call_args_list] == [7, 1800]
     with pytest.raises(ConfigError, match="hang_timeout_seconds"):
         load_settings(hang_timeout_seconds=0)
