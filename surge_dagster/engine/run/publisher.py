@@ -12,12 +12,12 @@ import atexit
 import errno
 import logging
 import os
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from concurrent.futures import Future
+from concurrent.futures import wait as futures_wait
+from dataclasses import dataclass, field
 from functools import partial
 
 from surge_dagster.engine.errors import (
@@ -28,8 +28,6 @@ from surge_dagster.engine.errors import (
     TransientError,
     WriteRefused,
 )
-from surge_dagster.engine.files.facts import InvalidFile, VectorFacts
-from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.observer import PublicationObserver
@@ -40,6 +38,7 @@ from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, PartitionToRead, ReadPartition, Segment, StagedRows
+from surge_dagster.engine.support.waiting import in_background
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +48,6 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a local disk that the next file would meet too; a file that is too large is no reason to end the run.
 _DISK_UNUSABLE = (*_DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
 _DOWN_AFTER = 4  # refused writes in a row, as with operations on a bucket
-# Facts in which files of two runs with the same rows may differ.
-_OF_THE_RUN = ("precision", "writer", "rows_version", *(fact.name for fact in fields(VectorFacts)))
 
 
 @dataclass(slots=True)
@@ -96,8 +93,9 @@ class Publisher:
         self._observer = observer
         self._stop_signal = memory.stop
         self._threads = memory.plan.result.threads
-        self._segments = PublishingThreads(self._threads, "surge-publish")
-        self._files = PublishingThreads(1, "surge-publish-split")
+        self._may_write = threading.Semaphore(self._threads)
+        self._may_assemble = threading.Semaphore()
+        self._pending: set[Future[None]] = set()
         self._split: dict[PartitionToRead, _SplitPartition] = {}
         self._error: BaseException | None = None
         self._store_is_down = False
@@ -114,7 +112,7 @@ class Publisher:
             self._unfinished += 1
         waiting = deque(encoded.batch.segments)
         for _ in range(min(self._threads, len(waiting))):
-            self._segments.submit(partial(self._write_segments, publication, waiting))
+            self._begin(partial(self._write_segments, publication, waiting), "surge-publish")
 
     def close(self) -> None:
         """Wait until every file is published, or the grace time is over; incomplete partitions stay staged.
@@ -141,16 +139,24 @@ class Publisher:
             )
         elif not stop.over.is_set():
             self._staging.remove_discarded()
-        for threads in (self._segments, self._files):
-            if drained:
-                threads.end()
-            else:
-                threads.give_up()
+        if drained:
+            futures_wait(list(self._pending))
+        else:
+            atexit.register(futures_wait, list(self._pending), _LAST_SECONDS)
         if self._error is not None:
             raise self._error
 
+    def _begin(self, task: Callable[[], None], name: str) -> None:
+        future = in_background(task, name)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+
     def _write_segments(self, publication: Publication, waiting: deque[Segment]) -> None:
         """One thread's share of a SuperBatch: one task for each of thousands of tiny partitions would cost too much."""
+        with self._may_write:
+            self._write_waiting(publication, waiting)
+
+    def _write_waiting(self, publication: Publication, waiting: deque[Segment]) -> None:
         while self._store_is_down or not self._stop_signal.over.is_set():
             try:
                 segment = waiting.popleft()
@@ -199,7 +205,7 @@ class Publisher:
         for partition in complete:
             with self._finished:
                 self._unfinished_files += 1
-            self._files.submit(partial(self._write_file, partition))
+            self._begin(partial(self._write_file, partition), "surge-publish-split")
 
     def _completes(self, segment: Segment, publication: Publication) -> bool:
         """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
@@ -224,7 +230,8 @@ class Publisher:
         with self._finished:
             split = self._split.pop(partition)
         try:
-            self._assemble(partition, split)
+            with self._may_assemble:
+                self._assemble(partition, split)
         except BaseException as error:
             failure = self._failure(partition, error)
             if failure is not None:
@@ -246,40 +253,19 @@ class Publisher:
             require_not_over = self._stop_signal.require_not_over
             published = assemble(target, staging, partition, read, split.staged, require_not_over, self._observer)
             target.sync()
-        except TransientError as error:
-            was_removed = isinstance(error.__cause__, FileNotFoundError)
-            receipt = self._receipt_of_other_run(partition, read) if was_removed else None
-            if receipt is None:
-                raise
-        else:
-            receipt = Receipt.of(
-                published.facts,
-                published.stored,
-                target.store.location(published.stored.name),
-                superbatch=split.superbatch,
-                texts_per_second=split.texts_per_second,
-                texts_reused=sum(rows.stop - rows.start for rows in read.staged),
-                cosines=split.cosines,
-            )
         finally:
             ledger.release(size)
         staging.remove(partition.key)
+        receipt = Receipt.of(
+            published.facts,
+            published.stored,
+            target.store.location(published.stored.name),
+            superbatch=split.superbatch,
+            texts_per_second=split.texts_per_second,
+            texts_reused=sum(rows.stop - rows.start for rows in read.staged),
+            cosines=split.cosines,
+        )
         self._events.emit(receipt)
-
-    def _receipt_of_other_run(self, partition: PartitionToRead, read: ReadPartition) -> Receipt | None:
-        """The receipt of a file with the same rows that another run has published; that run removed what was staged."""
-        target = self._target
-        name = file_name(target.space.name, partition.key, target.space.file_format)
-        try:
-            file = read_published_file(target.store, name)
-        except (InvalidFile, FileNotFoundError):
-            return None
-        own = target.facts(partition, read, VectorFacts(file.facts.truncated))
-        has_same_rows = replace(file.facts, **{name: getattr(own, name) for name in _OF_THE_RUN}) == own
-        if not has_same_rows or (partition.replaced is not None and file.stored == partition.replaced.stored):
-            return None
-        log.warning("partition %r: another run has published the same rows meanwhile", partition.key)
-        return Receipt.of(file.facts, file.stored, target.store.location(name), action="fresh")
 
     def _is_memory_final(self) -> bool:
         """Whether nothing will release memory any more, so that waiting for it would not end."""
@@ -338,56 +324,3 @@ class Publisher:
         """End the run with an error: without it the reader would wait for a slot that never comes back."""
         self._error = self._error or error
         self._stop_signal.stopping.set()
-
-
-class PublishingThreads:
-    """Do tasks in the order of their submission, a limited number concurrently.
-
-    A process waits at its end for the threads of a `ThreadPoolExecutor`, however long a network mount or another
-    process's lock keeps them. These threads are daemons.
-
-    Args:
-        count: number of threads.
-        name: prefix of the threads' names.
-
-    Raises:
-        RuntimeError: the system allows no further thread.
-    """
-
-    def __init__(self, count: int, name: str) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._given_up = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True) for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, task: Callable[[], None]) -> None:
-        """Queue a task; after the end it is not done."""
-        self._tasks.put(task)
-
-    def end(self) -> None:
-        """Wait until every queued task is done."""
-        self._close()
-        for thread in self._threads:
-            thread.join()
-
-    def give_up(self) -> None:
-        """Begin no further task and do not wait; the process waits a moment for the threads when it ends."""
-        self._given_up = True
-        self._close()
-        atexit.register(self._wait_until, time.monotonic() + _LAST_SECONDS)
-
-    def _close(self) -> None:
-        for _ in self._threads:
-            self._tasks.put(None)
-
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            if not self._given_up:
-                task()
-
-    def _wait_until(self, until: float) -> None:
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))

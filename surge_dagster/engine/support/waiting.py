@@ -76,12 +76,12 @@ class _Background:
     def _run(self) -> None:
         thread = threading.current_thread()
         while True:
-            thread.name = "surge-idle"
             call, thread.name, answer = self._calls.get()
             try:
                 result, failed = call(), None
             except BaseException as error:
                 result, failed = None, error
+            thread.name = "surge-idle"
             self._free.release()  # first, so that the next call of whoever waits for the answer finds this thread
             if failed is None:
                 answer.set_result(result)
