@@ -132,8 +132,8 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
             aws_secret_access_key=options.secret_access_key,
             aws_session_token=options.session_token,
         )
-        found = session.get_credentials() is not None
-        provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if found else None
+        has_credentials = session.get_credentials() is not None
+        provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if has_credentials else None
     except Exception as error:  # a program, a service or a file provides credentials, and may raise any type
         raise ConfigError(
             f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both of "

@@ -52,7 +52,7 @@ class ObjectStore(Store):
 
     @property
     def retries(self) -> Mapping[str, int]:
-        """Operations that were attempted again so far, by cause; retries within obstore are not counted."""
+        """See `Store`; retries within obstore are not counted."""
         return self._retrier.counts
 
     def until(self, over: threading.Event) -> Self:
@@ -89,8 +89,8 @@ class ObjectStore(Store):
             with request_errors():
                 return obstore.list_with_delimiter(self._store, prefix=prefix)["common_prefixes"]
 
-        found = self._retrier.call(f"LIST {self._prefix}", attempt)
-        names = [path.rstrip("/").rpartition("/")[2] for path in found]
+        prefixes = self._retrier.call(f"LIST {self._prefix}", attempt)
+        names = [path.rstrip("/").rpartition("/")[2] for path in prefixes]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
     def open(
@@ -122,14 +122,12 @@ class ObjectStore(Store):
         return ObjectUpload(self._store, self._retrier, name, self._key(name), self._part_bytes)
 
     def delete(self, name: str) -> None:
-        key = self._key(name)
-
         def attempt() -> None:
             with request_errors():
-                obstore.delete(self._store, key)
+                obstore.delete(self._store, self._key(name))
 
         with contextlib.suppress(FileNotFoundError):
-            self._retrier.call(f"DELETE {key}", attempt)
+            self._retrier.call(f"DELETE {self._key(name)}", attempt)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"
@@ -182,9 +180,9 @@ def open_object_store(
 def _beginning(begin: str, chunks: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
     """Of a listing in the order of the names, those up to the last that begins so; no further page is requested."""
     for chunk in chunks:
-        found = [meta for meta in chunk if meta["path"].startswith(begin)]
-        yield found
-        if len(found) < len(chunk):
+        beginning = [meta for meta in chunk if meta["path"].startswith(begin)]
+        yield beginning
+        if len(beginning) < len(chunk):
             return
 
 
