@@ -106,14 +106,14 @@ class LanceTable:
             table.add_columns(further)
         columns: pa.Schema = table.schema
         pending = _Pending(table, columns)
-        known: set[str] | None = None  # partitions of the table
+        held: set[str] | None = None  # partitions of the table
         stale_ids: set[object] | None = None  # of a partition that is given whole, as far as they did not come
         rows_given = 0
         for step in done.steps(lambda batch: self._conformed(batch, columns)):
             key = step.partition
             if step.clears:
-                known = set(self.counts()) if known is None else known
-                stale_ids, rows_given = self._ids_of(table, key) if key in known else None, 0
+                held = set(self.counts()) if held is None else held
+                stale_ids, rows_given = self._ids_of(table, key) if key in held else None, 0
             elif step.deleted is not None:
                 pending.delete(key, step.deleted.to_pylist())
             elif step.rows is not None:
@@ -198,7 +198,7 @@ class _Pending:
         """Write everything: rows first, so that no reader misses one."""
         self._merge()
         if self._deleted:
-            self._table.delete(" OR ".join(f"({one})" for one in self._deleted))
+            self._table.delete(" OR ".join(f"({condition})" for condition in self._deleted))
         self._deleted, self._ids = [], 0
 
     def _merge(self) -> None:

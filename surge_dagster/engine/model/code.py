@@ -51,9 +51,9 @@ def trusted_code(folder: Path, trusted: str | None) -> str | None:
             "copy the model and that repository's Python files into one folder, and remove the part before `--`"
         )
     digest = _digest(folder)
-    found = folder.name if _is_snapshot(folder) else digest
-    if found != trusted:
-        raise ConfigError(f"trust_remote_code is {trusted}, and the code in {folder} is {found}: {EXPECTED}")
+    present = folder.name if _is_snapshot(folder) else digest
+    if present != trusted:
+        raise ConfigError(f"trust_remote_code is {trusted}, and the code in {folder} is {present}: {EXPECTED}")
     return digest
 
 

@@ -219,10 +219,10 @@ def _tensors_of(path: Path) -> dict[str, list[Any]]:
 def _tokenizer_digest(root: Path) -> str | None:
     tokenizer = read_document(root / "tokenizer.json")
     if tokenizer is None:
-        found = {name: file_sha256(root / name) for name in _VOCABULARIES if (root / name).is_file()}
-        if not found:
+        vocabularies = {name: file_sha256(root / name) for name in _VOCABULARIES if (root / name).is_file()}
+        if not vocabularies:
             return None
-        tokenizer = {"files": found}
+        tokenizer = {"files": vocabularies}
     tokenizer = {key: value for key, value in tokenizer.items() if key not in ("truncation", "padding", "version")}
     settings = read_document(root / "tokenizer_config.json") or {}
     shaping = {key: settings[key] for key in _TOKENIZER_SETTINGS if settings.get(key) not in (None, "right")}

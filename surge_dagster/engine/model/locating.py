@@ -78,10 +78,10 @@ def _in_hub_cache(name: str, commit: str | None = None) -> Path | None:
 
 
 def _demo_model() -> Path | None:
-    found = importlib.util.find_spec(DEMO_PACKAGE)
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec(DEMO_PACKAGE)
+    if package is None or package.origin is None:
         return None
-    folder = Path(found.origin).parent / "model"
+    folder = Path(package.origin).parent / "model"
     weights = folder / "model.safetensors"
     if not weights.is_file():
         return None
