@@ -28,8 +28,6 @@ class ObjectReader(io.RawIOBase):
     """Reads one version of one object; small reads that follow each other share a request.
 
     Args:
-        store: an obstore store.
-        key: within it.
         tail_bytes: of the object's end, which the first request brings and which are kept.
         ahead: whether the next piece is requested while one is read, where pieces follow each other.
 
@@ -37,8 +35,7 @@ class ObjectReader(io.RawIOBase):
         etag: tag of the version that is read; None where the store gives none.
 
     Raises:
-        FileNotFoundError: there is no such object.
-        TransientError: the store does not answer, or the object was replaced while it was read.
+        FileNotFoundError, TransientError: see `fetch_end`.
     """
 
     def __init__(

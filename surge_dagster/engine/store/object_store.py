@@ -32,12 +32,7 @@ _HIDDEN = "."
 
 
 class ObjectStore(Store):
-    """A bucket, or what lies below a prefix in it.
-
-    Args:
-        prefix: of every key, empty or with a slash at the end.
-        store: an obstore store of the whole bucket.
-    """
+    """A bucket, which the obstore store is for, or what lies below a prefix in it, which ends with a slash."""
 
     is_remote = True
 
@@ -94,12 +89,7 @@ class ObjectStore(Store):
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
     def open(
-        self,
-        name: str,
-        listed: StoredObject | None = None,
-        *,
-        tail_bytes: int = TAIL_BYTES,
-        ahead: bool = False,
+        self, name: str, listed: StoredObject | None = None, *, tail_bytes: int = TAIL_BYTES, ahead: bool = False
     ) -> pa.NativeFile:
         """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the first request."""
         reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes, ahead=ahead)
@@ -145,7 +135,7 @@ def open_object_store(
 
     Args:
         what: is opened, for messages.
-        limits, retrier: replaced by tests; `retrier` is called with the store's URL.
+        limits, retrier: replaced by tests.
 
     Raises:
         ConfigError: the URL or the options cannot be used, or there are no credentials.
