@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.code import UntrustedCode, trusted_code, untrusted
+from surge_dagster.engine.model.code import UntrustedCode, is_snapshot, trusted_code, untrusted
 from surge_dagster.engine.model.digest import (
     ModelModule,
     canonical_module_config,
@@ -42,14 +42,11 @@ class ModelFacts:
     """What a model folder says: enough to name a vector space without loading the model.
 
     Attributes:
-        path: the folder.
-        slug: the readable name of the model.
+        slug: the readable name of the model, of letters, digits, dots and dashes.
         digest: SHA-256 over everything that shapes a vector, see `digest.py`.
-        prompts: the texts that it puts before documents and before queries.
         max_length: tokens that the model reads by default.
         longest_length: tokens that the model can read at most; None where its config states no limit.
         normalizes: whether its modules scale vectors to length 1.
-        dimension: numbers in a vector.
         routed: whether queries may go through other modules than documents.
     """
 
@@ -235,7 +232,5 @@ def _dimension(folder: Path, modules: list[ModelModule], config: dict[str, Any],
 
 def _slug(folder: Path) -> str:
     """The model's readable name: the repository's for a hub cache, else the folder's."""
-    name = folder.name
-    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
-        name = folder.parent.parent.name.rpartition("--")[2]
+    name = folder.parent.parent.name.rpartition("--")[2] if is_snapshot(folder) else folder.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "model"
