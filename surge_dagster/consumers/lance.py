@@ -34,7 +34,6 @@ class LanceTable:
     Args:
         uri: of the database: a folder, or what LanceDB takes. One hand-over at a time writes to a folder; for other
             places the caller sees to that.
-        table: its name.
     """
 
     def __init__(self, uri: str, table: str = "embeddings") -> None:
@@ -105,7 +104,7 @@ class LanceTable:
         if further := [each for each in done.feed.columns or () if each.name not in table.schema.names]:
             table.add_columns(further)
         columns: pa.Schema = table.schema
-        pending = _Pending(table, columns)
+        pending = _Pending(table)
         held: set[str] | None = None  # partitions of the table
         stale_ids: set[object] | None = None  # of a partition that is given whole, as far as they did not come
         rows_given = 0
@@ -163,15 +162,10 @@ class LanceTable:
 
 
 class _Pending:
-    """Rows and ids that are not written to a table yet.
+    """Rows and ids that are not written to a table yet."""
 
-    Args:
-        columns: of the table.
-    """
-
-    def __init__(self, table: Any, columns: pa.Schema) -> None:
+    def __init__(self, table: Any) -> None:
         self._table = table
-        self._columns = columns
         self._rows: list[pa.RecordBatch] = []
         self._deleted: list[str] = []  # conditions
         self._bytes = self._ids = 0
@@ -187,8 +181,9 @@ class _Pending:
         """Delete rows of a partition, or all of them."""
         if ids is None:
             self._deleted.append(f"partition = {_literal(partition)}")
-        for start in range(0, len(ids or ()), _DELETED_IDS):
-            some = (ids or [])[start : start + _DELETED_IDS]
+            return
+        for start in range(0, len(ids), _DELETED_IDS):
+            some = ids[start : start + _DELETED_IDS]
             self._deleted.append(_rows_of(partition, some))
             self._ids += len(some)
             if self._ids >= _DELETED_IDS:
@@ -203,7 +198,7 @@ class _Pending:
 
     def _merge(self) -> None:
         if self._rows:
-            reader = pa.RecordBatchReader.from_batches(self._columns, self._rows)
+            reader = pa.RecordBatchReader.from_batches(self._rows[0].schema, self._rows)
             merge = self._table.merge_insert(_KEY).when_matched_update_all().when_not_matched_insert_all()
             merge.execute(reader)
         self._rows, self._bytes = [], 0
