@@ -114,17 +114,17 @@ def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[tuple
     there are enough rows. When two rows have one id, the first is kept.
     """
     order = range(len(files))
-    found: dict[int, list[tuple[str, str]]] = {}
+    rows_by_file: dict[int, list[tuple[str, str]]] = {}
     count = 0
     for index in order if limit is None else sorted(order, key=lambda index: zlib.crc32(files[index].module.encode())):
         if count == limit:
             break
         rows = _rows(files[index])
-        found[index] = rows if limit is None else rows[: limit - count]
-        count += len(found[index])
+        rows_by_file[index] = rows if limit is None else rows[: limit - count]
+        count += len(rows_by_file[index])
     merged: dict[str, str] = {}
-    for index in sorted(found):
-        for row_id, text in found[index]:
+    for index in sorted(rows_by_file):
+        for row_id, text in rows_by_file[index]:
             merged.setdefault(row_id, text)
     return list(merged.items())
 
@@ -151,7 +151,7 @@ def first_paragraph(docstring: str) -> str:
 
 def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
     """The distributions in `search_path`, sorted by name, without the operating system's, which have no RECORD."""
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     for installed in metadata.distributions() if search_path is None else metadata.distributions(path=[*search_path]):
         record = installed.read_text("RECORD")
         if not record or "Name" not in installed.metadata:
@@ -159,11 +159,11 @@ def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
         name = installed.metadata["Name"]
         version = f"{installed.version}+{hashlib.sha256(record.encode('utf-8')).hexdigest()[:16]}"
         # An import takes the first on the path; other spellings of a name mean the same distribution.
-        found.setdefault(
+        distributions.setdefault(
             re.sub(r"[-_.]+", "-", name).lower(),
             Distribution(name, version, _files(record, Path(str(installed.locate_file(""))))),
         )
-    return sorted(found.values(), key=lambda distribution: distribution.name)
+    return sorted(distributions.values(), key=lambda distribution: distribution.name)
 
 
 def _files(record: str, folder: Path) -> tuple[SourceFile, ...]:

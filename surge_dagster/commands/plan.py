@@ -119,72 +119,72 @@ def plan(
 
 
 def _lines(
-    made: Plan,
+    planned: Plan,
     costs: RunCosts,
     pool: EncoderPool | None,
     calibrated_on: str,
     price_per_hour: float | None,
 ) -> list[str]:
-    found, bounds = made.forecast, made.bounds
-    mean = f"; texts of {made.text_bytes / made.texts:,.0f} bytes" if made.texts else ""
+    forecast, bounds = planned.forecast, planned.bounds
+    mean = f"; texts of {planned.text_bytes / planned.texts:,.0f} bytes" if planned.texts else ""
     where = f"{pool.device} ({pool.hardware}), {pool.precision}, " if pool else ""
-    call, text = _with_margin(made.call_seconds, made.call_margin), _with_margin(made.text_seconds, made.text_margin)
-    lengths = ", ".join(f"{_time(cost)} of {tokens}" for tokens, (cost, _) in made.text_seconds_by_tokens.items())
-    margin = "" if found.margin_seconds is None else f" ± {_time(found.margin_seconds)}"
+    call = _with_margin(planned.call_seconds, planned.call_margin)
+    text = _with_margin(planned.text_seconds, planned.text_margin)
+    lengths = ", ".join(f"{_time(cost)} of {tokens}" for tokens, (cost, _) in planned.text_seconds_by_tokens.items())
+    margin = "" if forecast.margin_seconds is None else f" ± {_time(forecast.margin_seconds)}"
     lines = [
-        f"{counted(made.partitions, 'partition')}, {counted(made.texts, 'text')}, "
-        f"the largest has {made.largest_partition_texts:,}{mean}",
-        f"{where}{counted(made.workers, 'worker')}{calibrated_on}",
+        f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}, "
+        f"the largest has {planned.largest_partition_texts:,}{mean}",
+        f"{where}{counted(planned.workers, 'worker')}{calibrated_on}",
         f"a call costs {call}, a text {text} of a worker" + (f"; by tokens: {lengths}" if pool else ""),
         "",
-        f"wall time      {_time(found.wall_seconds)}{margin}, {found.texts_per_second:,.0f} texts/s; "
-        f"the first files after {_time(found.time_to_first_output_seconds)}",
-        f"SuperBatches   {made.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, the first of "
-        f"{bounds.first_b_min or bounds.b_min:,}; the mean is {made.fill_ratio:.2f} of b_min",
-        f"storage        {_storage(made, costs)}",
-        f"memory         {_memory(made)}",
+        f"wall time      {_time(forecast.wall_seconds)}{margin}, {forecast.texts_per_second:,.0f} texts/s; "
+        f"the first files after {_time(forecast.time_to_first_output_seconds)}",
+        f"SuperBatches   {planned.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, the first of "
+        f"{bounds.first_b_min or bounds.b_min:,}; the mean is {planned.fill_ratio:.2f} of b_min",
+        f"storage        {_storage(planned, costs)}",
+        f"memory         {_memory(planned)}",
     ]
-    if made.cost_per_million_texts is not None:
-        lines.append(
-            f"cost           {_rounded(made.cost_per_million_texts, 4)} per million texts at {price_per_hour:g} an hour"
-        )
+    if planned.cost_per_million_texts is not None:
+        cost = _rounded(planned.cost_per_million_texts, 4)
+        lines.append(f"cost           {cost} per million texts at {price_per_hour:g} an hour")
     lines += [
         "",
-        f"Partition by partition the encoding would take {_time(made.partition_by_partition_seconds)}: "
-        f"speedup {made.speedup:.2f} (alpha {made.alpha:.3f}).",
-        f"{made.phi:.0%} of the partitions are below n* = {made.break_even_texts:,.1f} texts (phi {made.phi:.2f}); "
-        f"the spread of their sizes is CV {made.cv:.2f}.",
-        made.verdict,
+        f"Partition by partition the encoding would take {_time(planned.partition_by_partition_seconds)}: "
+        f"speedup {planned.speedup:.2f} (alpha {planned.alpha:.3f}).",
+        f"{planned.phi:.0%} of the partitions are below n* = {planned.break_even_texts:,.1f} texts "
+        f"(phi {planned.phi:.2f}); the spread of their sizes is CV {planned.cv:.2f}.",
+        planned.verdict,
     ]
-    if made.fleet is not None:
-        lines.append(_fleet(made.fleet, made))
+    if planned.fleet is not None:
+        lines.append(_fleet(planned.fleet))
     return lines
 
 
-def _storage(made: Plan, costs: RunCosts) -> str:
-    found = made.forecast
-    if not found.publish_seconds:
+def _storage(planned: Plan, costs: RunCosts) -> str:
+    forecast = planned.forecast
+    if not forecast.publish_seconds:
         return "not measured yet on this output: --calibrate or the first run does; counted as free here"
     serialize, upload = costs.io.serialize.values, costs.io.upload.values
     text = (
         f"a file costs {_time(serialize[0] + upload[0])} and a megabyte {_time(1e6 * (serialize[1] + upload[1]))} of a "
-        f"thread; {found.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
-        f"{counted(made.workers_per_machine or 1, 'such worker')}"
+        f"thread; {forecast.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
+        f"{counted(planned.workers_per_machine or 1, 'such worker')}"
     )
-    if found.exposed_io_seconds > 0.01 * found.wall_seconds:
-        text += f", {_time(found.exposed_io_seconds)} of waiting for it do not"
+    if forecast.exposed_io_seconds > 0.01 * forecast.wall_seconds:
+        text += f", {_time(forecast.exposed_io_seconds)} of waiting for it do not"
     return text
 
 
-def _memory(made: Plan) -> str:
-    largest = f"{made.peak_superbatch_bytes / 1e6:,.1f} MB in the largest SuperBatch"
-    if made.peak_resident_bytes is None or made.memory_limit_bytes is None:
-        return f"{largest}, never above {made.bound_superbatch_bytes / 1e6:,.1f} MB"
-    peak, limit = made.peak_resident_bytes / 1e6, made.memory_limit_bytes / 1e6
+def _memory(planned: Plan) -> str:
+    largest = f"{planned.peak_superbatch_bytes / 1e6:,.1f} MB in the largest SuperBatch"
+    if planned.peak_resident_bytes is None or planned.memory_limit_bytes is None:
+        return f"{largest}, never above {planned.bound_superbatch_bytes / 1e6:,.1f} MB"
+    peak, limit = planned.peak_resident_bytes / 1e6, planned.memory_limit_bytes / 1e6
     return f"up to {peak:,.0f} MB of data, {largest}; never above {limit:,.0f} MB"
 
 
-def _fleet(fleet: Fleet, made: Plan) -> str:
+def _fleet(fleet: Fleet) -> str:
     workers, machines = counted(fleet.workers, "worker"), counted(fleet.machines, "machine")
     if fleet.wall_seconds > fleet.deadline_seconds * (1 + 1e-9):  # it may be met to the last digit
         return (

@@ -94,12 +94,12 @@ class CatalogSettings(BaseModel):
     def record(self, place: str) -> CatalogRecord:
         """The catalog at a path or URL as a space records it."""
         local = "://" not in place or place.startswith("file:")
-        found = os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
+        location = os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
         if self.query:  # two queries of one project are two catalogs
-            found += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
+            location += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
         chosen = CatalogSettings.model_validate(self.model_dump(include=set(CatalogSettings.model_fields)))
         settings = chosen.model_dump(mode="json", exclude_defaults=True, exclude={"catalog_name"})
-        return CatalogRecord(found, self.catalog_name, settings=settings)
+        return CatalogRecord(location, self.catalog_name, settings=settings)
 
     def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""

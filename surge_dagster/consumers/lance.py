@@ -34,7 +34,6 @@ class LanceTable:
     Args:
         uri: of the database: a folder, or what LanceDB takes. One hand-over at a time writes to a folder; for other
             places the caller sees to that.
-        table: its name.
     """
 
     def __init__(self, uri: str, table: str = "embeddings") -> None:
@@ -105,15 +104,15 @@ class LanceTable:
         if further := [each for each in done.feed.columns or () if each.name not in table.schema.names]:
             table.add_columns(further)
         columns: pa.Schema = table.schema
-        pending = _Pending(table, columns)
-        known: set[str] | None = None  # partitions of the table
+        pending = _Pending(table)
+        held: set[str] | None = None  # partitions of the table
         stale_ids: set[object] | None = None  # of a partition that is given whole, as far as they did not come
         rows_given = 0
         for step in done.steps(lambda batch: self._conformed(batch, columns)):
             key = step.partition
             if step.clears:
-                known = set(self.counts()) if known is None else known
-                stale_ids, rows_given = self._ids_of(table, key) if key in known else None, 0
+                held = set(self.counts()) if held is None else held
+                stale_ids, rows_given = self._ids_of(table, key) if key in held else None, 0
             elif step.deleted is not None:
                 pending.delete(key, step.deleted.to_pylist())
             elif step.rows is not None:
@@ -163,15 +162,10 @@ class LanceTable:
 
 
 class _Pending:
-    """Rows and ids that are not written to a table yet.
+    """Rows and ids that are not written to a table yet."""
 
-    Args:
-        columns: of the table.
-    """
-
-    def __init__(self, table: Any, columns: pa.Schema) -> None:
+    def __init__(self, table: Any) -> None:
         self._table = table
-        self._columns = columns
         self._rows: list[pa.RecordBatch] = []
         self._deleted: list[str] = []  # conditions
         self._bytes = self._ids = 0
@@ -187,8 +181,9 @@ class _Pending:
         """Delete rows of a partition, or all of them."""
         if ids is None:
             self._deleted.append(f"partition = {_literal(partition)}")
-        for start in range(0, len(ids or ()), _DELETED_IDS):
-            some = (ids or [])[start : start + _DELETED_IDS]
+            return
+        for start in range(0, len(ids), _DELETED_IDS):
+            some = ids[start : start + _DELETED_IDS]
             self._deleted.append(_rows_of(partition, some))
             self._ids += len(some)
             if self._ids >= _DELETED_IDS:
@@ -198,12 +193,12 @@ class _Pending:
         """Write everything: rows first, so that no reader misses one."""
         self._merge()
         if self._deleted:
-            self._table.delete(" OR ".join(f"({one})" for one in self._deleted))
+            self._table.delete(" OR ".join(f"({condition})" for condition in self._deleted))
         self._deleted, self._ids = [], 0
 
     def _merge(self) -> None:
         if self._rows:
-            reader = pa.RecordBatchReader.from_batches(self._columns, self._rows)
+            reader = pa.RecordBatchReader.from_batches(self._rows[0].schema, self._rows)
             merge = self._table.merge_insert(_KEY).when_matched_update_all().when_not_matched_insert_all()
             merge.execute(reader)
         self._rows, self._bytes = [], 0

@@ -231,28 +231,26 @@ class PgVectorTable:
     ) -> Mapping[str, str]:
         """Make the table, or the columns that came to be carried since; gives the type of each column."""
         if not kinds:
-            connection.execute(self._sql("CREATE TABLE {table} ({columns})", columns=self._defined(columns)))
-        for column in columns if kinds else ():
-            if column.name not in kinds and column.name not in _REQUIRED:
-                connection.execute(self._sql("ALTER TABLE {table} ADD COLUMN {column}", column=self._defined([column])))
+            connection.execute(self._sql("CREATE TABLE {table} ()"))
+        for column in columns:
+            if column.name not in kinds and (not kinds or column.name not in _REQUIRED):
+                connection.execute(self._sql("ALTER TABLE {table} ADD COLUMN {column}", column=self._defined(column)))
         return self._columns(connection)
 
-    def _defined(self, columns: Iterable[pa.Field]) -> Composed:
-        """Columns as Postgres defines them: name and type."""
+    def _defined(self, column: pa.Field) -> Composed:
+        """A column as Postgres defines it: name and type."""
         from psycopg.sql import SQL, Identifier
 
-        parts: list[Composed] = []
-        for column in columns:
-            size = f"({column.type.list_size})" if column.name == "embedding" else ""  # pyright: ignore[reportAttributeAccessIssue]
-            kind = _type_of(column)
-            if kind is None:
-                raise ConfigError(
-                    f"the column {column.name!r} is of type {column.type}, and {self.place} has none for it. "
-                    "Leave the column out of the setting columns."
-                )
-            required = " NOT NULL" if column.name in _REQUIRED else ""
-            parts.append(SQL("{} {}").format(Identifier(column.name), SQL(kind + size + required)))  # pyright: ignore[reportArgumentType]
-        return SQL(", ").join(parts)
+        kind = _type_of(column)
+        if kind is None:
+            raise ConfigError(
+                f"the column {column.name!r} is of type {column.type}, and {self.place} has none for it. "
+                "Leave the column out of the setting columns."
+            )
+        if column.name == "embedding":
+            kind += f"({column.type.list_size})"  # pyright: ignore[reportAttributeAccessIssue]
+        required = " NOT NULL" if column.name in _REQUIRED else ""
+        return SQL("{} {}").format(Identifier(column.name), SQL(kind + required))  # pyright: ignore[reportArgumentType]
 
     def _columns(self, connection: Connection[Any]) -> dict[str, str]:
         """Type of each column of the table; empty where there is no table."""

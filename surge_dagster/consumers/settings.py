@@ -40,9 +40,9 @@ class PgVectorSettings(_Target):
         """Read the variable that an `EnvVar` of Dagster names."""
         if not hasattr(value, "env_var_name"):
             return value
-        if (found := value.get_value()) is None:
+        if (dsn := value.get_value()) is None:
             raise ValueError(f"the environment variable {value.env_var_name} is not set")
-        return found
+        return dsn
 
     def target(self) -> PgVectorTable:
         """The table; connected to when it is used."""

@@ -33,8 +33,7 @@ class HandOver:
     """What one hand-over did.
 
     Attributes:
-        feed: what was applied.
-        rows_sent: rows that were sent to the target to be inserted or replaced.
+        rows_sent: to the target, to be inserted or replaced.
         rows_deleted: ids that were sent to be deleted; rows of partitions that were cleared are not counted.
         commits: to the table.
         partitions: that were handed over.
@@ -105,9 +104,7 @@ class Target(Protocol):
     """A table that has the rows of the files."""
 
     @property
-    def place(self) -> str:
-        """Where it is, for people; without secrets."""
-        ...
+    def place(self) -> str: ...  # for people; without secrets
 
     def apply(self, open_feed: OpenFeed) -> HandOver:
         """Bring the table up to date, and confirm it.
@@ -119,14 +116,7 @@ class Target(Protocol):
         ...
 
     def forget(self, feed: Changes, partitions: Collection[str]) -> None:
-        """Have the next hand-over load these partitions whole, because the table does not have their rows.
-
-        Args:
-            feed: that was applied last.
-
-        Raises:
-            SurgeError: as for `apply`.
-        """
+        """Have the hand-over after this feed load these partitions whole; the table does not have their rows."""
         ...
 
     def counts(self) -> dict[str, int]:

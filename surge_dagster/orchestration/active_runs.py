@@ -26,6 +26,7 @@ from surge_dagster.orchestration.partition_keys import to_partition_key
 # Dagster's UI leaves out tags with this prefix. The value is "<run id> <place> <process>": Dagster copies the tags of a
 # run to the run that retries it, whose process is another one.
 PROCESS_TAG = ".dagster/surge/process"
+_HIDDEN = "?"
 _ENDED = "ZX"  # states of a process that has ended and that its parent has not waited for
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _ACTIVE = [
@@ -169,7 +170,7 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     run_id, _, where = run.tags.get(PROCESS_TAG, "").partition(" ")
     place, _, process = where.rpartition(" ")
     pid = process.partition("@")[0]
-    return run_id == run.run_id and place == _place() and (not pid or _process(int(pid)) not in (process, None))
+    return run_id == run.run_id and place == _place() and (not pid or _process(int(pid)) not in (process, _HIDDEN))
 
 
 def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
@@ -208,10 +209,10 @@ def _line(path: str) -> str:
         return ""
 
 
-def _process(pid: int) -> str | None:
-    """A process of this machine by its id and its start in clock ticks since the boot.
+def _process(pid: int) -> str:
+    """A process of this machine by its id and its start in clock ticks since the boot; empty if it has ended.
 
-    Empty if it has ended; None where it lives and the system hides it, as with `hidepid` those of other users.
+    `_HIDDEN` where it lives and the system hides it, as with the mount option `hidepid` those of other users.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -219,7 +220,7 @@ def _process(pid: int) -> str | None:
         try:
             os.kill(pid, 0)
         except PermissionError:
-            return None
+            return _HIDDEN
         except ProcessLookupError:
             pass
         return ""

@@ -100,23 +100,16 @@ def test_engine_reads_the_catalog(tmp_path: Path) -> None:
     assert [row[1] for row in rows_of(tmp_path, "category-0007")] == texts_of(0, 7, sizes_of(tmp_path)["category-0007"])
 
 
-def test_equal_arguments_give_equal_rows_and_source_versions(tmp_path: Path) -> None:
-    def built() -> tuple[dict[str, str], list[tuple[str, str]]]:
-        build_synthetic_catalog(tmp_path, texts=2_000, partitions=5)
+def test_second_build_gives_equal_rows_and_versions_and_one_with_other_arguments_replaces_them(tmp_path: Path) -> None:
+    def built(**arguments: Any) -> tuple[dict[str, str], list[tuple[str, str]]]:
+        build_synthetic_catalog(tmp_path, texts=2_000, **arguments)
+        assert sum(sizes_of(tmp_path).values()) == 2_000
         versions = {partition.key: partition.source_version for partition in open_source(str(tmp_path))}
         return versions, rows_of(tmp_path, "category-0003")
 
-    assert built() == built()
-
-
-def test_changed_arguments_replace_the_catalog(tmp_path: Path) -> None:
-    build_synthetic_catalog(tmp_path, texts=2_000, partitions=5)
-    versions = {partition.key: partition.source_version for partition in open_source(str(tmp_path))}
-    summary = build_synthetic_catalog(tmp_path, texts=2_000, partitions=3, seed=1)
-    assert (summary.partitions, len(sizes_of(tmp_path))) == (3, 3)
-    assert sum(sizes_of(tmp_path).values()) == 2_000
-    for partition in open_source(str(tmp_path)):
-        assert partition.source_version != versions[partition.key]
+    first, again, other = built(partitions=5), built(partitions=5), built(partitions=3, seed=1)
+    assert first == again and len(other[0]) == 3
+    assert not other[0].items() & first[0].items() and other[1] != first[1]
 
 
 def test_row_groups_are_bounded_in_rows_and_in_bytes(tmp_path: Path) -> None:

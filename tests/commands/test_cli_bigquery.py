@@ -25,65 +25,48 @@ def fake() -> Iterator[FakeBigQuery]:
         yield fake
 
 
-class Shell:
-    """Commands whose settings are in `surge.yaml`."""
-
-    def __init__(self, run: Command) -> None:
-        self._root, self._run = run.root, run
-
-    def configure(self, **settings: Any) -> None:
-        (self._root / "surge.yaml").write_text(json.dumps({"output": "out", "model": MODEL[1], **settings}))
-
-    def run(self, *given: str) -> dict[str, Any]:
-        return self._run.json(*given)
-
-    def error(self, *given: str) -> str:
-        code, _, error = self._run(*given)
-        assert code == 2
-        return error
-
-    def assert_embedded(self) -> None:
-        [space] = [each.parent.name for each in (self._root / "out").glob("*/space.json")]
-        for key in KEYS:
-            assert_embedded(self._root / "out", space, key, CATALOG[key])
+def configure(surge: Command, **settings: Any) -> None:
+    (surge.root / "surge.yaml").write_text(json.dumps({"output": "out", "model": MODEL[1], **settings}))
 
 
-@pytest.fixture
-def shell(surge: Command) -> Shell:
-    return Shell(surge)
+def assert_all_embedded(surge: Command) -> None:
+    for key in KEYS:
+        assert_embedded(surge.root / "out", surge.space_json().parent.name, key, CATALOG[key])
 
 
-def test_table_whose_versions_are_the_newest_changes_is_embedded_and_verified(fake: FakeBigQuery, shell: Shell) -> None:
-    shell.configure(source=SOURCE, partition_by="category", updated_at="changed")
-    assert shell.run("embed")["partitions_written"] == 3
-    shell.assert_embedded()
+def test_table_with_a_column_of_changes_is_embedded_and_verified(fake: FakeBigQuery, surge: Command) -> None:
+    configure(surge, source=SOURCE, partition_by="category", updated_at="changed")
+    assert surge.json("embed")["partitions_written"] == 3
+    assert_all_embedded(surge)
     assert "CAST(MAX(`changed`) AS STRING)" in fake.queries[0] and "FINGERPRINT" not in fake.queries[0]
-    assert shell.run("verify")["violations"] == []
+    assert surge.json("verify")["violations"] == []
     changed = fake.table["changed"].to_pylist()
     changed[fake.table["category"].to_pylist().index("b")] = 99
     fake.replace(fake.table.set_column(3, "changed", [changed]))
-    again = shell.run("embed")
+    again = surge.json("embed")
     assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (1, 2, 0)
 
 
-def test_query_is_embedded_and_found_on_record_by_verify(fake: FakeBigQuery, shell: Shell) -> None:
+def test_query_is_embedded_and_found_on_record_by_verify(fake: FakeBigQuery, surge: Command) -> None:
     query = f"SELECT * FROM `{TABLE}`"
-    found = shell.run("embed", "bigquery://p", "out", *MODEL, "--query", query, "--partition-by", "category")
+    found = surge.json("embed", "bigquery://p", "out", *MODEL, "--query", query, "--partition-by", "category")
     assert found["partitions_written"] == 3 and f"FROM (\n{query}\n)" in fake.queries[0]
-    shell.assert_embedded()
-    assert shell.run("verify", "bigquery://p", "out")["violations"] == []
+    assert_all_embedded(surge)
+    assert surge.json("verify", "bigquery://p", "out")["violations"] == []
     other = ("bigquery://p", "out", *MODEL, "--query", f"{query} WHERE TRUE", "--partition-by", "category")
-    assert "holds embeddings of the catalog 'bigquery://p?query=" in shell.error("embed", *other)
+    code, _, error = surge("embed", *other)
+    assert code == 2 and "holds embeddings of the catalog 'bigquery://p?query=" in error
 
 
-def test_settings_of_bigquery_are_refused_for_other_sources(shell: Shell) -> None:
+def test_settings_of_bigquery_are_refused_for_other_sources(surge: Command) -> None:
     for name, value in (("query", "SELECT 1"), ("updated_at", "changed")):
-        shell.configure(source="catalog", **{name: value})
-        assert f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is 'catalog'" in (
-            shell.error("embed")
-        )
+        configure(surge, source="catalog", **{name: value})
+        code, _, error = surge("embed")
+        assert code == 2
+        assert f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is 'catalog'" in error
 
 
-def test_project_without_a_query_is_refused(fake: FakeBigQuery, shell: Shell) -> None:
-    shell.configure(source="bigquery://p", partition_by="category")
-    assert "or bigquery://project and the setting query" in shell.error("embed")
+def test_project_without_a_query_is_refused(fake: FakeBigQuery, surge: Command) -> None:
+    configure(surge, source="bigquery://p", partition_by="category")
+    code, _, error = surge("embed")
+    assert code == 2 and "or bigquery://project and the setting query" in error

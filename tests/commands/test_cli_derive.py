@@ -41,7 +41,7 @@ def test_damaged_and_removed_partitions_of_the_parent_are_reported(surge: Comman
     assert sorted(path.name for path in own.glob("*.parquet")) == ["a.parquet", "c.parquet"]
 
 
-def test_conversion_that_cannot_be_is_wrong_usage(surge: Command) -> None:
+def test_derivation_that_changes_nothing_is_wrong_usage(surge: Command) -> None:
     write_partition(surge.root / "catalog", "a", 3)
     surge.json("embed", "catalog", "out", "--model", "hash://16")
     code, _, error = surge("derive", "out")

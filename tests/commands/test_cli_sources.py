@@ -38,7 +38,7 @@ def test_catalog_in_a_bucket_is_embedded_planned_and_verified(in_bucket: str, ou
     assert verified.exit_code == 0 and "15 texts read" in verified.output, verified.output
 
 
-def test_pattern_is_embedded_and_one_table_gets_the_command_that_works(
+def test_pattern_is_embedded_and_the_refusal_of_one_table_names_the_command_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -68,7 +68,7 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
     assert code == 2 and "models/tiny" in error and "check the path" in error
 
 
-def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified_with_its_own(
+def test_space_is_searched_and_verified_with_its_own_prompts_after_those_of_its_model_changed(
     surge: Command, tiny: Path
 ) -> None:
     write_partition(surge.root / "catalog", "a", 3)
@@ -146,7 +146,7 @@ class TestAnotherCatalog:
         write_partition(surge.root / "catalog", "a", 3)
         surge.json(*self.EMBED)
 
-    def test_is_refused_with_both_names_and_changes_nothing(self, surge: Command) -> None:
+    def test_another_catalog_is_refused_with_both_names_and_changes_nothing(self, surge: Command) -> None:
         write_partition(surge.root / "other", "a", 5)
         before = {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
         code, _, error = surge("embed", "other", "out", "--model", "hash://16")
@@ -155,11 +155,11 @@ class TestAnotherCatalog:
         shutil.copytree(surge.root / "catalog", surge.root / "copy")  # everything in it is fresh
         assert surge("embed", "copy", "out", "--model", "hash://16")[0] == 2
 
-    def test_may_have_a_space_of_its_own_in_the_output(self, surge: Command) -> None:
+    def test_another_catalog_may_have_a_space_of_its_own_in_the_output(self, surge: Command) -> None:
         write_partition(surge.root / "other", "a", 5)
         assert surge("embed", "other", "out", "--model", "hash://24")[0] == 0
 
-    def test_is_none_if_it_moved_with_its_output_or_is_reached_another_way(self, surge: Command) -> None:
+    def test_catalog_that_moved_with_its_output_or_is_reached_another_way_is_the_same(self, surge: Command) -> None:
         (surge.root / "link").symlink_to("catalog")
         assert surge("embed", "link", *self.EMBED[2:])[0] == 0
         assert surge("embed", f"file://{surge.root}/catalog", *self.EMBED[2:])[0] == 0
@@ -168,7 +168,7 @@ class TestAnotherCatalog:
             (surge.root / name).rename(surge.root / "moved" / name)
         assert surge("embed", "moved/catalog", "moved/out", *self.EMBED[3:])[0] == 0
 
-    def test_is_none_once_it_is_said_that_the_catalog_moved(self, surge: Command) -> None:
+    def test_catalog_that_moved_is_the_same_once_its_former_place_was_given_as_its_name(self, surge: Command) -> None:
         (surge.root / "catalog").rename(surge.root / "new")
         write_partition(surge.root / "new", "b", 2)
         moved = ("embed", "new", *self.EMBED[2:])
@@ -178,39 +178,39 @@ class TestAnotherCatalog:
         write_partition(surge.root / "catalog", "c", 2)
         assert surge(*self.EMBED)[0] == 2
 
-    def test_is_told_apart_by_its_name_where_it_has_one(self, surge: Command) -> None:
+    def test_catalogs_are_told_apart_by_their_names_where_they_have_one(self, surge: Command) -> None:
         assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
         (surge.root / "catalog").rename(surge.root / "new")
         assert surge("embed", "new", *self.EMBED[2:], "--catalog-name", "shop")[0] == 0
         code, _, error = surge("embed", "new", *self.EMBED[2:], "--catalog-name", "docs")
         assert code == 2 and "'shop'" in error and "'docs'" in error
 
-    def test_keeps_its_name_in_a_run_that_does_not_give_it(self, surge: Command) -> None:
+    def test_catalog_keeps_its_name_in_a_run_that_does_not_give_it(self, surge: Command) -> None:
         assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
         assert surge(*self.EMBED)[0] == 0
         assert json.loads(surge.space_json().read_text())["catalog"]["name"] == "shop"
         code, _, error = surge("embed", surge.root / "catalog", *self.EMBED[2:], "--catalog-name", "docs")
         assert code == 2 and f"'docs' at '{surge.root}/catalog'" in error
 
-    def test_is_one_that_stands_at_the_same_place_beside_a_copy_of_the_output(self, surge: Command) -> None:
+    def test_catalog_beside_a_copy_of_the_output_is_another_one(self, surge: Command) -> None:
         (surge.root / "copy").mkdir()
         shutil.copytree(surge.root / "out", surge.root / "copy" / "out")
         write_partition(surge.root / "copy" / "catalog", "a", 5)
         assert surge("embed", "copy/catalog", "copy/out", *self.EMBED[3:])[0] == 2
 
-    def test_is_named_where_a_verification_reads_another_one(self, surge: Command) -> None:
+    def test_verification_of_another_catalog_names_both(self, surge: Command) -> None:
         write_partition(surge.root / "other", "a", 5)
         code, _, error = surge("verify", "other", "out", "--reencode", 0)
         assert code == 1 and f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read" in error
 
-    def test_with_damaged_settings_in_its_space_is_refused_in_one_line(self, surge: Command) -> None:
+    def test_damaged_settings_of_a_catalog_are_refused_in_one_line(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())
         record["catalog"]["settings"] = {"max_text_bytes": "many", "id": 3}
         surge.space_json().write_text(json.dumps(record))
         code, _, error = surge("verify", "catalog", "out", "--reencode", 0)
         assert code == 2 and "max_text_bytes: " in error and surge.printed.count("\n") == 1 and "pydantic" not in error
 
-    def test_is_not_known_of_an_older_output_until_its_next_run(self, surge: Command) -> None:
+    def test_space_without_a_catalog_gets_that_of_its_next_run(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())
         del record["catalog"]
         surge.space_json().write_text(json.dumps(record))
@@ -232,7 +232,7 @@ def test_verify_fails_where_partitions_have_no_file(surge: Command) -> None:
     assert surge("verify", "catalog", "out", "--partial")[0] == 1, "a stale file is no missing one"
 
 
-def test_code_of_a_model_is_not_run_on_the_word_of_an_output(surge: Command) -> None:
+def test_code_of_a_model_that_only_the_output_names_is_not_run(surge: Command) -> None:
     write_partition(surge.root / "catalog", "a", 3)
     surge.json("embed", "catalog", "out", "--model", "hash://16")
     record = json.loads(surge.space_json().read_text())

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.command import MODEL, Command
-
-
-def write_products(catalog: Path, key: str, **columns: object) -> None:
-    path = catalog / f"partition={key}" / "part-0.parquet"
-    path.parent.mkdir(parents=True)
-    pq.write_table(pa.table(columns), path)
+from tests.commands.test_cli import write_partition
 
 
 def test_template_is_embedded_searched_and_verified(tmp_path: Path, surge: Command) -> None:
-    write_products(tmp_path / "catalog", "shoes", sku=[1, 2], title=["Boot", "Clog"], price=[99.5, 20.0])
+    write_partition(tmp_path / "catalog", "shoes", 2, sku=[1, 2], title=["Boot", "Clog"], price=[99.5, 20.0])
     given = (*MODEL, "--id", "sku", "--text", "{title} for {price} {{EUR}}")
     surge.json("embed", "catalog", "out", *given)
     first = surge.json("search", "out", "Clog for 20 {EUR}", *MODEL)["hits"][0]
@@ -28,13 +21,13 @@ def test_template_is_embedded_searched_and_verified(tmp_path: Path, surge: Comma
 
 
 def test_template_that_cannot_be_used_is_wrong_usage(tmp_path: Path, surge: Command) -> None:
-    write_products(tmp_path / "catalog", "shoes", id=["1"], text=["Boot"])
+    write_partition(tmp_path / "catalog", "shoes", 1, id=["1"], text=["Boot"])
     code, _, error = surge("embed", "catalog", "out", *MODEL, "--text", "{title")
     assert code == 2 and "error: setting text is '{title': the text template '{title' is not complete" in error
 
 
 def test_rows_without_a_text_are_skipped_and_counted(tmp_path: Path, surge: Command) -> None:
-    write_products(tmp_path / "catalog", "shoes", id=["1", "2", "3"], text=["Boot", None, " "])
+    write_partition(tmp_path / "catalog", "shoes", 3, id=["1", "2", "3"], text=["Boot", None, " "])
     given = (*MODEL, "--missing-text", "skip")
     report = surge.json("embed", "catalog", "out", *given)
     assert (report["texts_encoded"], report["skipped_rows"], report["blank_texts"]) == (1, 2, 0)
@@ -70,7 +63,7 @@ def test_errors_are_the_json_document_too(surge: Command) -> None:
 
 
 def test_further_columns_are_carried_into_the_output_and_searched(tmp_path: Path, surge: Command) -> None:
-    write_products(tmp_path / "catalog", "shoes", id=["1"], text=["Boot"], price=[99.5], sku=["b-1"])
+    write_partition(tmp_path / "catalog", "shoes", 1, id=["1"], text=["Boot"], price=[99.5], sku=["b-1"])
     given = (*MODEL, "--columns", "sku,price")
     surge.json("embed", "catalog", "out", *given)
     [hit] = surge.json("search", "out", "Boot", *MODEL)["hits"]

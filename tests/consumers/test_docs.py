@@ -27,7 +27,7 @@ def run(program: str, names: dict[str, Any]) -> None:
     exec(compile(program, "docs/consumers.md", "exec", dont_inherit=True), names)
 
 
-def test_configurations_and_programs_of_the_page_run(
+def test_examples_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_database: Callable[[], str]
 ) -> None:
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")

@@ -78,7 +78,7 @@ def test_table_follows_an_output_in_a_bucket(
     ]
 
 
-def test_files_that_carry_different_columns_reach_a_table_in_one_look(
+def test_files_that_carry_different_columns_reach_a_table_in_one_hand_over(
     hash_pool: EncoderPool, tmp_path: Path, target: Target
 ) -> None:
     store = open_store(tmp_path / "out")

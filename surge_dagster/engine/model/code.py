@@ -51,15 +51,15 @@ def trusted_code(folder: Path, trusted: str | None) -> str | None:
             "copy the model and that repository's Python files into one folder, and remove the part before `--`"
         )
     digest = _digest(folder)
-    found = folder.name if _is_snapshot(folder) else digest
-    if found != trusted:
-        raise ConfigError(f"trust_remote_code is {trusted}, and the code in {folder} is {found}: {EXPECTED}")
+    present = folder.name if is_snapshot(folder) else digest
+    if present != trusted:
+        raise ConfigError(f"trust_remote_code is {trusted}, and the code in {folder} is {present}: {EXPECTED}")
     return digest
 
 
 def untrusted(folder: Path, why: str) -> UntrustedCode:
     """The error that says how a model's code is trusted."""
-    if _is_snapshot(folder):
+    if is_snapshot(folder):
         value = f"the full commit of its repository, {folder.name}"
     elif has_code(folder):
         value = f"the digest of its code, {_digest(folder)}"
@@ -71,7 +71,7 @@ def untrusted(folder: Path, why: str) -> UntrustedCode:
     )
 
 
-def _is_snapshot(folder: Path) -> bool:
+def is_snapshot(folder: Path) -> bool:
     """Whether this is a commit of a repository in the hub's cache."""
     return folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
 

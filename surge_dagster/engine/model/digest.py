@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from typing import Any
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support import disk_cache
 
-_DIGEST_FORMAT = 1
 _MAX_HEADER_BYTES = 100 << 20
 
 # Settings of config.json that never change a vector at inference.
@@ -50,14 +50,20 @@ _DEFAULT_SETTINGS: dict[str, Any] = {
     "pruned_heads": {},
     "layer_norm_eps": 1e-12,
 }
+_MODULE_DEFAULTS: dict[str, dict[str, Any]] = {  # of text models
+    "Transformer": {
+        "do_lower_case": False,
+        "transformer_task": "feature-extraction",
+        "module_output_name": "token_embeddings",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    },
+    "Pooling": {"include_prompt": True},
+    "Normalize": {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"},
+}
 # The few settings beside tokenizer.json that a tokenizer is rebuilt with.
 _TOKENIZER_SETTINGS = (
-    "do_lower_case",
-    "strip_accents",
-    "tokenize_chinese_chars",
-    "add_prefix_space",
-    "truncation_side",
-    "padding_side",
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars"),
+    *("add_prefix_space", "truncation_side", "padding_side"),
 )
 # Model inputs that a tokenizer states or leaves out without an effect on a vector; BERT's and RoBERTa's defaults.
 _USUAL_INPUTS = (
@@ -107,7 +113,7 @@ def model_digest(modules: list[ModelModule], code: str | None = None) -> str:
     """
     root = modules[0].folder
     document = {
-        "format": _DIGEST_FORMAT,
+        "format": 1,
         "modules": [
             {
                 "kind": module.kind,
@@ -142,49 +148,31 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     """A transformer's config.json without defaults and without settings that never change a vector."""
-    kept = {}
-    for key, value in config.items():
-        if key in _IGNORED_SETTINGS or value is None:
-            continue
-        if key in _DEFAULT_SETTINGS and value == _DEFAULT_SETTINGS[key]:
-            continue
-        kept[key] = canonical_config(value) if isinstance(value, dict) else value
-    return kept
+    return {
+        key: canonical_config(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in _IGNORED_SETTINGS and value is not None and value != _DEFAULT_SETTINGS.get(key, ...)
+    }
 
 
 def canonical_module_config(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     """A module's config in one spelling for all versions of sentence-transformers."""
-    kept = {key: value for key, value in config.items() if value is not None}
+    defaults = _MODULE_DEFAULTS.get(kind, {})
+    kept = {key: value for key, value in config.items() if value is not None and value != defaults.get(key)}
     if kind == "Transformer":
-        # max_seq_length is a field of the spec; the others are the defaults of text models.
-        defaults = {
-            "do_lower_case": False,
-            "transformer_task": "feature-extraction",
-            "module_output_name": "token_embeddings",
-            "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
-        }
-        kept.pop("max_seq_length", None)
-        return {key: value for key, value in kept.items() if defaults.get(key) != value}
+        kept.pop("max_seq_length", None)  # a field of the spec
     if kind == "Pooling":
         if "word_embedding_dimension" in kept:
             kept.setdefault("embedding_dimension", kept.pop("word_embedding_dimension"))
         flags = {key: kept.pop(key) for key in list(kept) if key in _POOLING_FLAGS}
         modes = kept.pop("pooling_mode", None) or [_POOLING_FLAGS[key] for key in _POOLING_FLAGS if flags.get(key)]
         kept["pooling_mode"] = [modes] if isinstance(modes, str) else list(modes or ["mean"])
-        return {key: value for key, value in kept.items() if (key, value) != ("include_prompt", True)}
-    if kind == "Normalize":
-        defaults = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
-        return {key: value for key, value in kept.items() if defaults.get(key) != value}
     return kept
 
 
 def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes, from the disk cache while the file stays the same."""
-    cached = _cached_facts(path)
-    if cached is None or "sha256" not in cached:
-        cached = (cached or {}) | {"sha256": sha256_of(path)}
-        _cache_facts(path, cached)
-    return str(cached["sha256"])
+    return _remembered(path, "sha256", sha256_of)
 
 
 def sha256_of(path: Path) -> str:
@@ -206,36 +194,35 @@ def _tensor_digest(files: tuple[Path, ...]) -> str | None:
 
 def read_tensors(path: Path) -> dict[str, list[Any]]:
     """Name → [type, shape, SHA-256 of the bytes] of every tensor in a safetensors file."""
-    cached = _cached_facts(path)
-    if cached is not None and isinstance(cached.get("tensors"), dict):
-        return cached["tensors"]
+    return _remembered(path, "tensors", _tensors_of)
+
+
+def _tensors_of(path: Path) -> dict[str, list[Any]]:
     tensors: dict[str, list[Any]] = {}
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = memoryview(mapped)
-        try:
-            header_bytes = int.from_bytes(view[:8], "little")
-            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, len(view) - 8):
-                raise ConfigError(f"{path} is not a safetensors file; download the model again")
-            body = 8 + header_bytes
-            for name, entry in json.loads(bytes(view[8:body])).items():
-                if name == "__metadata__":
-                    continue
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
+        header_bytes = int.from_bytes(view[:8], "little")
+        if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, len(view) - 8):
+            raise ConfigError(f"{path} is not a safetensors file; download the model again")
+        body = 8 + header_bytes
+        for name, entry in json.loads(bytes(view[8:body])).items():
+            if name != "__metadata__":
                 start, stop = entry["data_offsets"]
                 with view[body + start : body + stop] as content:
                     tensors[name] = [entry["dtype"], entry["shape"], hashlib.sha256(content).hexdigest()]
-        finally:
-            view.release()
-    _cache_facts(path, (cached or {}) | {"tensors": tensors})
     return tensors
 
 
 def _tokenizer_digest(root: Path) -> str | None:
     tokenizer = read_document(root / "tokenizer.json")
     if tokenizer is None:
-        found = {name: file_sha256(root / name) for name in _VOCABULARIES if (root / name).is_file()}
-        if not found:
+        vocabularies = {name: file_sha256(root / name) for name in _VOCABULARIES if (root / name).is_file()}
+        if not vocabularies:
             return None
-        tokenizer = {"files": found}
+        tokenizer = {"files": vocabularies}
     tokenizer = {key: value for key, value in tokenizer.items() if key not in ("truncation", "padding", "version")}
     settings = read_document(root / "tokenizer_config.json") or {}
     shaping = {key: settings[key] for key in _TOKENIZER_SETTINGS if settings.get(key) not in (None, "right")}
@@ -247,19 +234,15 @@ def _tokenizer_digest(root: Path) -> str | None:
     return hashlib.sha256(canonical_json({"tokenizer": tokenizer, "settings": shaping})).hexdigest()
 
 
-def _facts_name(path: Path) -> tuple[str, list[int]]:
+def _remembered(path: Path, name: str, read: Callable[[Path], Any]) -> Any:
+    """What is read of a file, from the disk cache while the file stays the same."""
     real = path.resolve()
     status = real.stat()
     identity = [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
-    return f"digests/{hashlib.sha256(str(real).encode()).hexdigest()[:32]}.json", identity
-
-
-def _cached_facts(path: Path) -> dict[str, Any] | None:
-    name, identity = _facts_name(path)
-    document = disk_cache.read_json(name)
-    return document if document is not None and document.get("file") == identity else None
-
-
-def _cache_facts(path: Path, facts: dict[str, Any]) -> None:
-    name, identity = _facts_name(path)
-    disk_cache.write_json(name, facts | {"file": identity})
+    place = f"digests/{hashlib.sha256(str(real).encode()).hexdigest()[:32]}.json"
+    document = disk_cache.read_json(place) or {}
+    facts = document if document.get("file") == identity else {"file": identity}
+    if name not in facts:
+        facts[name] = read(path)
+        disk_cache.write_json(place, facts)
+    return facts[name]

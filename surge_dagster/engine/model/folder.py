@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.code import UntrustedCode, trusted_code, untrusted
+from surge_dagster.engine.model.code import UntrustedCode, is_snapshot, trusted_code, untrusted
 from surge_dagster.engine.model.digest import (
     ModelModule,
     canonical_module_config,
@@ -42,14 +42,11 @@ class ModelFacts:
     """What a model folder says: enough to name a vector space without loading the model.
 
     Attributes:
-        path: the folder.
-        slug: the readable name of the model.
+        slug: the readable name of the model, of letters, digits, dots and dashes.
         digest: SHA-256 over everything that shapes a vector, see `digest.py`.
-        prompts: the texts that it puts before documents and before queries.
         max_length: tokens that the model reads by default.
         longest_length: tokens that the model can read at most; None where its config states no limit.
         normalizes: whether its modules scale vectors to length 1.
-        dimension: numbers in a vector.
         routed: whether queries may go through other modules than documents.
     """
 
@@ -106,7 +103,7 @@ def has_all_weights(folder: Path) -> bool:
     """Whether every module has its weights, which an interrupted download may lack."""
     try:
         modules = _read_modules(folder)
-        routed = [module for one in modules for route in _routed(one).values() for module in route]
+        routed = [module for router in modules for route in _routed(router).values() for module in route]
         return all(module.weights for module in (*modules, *routed) if module.kind in _KNOWN_KINDS - _WEIGHTLESS)
     except UntrustedCode:
         return True  # another download would not help: `describe_model` refuses the model with its reason
@@ -174,7 +171,7 @@ def _module(kind: str, folder: Path) -> ModelModule:
         names = ["sentence_bert_config.json", *(f"sentence_{name}_config.json" for name in _TRANSFORMER_CONFIGS)]
     else:
         names = ["config.json"]
-    config = next((found for name in names if (found := read_document(folder / name)) is not None), {})
+    config = next((document for name in names if (document := read_document(folder / name)) is not None), {})
     weights = () if kind in _WEIGHTLESS else _weights_of(kind, folder)
     others = () if kind in _KNOWN_KINDS else _all_files(folder)
     return ModelModule(kind, folder, canonical_module_config(kind, config), weights, others)
@@ -182,8 +179,8 @@ def _module(kind: str, folder: Path) -> ModelModule:
 
 def _all_files(folder: Path) -> tuple[Path, ...]:
     """Every file that a module of an unknown kind may read."""
-    found = [path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".txt", ".model", ".safetensors")]
-    return tuple(path for path in found if not {"onnx", "openvino"} & set(path.relative_to(folder).parts))
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".txt", ".model", ".safetensors")]
+    return tuple(path for path in files if not {"onnx", "openvino"} & set(path.relative_to(folder).parts))
 
 
 def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
@@ -218,24 +215,22 @@ def _max_length(folder: Path, longest: Any) -> int:
 
 
 def _dimension(folder: Path, modules: list[ModelModule], config: dict[str, Any], own: dict[str, Any]) -> int:
-    found: Any = config.get("hidden_size") or config.get("dim") or config.get("d_model")
+    dimension: Any = config.get("hidden_size") or config.get("dim") or config.get("d_model")
     for module in modules:
         if module.kind == "Pooling":
-            found = module.config.get("embedding_dimension", found) * len(module.config["pooling_mode"])
+            dimension = module.config.get("embedding_dimension", dimension) * len(module.config["pooling_mode"])
         elif module.kind == "Dense":
-            found = module.config.get("out_features", found)
+            dimension = module.config.get("out_features", dimension)
         elif module.kind == "StaticEmbedding":
             # [type, shape, digest] of each tensor; the embedding table is the first.
-            found = next((shape[1] for _, shape, _ in read_tensors(module.weights[0]).values()), None)
-    if not isinstance(found, int) or found < 1:
+            dimension = next((shape[1] for _, shape, _ in read_tensors(module.weights[0]).values()), None)
+    if not isinstance(dimension, int) or dimension < 1:
         raise ConfigError(f"{folder} does not say how many dimensions its vectors have; use another model")
     truncated = own.get("truncate_dim")
-    return min(found, truncated) if isinstance(truncated, int) and truncated > 0 else found
+    return min(dimension, truncated) if isinstance(truncated, int) and truncated > 0 else dimension
 
 
 def _slug(folder: Path) -> str:
     """The model's readable name: the repository's for a hub cache, else the folder's."""
-    name = folder.name
-    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
-        name = folder.parent.parent.name.rpartition("--")[2]
+    name = folder.parent.parent.name.rpartition("--")[2] if is_snapshot(folder) else folder.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "model"

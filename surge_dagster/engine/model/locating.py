@@ -78,10 +78,10 @@ def _in_hub_cache(name: str, commit: str | None = None) -> Path | None:
 
 
 def _demo_model() -> Path | None:
-    found = importlib.util.find_spec(DEMO_PACKAGE)
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec(DEMO_PACKAGE)
+    if package is None or package.origin is None:
         return None
-    folder = Path(found.origin).parent / "model"
+    folder = Path(package.origin).parent / "model"
     weights = folder / "model.safetensors"
     if not weights.is_file():
         return None
@@ -102,22 +102,14 @@ def _download(name: str, other_remedy: str, commit: str | None) -> Path:
         raise ConfigError(f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}")
     # Imported here: the imports take a second, of pyarrow too, which workers do without; most runs download nothing.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    from surge_dagster.engine.support.unreadable import first_line
 
     repository = name if "/" in name else f"sentence-transformers/{name}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    wanted = _FILES if commit is None else [*_FILES, "*.py"]
+    unwanted = [pattern for pattern in _IGNORED if pattern not in wanted]
+    folder = ""
     try:
         # Weights come last, so a folder that has them is complete.
-        wanted = _FILES if commit is None else [*_FILES, "*.py"]
-        unwanted = [pattern for pattern in _IGNORED if pattern not in wanted]
         for ignored in ([*unwanted, "*.safetensors"], unwanted):
             folder = snapshot_download(
                 repository,
@@ -127,35 +119,36 @@ def _download(name: str, other_remedy: str, commit: str | None) -> Path:
                 cache_dir=_hub_cache(),
                 endpoint=endpoint,
             )
-        return Path(folder)
-    except GatedRepoError as error:
-        raise ConfigError(
-            f"model {name!r} is gated ({first_line(error)}): accept its terms on {endpoint}/{repository}, and set "
-            "HF_TOKEN to a token of that account, or log in with `hf auth login`"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ConfigError(
-            f"model {name!r} has no commit {commit} on {endpoint} ({first_line(error)}): {EXPECTED}"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ConfigError(
-            f"model {name!r} does not exist on {endpoint} or is private ({error}); check the name, "
-            "or set HF_TOKEN or log in with `hf auth login`"
-        ) from error
-    except HfHubHTTPError as error:
-        if error.response.status_code not in (401, 403):
-            raise ConfigError(_failed(name, endpoint, error, remedy)) from error
-        raise ConfigError(
-            f"model {name!r}: {endpoint} refuses the token ({first_line(error)}): set HF_TOKEN to a token that may "
-            "read it, or unset it and log in with `hf auth login`"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise ConfigError(
-            f"model {name!r} is not on this machine and {endpoint} does not answer; try again,{remedy}"
-        ) from error
     except Exception as error:  # the hub client raises many unrelated types
-        raise ConfigError(_failed(name, endpoint, error, remedy)) from error
+        why = _why_not_downloaded(error, endpoint, repository, commit, remedy)
+        raise ConfigError(f"model {name!r} {why}") from error
+    return Path(folder)
 
 
-def _failed(name: str, endpoint: str, error: Exception, remedy: str) -> str:
-    return f"model {name!r} could not be downloaded from {endpoint} ({error}); try again,{remedy}"
+def _why_not_downloaded(error: Exception, endpoint: str, repository: str, commit: str | None, remedy: str) -> str:
+    """What an error of the hub's client means, and what to do."""
+    from huggingface_hub import errors
+
+    from surge_dagster.engine.support.unreadable import first_line
+
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"is gated ({first_line(error)}): accept its terms on {endpoint}/{repository}, and set HF_TOKEN to a "
+                "token of that account, or log in with `hf auth login`"
+            )
+        case errors.RevisionNotFoundError():
+            return f"has no commit {commit} on {endpoint} ({first_line(error)}): {EXPECTED}"
+        case errors.RepositoryNotFoundError():
+            return (
+                f"does not exist on {endpoint} or is private ({error}); check the name, or set HF_TOKEN or log in with "
+                "`hf auth login`"
+            )
+        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
+            return (
+                f"is not given by {endpoint}, which refuses the token ({first_line(error)}): set HF_TOKEN to a token "
+                "that may read it, or unset it and log in with `hf auth login`"
+            )
+        case errors.LocalEntryNotFoundError():
+            return f"is not on this machine and {endpoint} does not answer; try again,{remedy}"
+    return f"could not be downloaded from {endpoint} ({error}); try again,{remedy}"

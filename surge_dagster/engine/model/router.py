@@ -50,8 +50,8 @@ def read_routes(folder: Path) -> Routes:
     Raises:
         ConfigError: its configuration is missing or damaged.
     """
-    found = ((folder / name, document) for name in _FILES if (document := read_document(folder / name)))
-    listing, document = next(found, (folder / _FILES[0], {}))
+    configs = ((folder / name, document) for name in _FILES if (document := read_document(folder / name)))
+    listing, document = next(configs, (folder / _FILES[0], {}))
     try:
         types = document["types"]
         modules = {

@@ -9,7 +9,6 @@ multiplies matrices are not part of the name: they move a vector by less than th
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,9 +16,9 @@ from typing import Any, Literal, get_args
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.derivation import DERIVED_DTYPES, Derivation, DerivedDtype, Ranges, derivation_from_json
 from surge_dagster.engine.model.digest import canonical_json
-from surge_dagster.engine.model.folder import describe_model
+from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
-from surge_dagster.engine.model.prompts import Task
+from surge_dagster.engine.model.prompts import Prompts, Task
 
 HASH_SCHEME = "hash://"
 DTYPES = ("float32", "float16")
@@ -35,16 +34,14 @@ class EncodingSpec:
     """The requested encoding; None leaves a choice to the model.
 
     Attributes:
-        model: a hub name, a local folder, or `hash://D`: a stand-in without a model that derives unit vectors of
-            dimension D from a hash of the text, for tests and for measuring everything around the encoder.
+        model: a hub name, a local folder, or `hash://D`, a stand-in that makes unit vectors of dimension D from a hash
+            of the text, for tests and for measuring everything around the encoder.
         document_prompt: literal text put before each text of the catalog; None is the model's own, see `prompts.py`.
         query_prompt: literal text put before each query of a search; None is the model's own.
         max_length: tokens of a text that the model reads, special tokens included; longer texts are cut and counted.
         normalize: whether vectors have length 1; None follows the model's modules.
         dimension: number of leading dimensions to keep; None keeps all.
-        dtype: type of the stored vectors, "float32" or "float16".
-        trust_remote_code: the commit, or for a local folder the digest, of the model's own code that may run; None is
-            for no code.
+        trust_remote_code: the commit, or for a local folder the digest, of the model's own code that may run.
 
     Raises:
         ConfigError: a value that no model can serve.
@@ -81,9 +78,7 @@ class EncodingSpec:
         Raises:
             ConfigError: the model is not available or does not fit the spec; the message says what to do.
         """
-        if self.model.startswith(HASH_SCHEME):
-            return self._resolve_hash()
-        facts = describe_model(find_model(self.model, self.trust_remote_code), self.trust_remote_code)
+        facts = self._facts()
         dimension = self.dimension or facts.dimension
         if dimension > facts.dimension:
             raise ConfigError(f"{self.model} has {facts.dimension} dimensions; dimension {dimension} is more than that")
@@ -93,8 +88,8 @@ class EncodingSpec:
                 f"{self.model} reads at most {facts.longest_length} tokens; max_length {max_length} is more than that"
             )
         requested = replace(self, model=facts.slug) if Path(self.model).expanduser().is_dir() else self
-        return _named(
-            facts.slug,
+        unnamed = Space(
+            name="",
             requested=requested,
             model_folder="" if requested is self else facts.path,
             model_path=facts.path,
@@ -107,24 +102,26 @@ class EncodingSpec:
             dtype=self.dtype,
             routed=facts.routed,
         )
+        return unnamed.named(facts.slug)
 
-    def _resolve_hash(self) -> Space:
+    def _facts(self) -> ModelFacts:
+        if not self.model.startswith(HASH_SCHEME):
+            return describe_model(find_model(self.model, self.trust_remote_code), self.trust_remote_code)
         size = self.model.removeprefix(HASH_SCHEME)
         if not size.isdecimal() or not 1 <= int(size) <= 65536:
             raise ConfigError(f"{self.model!r}: hash:// is followed by a dimension, as in hash://384")
         if self.dimension not in (None, int(size)) or self.normalize is False:
             raise ConfigError(f"{self.model} makes unit vectors of dimension {size} and no others")
-        return _named(
-            f"hash-{size}",
-            requested=self,
-            model_path="",
-            model_digest=hashlib.sha256(self.model.encode()).hexdigest(),
-            document_prompt=self.document_prompt or "",
-            query_prompt=self.query_prompt or "",
-            max_length=self.max_length or _HASH_MAX_LENGTH,
-            normalize=True,
+        return ModelFacts(
+            path="",
+            slug=f"hash-{size}",
+            digest=hashlib.sha256(self.model.encode()).hexdigest(),
+            prompts=Prompts(),
+            max_length=_HASH_MAX_LENGTH,
+            longest_length=None,
+            normalizes=True,
             dimension=int(size),
-            dtype=self.dtype,
+            routed=False,
         )
 
 
@@ -136,14 +133,9 @@ class Space:
         name: slug and 12 hex digits; the name of the output's folder.
         requested: the spec as requested, with a model folder reduced to its name.
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
-        model_digest: SHA-256 over everything in the model that shapes a vector.
-        document_prompt, query_prompt: text put before each document and before each query, "" for none.
-        file_format: format of all files of the space, read from its space.json. It shapes no vector and is not part
-            of the name.
-        routed: whether the model may have other modules for queries than for documents.
-        task: what a pool with this space encodes. Neither is part of the space itself.
-        model_folder: the folder of a model that was given as one, at the last run; "" for other models. It is not part
-            of the name either.
+        file_format, routed, task, model_folder: no part of the space's identity, nor of its name: the format of its
+            files; whether queries may go through other modules than documents; what a pool with this space encodes;
+            the folder of a model that was given as one, at the last run.
         derived: of a derived space, where its vectors come from; `requested` is then that of its parent, and `dtype`
             may be "int8" or "binary" too.
     """
@@ -255,8 +247,11 @@ class Space:
         unnamed = replace(self, name="", dtype=dtype, dimension=size, model_path="", derived=derivation)
         if dtype == "int8" and ranges is None:
             return unnamed
-        slug = f"{self.name.rpartition('-')[0]}-{dtype}-{size}"
-        return replace(unnamed, name=f"{slug}-{unnamed.spec_sha256[:12]}")
+        return unnamed.named(f"{self.name.rpartition('-')[0]}-{dtype}-{size}")
+
+    def named(self, slug: str) -> Space:
+        """The space with the name that follows from its content and this slug."""
+        return replace(self, name=f"{slug}-{self.spec_sha256[:12]}")
 
 
 def space_from_json(document: dict[str, Any]) -> Space:
@@ -288,9 +283,3 @@ def space_from_json(document: dict[str, Any]) -> Space:
     if space.spec_sha256 != document.get("spec_sha256") or not space.name.endswith(space.spec_sha256[:12]):
         raise ConfigError(f"space.json of {space.name} was changed by hand: its checksum differs; restore it")
     return space
-
-
-def _named(slug: str, **resolved: Any) -> Space:
-    unnamed = Space(name="", **resolved)
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", slug)
-    return replace(unnamed, name=f"{slug}-{unnamed.spec_sha256[:12]}")

@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def reads_ahead(store: Store, names: Sequence[str], read: Callable[[Store, str], T]) -> Generator[T]:
-    """What is read of each name, in their order, while the next `CONCURRENT_READS` are being read.
+    """What is read of each name, in their order, while the next ones are being read.
 
-    Where the generator ends early, reads under way are not waited for.
+    Where the generator ends early, reads under way are not waited for, as an executor would.
 
     Args:
         read: called in any thread, with a store whose waits end when the results are no longer needed.

@@ -36,17 +36,13 @@ _BOTO3_REFRESH = timedelta(minutes=5)
 class StorageOptions:
     """Settings of an object store; an option that is not set comes from the environment, as in the cloud's own tools.
 
-    The representation leaves secrets out, so that printing or logging the options shows none.
+    The representation leaves secrets out. An endpoint that may hold a secret is refused with a `ConfigError`.
 
     Attributes:
         endpoint: base URL of the service, for S3-compatible stores and test servers.
-        region: S3's region.
-        access_key_id, secret_access_key, session_token: S3's credentials.
+        region, access_key_id, secret_access_key, session_token: S3's.
         service_account: path of a GCS service account's key file.
         credentials: returns google-auth credentials, such as those of dagster-gcp's `GCSResource`.
-
-    Raises:
-        ConfigError: the endpoint holds more than a service's URL does.
     """
 
     endpoint: str | None = None
@@ -68,10 +64,8 @@ class ClientLimits:
 
     Attributes:
         timeout_seconds: how long one request may take, with its body and its answer.
-        part_bytes: size from which an object is uploaded in parts, and of a part. S3 and GCS take 10,000 parts of an
-            object, so this also limits an object to 78 GiB.
-        retries: how often obstore sends one request again; not counted in a run's report.
-        first_backoff_seconds: before the first of these; doubles each time.
+        part_bytes: of a part, in which larger objects are uploaded. S3 and GCS take 10,000 parts, 78 GiB.
+        retries: how often obstore sends one request again, first after `first_backoff_seconds`, then twice that.
     """
 
     timeout_seconds: float = 60.0
@@ -132,8 +126,8 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
             aws_secret_access_key=options.secret_access_key,
             aws_session_token=options.session_token,
         )
-        found = session.get_credentials() is not None
-        provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if found else None
+        has_credentials = session.get_credentials() is not None
+        provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if has_credentials else None
     except Exception as error:  # a program, a service or a file provides credentials, and may raise any type
         raise ConfigError(
             f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both of "
@@ -145,12 +139,8 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
             "the machine has a role."
         )
     region = options.region or os.environ.get("AWS_REGION") or session.region_name or _DEFAULT_REGION
-    endpoint = (
-        endpoint
-        or os.environ.get("AWS_ENDPOINT_URL_S3")
-        or os.environ.get("AWS_ENDPOINT_URL")
-        or f"https://s3.{region}.amazonaws.com"
-    ).rstrip("/")
+    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    endpoint = endpoint.rstrip("/") or f"https://s3.{region}.amazonaws.com"
     store = S3Store(
         bucket,
         config={"endpoint": endpoint, "region": region, "virtual_hosted_style_request": False},

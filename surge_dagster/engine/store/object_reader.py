@@ -28,14 +28,14 @@ class ObjectReader(io.RawIOBase):
     """Reads one version of one object; small reads that follow each other share a request.
 
     Args:
-        store: an obstore store.
-        key: within it.
         tail_bytes: of the object's end, which the first request brings and which are kept.
         ahead: whether the next piece is requested while one is read, where pieces follow each other.
 
+    Attributes:
+        etag: tag of the version that is read; None where the store gives none.
+
     Raises:
-        FileNotFoundError: there is no such object.
-        TransientError: the store does not answer, or the object was replaced while it was read.
+        FileNotFoundError, TransientError: see `fetch_end`.
     """
 
     def __init__(
@@ -46,15 +46,10 @@ class ObjectReader(io.RawIOBase):
         self._key = key
         self._retrier = retrier
         self._position = 0
-        self._size, self._etag, self._tail = fetch_end(store, key, retrier, tail_bytes)
+        self._size, self.etag, self._tail = fetch_end(store, key, retrier, tail_bytes)
         self._start, self._buffer = 0, b""
         self._ends: deque[int] | None = deque(maxlen=_STREAMS) if ahead else None  # of the last pieces
         self._next: dict[int, Future[bytes]] = {}  # pieces that were requested ahead, by their starts
-
-    @property
-    def etag(self) -> str | None:
-        """Tag of the version that is read."""
-        return self._etag
 
     def readable(self) -> bool:
         return True
@@ -111,7 +106,7 @@ class ObjectReader(io.RawIOBase):
     def _fetch(self, start: int, length: int) -> bytes:
         try:
             return self._retrier.call(
-                f"GET {self._key}", lambda: _range(self._store, self._key, start, length, self._etag)
+                f"GET {self._key}", lambda: _range(self._store, self._key, start, length, self.etag)
             )
         except (PreconditionError, FileNotFoundError):
             raise _replaced(self._key) from None
@@ -128,9 +123,9 @@ def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int,
     def attempt() -> tuple[int, str | None, bytes]:
         try:
             with request_errors():
-                found = obstore.get(store, key, options={"range": {"suffix": length}})
-                start, end = found.range
-                return found.meta["size"], found.meta["e_tag"], _whole(bytes(found.bytes()), end - start)
+                answer = obstore.get(store, key, options={"range": {"suffix": length}})
+                start, end = answer.range
+                return answer.meta["size"], answer.meta["e_tag"], _whole(bytes(answer.bytes()), end - start)
         except RequestFailed as failed:
             if failed.cause not in (UNSUPPORTED, NOT_PARTIAL, "416"):
                 raise

@@ -32,12 +32,7 @@ _HIDDEN = "."
 
 
 class ObjectStore(Store):
-    """A bucket, or what lies below a prefix in it.
-
-    Args:
-        prefix: of every key, empty or with a slash at the end.
-        store: an obstore store of the whole bucket.
-    """
+    """A bucket, which the obstore store is for, or what lies below a prefix in it, which ends with a slash."""
 
     is_remote = True
 
@@ -52,7 +47,7 @@ class ObjectStore(Store):
 
     @property
     def retries(self) -> Mapping[str, int]:
-        """Operations that were attempted again so far, by cause; retries within obstore are not counted."""
+        """See `Store`; retries within obstore are not counted."""
         return self._retrier.counts
 
     def until(self, over: threading.Event) -> Self:
@@ -89,17 +84,12 @@ class ObjectStore(Store):
             with request_errors():
                 return obstore.list_with_delimiter(self._store, prefix=prefix)["common_prefixes"]
 
-        found = self._retrier.call(f"LIST {self._prefix}", attempt)
-        names = [path.rstrip("/").rpartition("/")[2] for path in found]
+        prefixes = self._retrier.call(f"LIST {self._prefix}", attempt)
+        names = [path.rstrip("/").rpartition("/")[2] for path in prefixes]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
     def open(
-        self,
-        name: str,
-        listed: StoredObject | None = None,
-        *,
-        tail_bytes: int = TAIL_BYTES,
-        ahead: bool = False,
+        self, name: str, listed: StoredObject | None = None, *, tail_bytes: int = TAIL_BYTES, ahead: bool = False
     ) -> pa.NativeFile:
         """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the first request."""
         reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes, ahead=ahead)
@@ -122,14 +112,12 @@ class ObjectStore(Store):
         return ObjectUpload(self._store, self._retrier, name, self._key(name), self._part_bytes)
 
     def delete(self, name: str) -> None:
-        key = self._key(name)
-
         def attempt() -> None:
             with request_errors():
-                obstore.delete(self._store, key)
+                obstore.delete(self._store, self._key(name))
 
         with contextlib.suppress(FileNotFoundError):
-            self._retrier.call(f"DELETE {key}", attempt)
+            self._retrier.call(f"DELETE {self._key(name)}", attempt)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"
@@ -147,7 +135,7 @@ def open_object_store(
 
     Args:
         what: is opened, for messages.
-        limits, retrier: replaced by tests; `retrier` is called with the store's URL.
+        limits, retrier: replaced by tests.
 
     Raises:
         ConfigError: the URL or the options cannot be used, or there are no credentials.
@@ -182,9 +170,9 @@ def open_object_store(
 def _beginning(begin: str, chunks: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
     """Of a listing in the order of the names, those up to the last that begins so; no further page is requested."""
     for chunk in chunks:
-        found = [meta for meta in chunk if meta["path"].startswith(begin)]
-        yield found
-        if len(found) < len(chunk):
+        beginning = [meta for meta in chunk if meta["path"].startswith(begin)]
+        yield beginning
+        if len(beginning) < len(chunk):
             return
 
 

@@ -34,7 +34,6 @@ class ObjectUpload(Upload):
     """An object in memory, or the later part of it when it is larger than a part.
 
     Args:
-        store: an obstore store.
         name, key: of the object, within the output and within the bucket.
     """
 
@@ -79,24 +78,27 @@ class ObjectUpload(Upload):
         self._failed = True
         if self._writer is None:
             # This stores nothing yet, and the bytes are still here for another attempt.
-            what = f"begin the upload of {self._key}"
-            self._writer = self._retrier.call(what, lambda: self._begin(body))
+            self._writer = self._retrier.call(f"begin the upload of {self._key}", lambda: self._begin(body))
         else:
-            self._continue(lambda: self._append(self._writer, body))
+            self._continue(lambda: self._writer.write(body))
         self._failed = False
 
     def _begin(self, body: bytearray) -> Any:
-        writer = obstore.open_writer(self._store, self._key, buffer_size=self._part_bytes, max_concurrency=1)
-        self._append(writer, body)
+        with request_errors():
+            writer: Any = obstore.open_writer(self._store, self._key, buffer_size=self._part_bytes, max_concurrency=1)
+            writer.write(body)
         return writer
 
-    @staticmethod
-    def _append(writer: Any, body: bytearray) -> None:
-        with request_errors():
-            writer.write(body)
-
-    def _continue(self, attempt: Callable[[], None]) -> None:
+    def _continue(self, request: Callable[[], object]) -> None:
         """Do a later step of a multipart upload; only obstore repeats its requests, as earlier parts are not kept."""
+
+        def attempt() -> None:
+            try:
+                with request_errors():
+                    request()
+            except (FileNotFoundError, NotFoundError) as error:  # it was aborted
+                raise classified(error) from None
+
         self._retrier.call(f"upload {self._key} in parts", attempt, attempts=1)
 
     def _publish_whole(self, still_wanted: Callable[[], None]) -> StoredObject:
@@ -136,26 +138,17 @@ class ObjectUpload(Upload):
 
     def _complete(self, before: Any) -> StoredObject:
         """Complete the upload; `before` is the object that stood at the name until now, or None."""
-        writer = self._writer
-
-        def attempt() -> None:
-            try:
-                with request_errors():
-                    writer.close()
-            except (FileNotFoundError, NotFoundError) as error:
-                raise classified(error) from None
-
         failure: TransientError | None = None
         try:
-            self._continue(attempt)
+            self._continue(self._writer.close)
         except TransientError as error:  # the answer may have been lost after the upload was complete
             failure = error
-        found = self._look()
-        if failure is not None and (found is None or found == before or found["size"] != self._size):
+        stored = self._look()
+        if failure is not None and (stored is None or stored == before or stored["size"] != self._size):
             raise failure
-        if found is None:
+        if stored is None:
             raise TransientError(f"{self._key!r} was removed as soon as it was published. Run again.")
-        return StoredObject(self._name, self._size, found["e_tag"] or "")
+        return StoredObject(self._name, self._size, stored["e_tag"] or "")
 
     def _look(self) -> Any:
         """The object that stands at the name now, or None."""

@@ -1,7 +1,8 @@
 """The interface of a store: what the engine needs of a local disk or an object store.
 
 An object at its final name is complete, or it is not there. Names are relative to the store's root and have `/`
-between their parts. A part that begins with a dot hides the objects below it from listings of the folders above.
+between their parts. A part that begins with a dot hides the objects below it from listings of the folders above. A
+store that refuses an operation, or does not answer, raises `TransientError`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,8 @@ from surge_dagster.engine.errors import TransientError
 PUBLISH_ROUNDS = 8  # how often two writers may replace each other's object before one of them gives up
 
 
-class StoredObject(NamedTuple):
-    """One object as a listing shows it: name relative to the store, size in bytes, and a tag that changes with it.
-
-    A tuple, because a listing makes and compares tens of thousands of them.
-    """
+class StoredObject(NamedTuple):  # a listing makes and compares tens of thousands of them
+    """One object as a listing shows it: name relative to the store, size in bytes, and a tag that changes with it."""
 
     name: str
     size: int
@@ -80,11 +78,9 @@ def replaced_by_others(place: str) -> TransientError:
 class Store(ABC):
     """Objects below one folder of a disk, or one prefix of a bucket.
 
-    Args:
+    Attributes:
         url: of the folder or prefix, without a slash at the end.
         identity: distinguishes this output from every other one, without secrets.
-
-    Attributes:
         is_remote: whether a read is a request: worth sending several concurrently, and caching its answer on disk.
         upload_bytes: memory that an upload may hold.
     """
@@ -110,28 +106,17 @@ class Store(ABC):
         return f"{self.url}/{name}"
 
     def prepare(self, folder: str) -> None:  # noqa: B027
-        """Make a folder that is not hidden ready for writing.
-
-        Raises:
-            ConfigError: the folder cannot be used.
-        """
+        """Make a folder that is not hidden ready for writing; `ConfigError` where it cannot be used."""
 
     def sweep(self, folder: str) -> None:  # noqa: B027
-        """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a bucket has none.
-
-        Raises:
-            TransientError: the store refuses.
-        """
+        """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a bucket has none."""
 
     def sync(self, folder: str) -> None:  # noqa: B027
         """Make the names of the objects published in a folder durable; in a bucket they are."""
 
     @abstractmethod
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder in no particular order; hidden ones are left out.
-
-        Args:
-            deep: yield those of its folders as well.
+        """Yield the objects of a folder, or of its folders too (`deep`), in no particular order; hidden ones left out.
 
         Raises:
             ConfigError, TransientError: the folder cannot be listed, or the store does not answer.
@@ -139,18 +124,11 @@ class Store(ABC):
 
     @abstractmethod
     def folders(self) -> Sequence[str]:
-        """Names of the folders at the root, sorted; hidden ones are left out.
-
-        Raises:
-            ConfigError, TransientError: as for `list`.
-        """
+        """Names of the folders at the root, sorted; hidden ones are left out."""
 
     @abstractmethod
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading.
-
-        Args:
-            listed: the object as a listing showed it, and no other version of it.
+        """Open an object for reading; where it was `listed`, this version of it and no other.
 
         Raises:
             FileNotFoundError: there is no such object or version.
@@ -176,8 +154,4 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove an object; harmless when there is none.
-
-        Raises:
-            TransientError: the store refuses.
-        """
+        """Remove an object; harmless when there is none."""

@@ -107,8 +107,8 @@ def write_bytes(name: str, content: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    for made in (cache_root(), folder):  # whatever the umask is, no group can write to them
-        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (cache_root(), folder):  # whatever the umask is, no group can write to them
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _refuse_shared(folder: Path) -> None:

@@ -30,11 +30,11 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
     try:
         with pq.ParquetWriter(sink, pa.schema([("c", kind)]), use_compliant_nested_type=False):
             pass
-        found = pq.read_schema(pa.BufferReader(sink.getvalue())).field(0).type
-        value_streams(pa.array([], found))
+        stored = pq.read_schema(pa.BufferReader(sink.getvalue())).field(0).type
+        value_streams(pa.array([], stored))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise TypeError(str(error)) from error
-    return found
+    return stored
 
 
 def value_streams(column: pa.Array) -> list[Buffer]:

@@ -116,8 +116,9 @@ def test_space_does_not_depend_on_how_the_model_was_saved(small_model: Path) -> 
             json.dumps(json.loads((folder / "modules.json").read_text())[:2])
         ),
         lambda folder: (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 17}'),
+        lambda folder: _replace_pooling_type(folder, "sentence_transformers.sparse_encoder.modules.Pooling"),
     ],
-    ids=["a weight", "a weight's type", "tokenizer", "activation", "pooling", "no normalization", "max length"],
+    ids=["a weight", "a type", "tokenizer", "activation", "pooling", "no normalization", "max length", "a module"],
 )
 def test_changed_content_gives_another_space(small_model: Path, change) -> None:
     before = _name(small_model)
@@ -231,12 +232,6 @@ def test_model_with_a_module_outside_sentence_transformers_is_refused_and_not_im
     with pytest.raises(ConfigError, match=expected):
         load_backend(space, settings, "torch", check_parity=False)
     assert not (small_model / "ran").exists()
-
-
-def test_module_of_the_same_name_elsewhere_in_sentence_transformers_gives_another_space(small_model: Path) -> None:
-    before = _name(small_model)
-    _replace_pooling_type(small_model, "sentence_transformers.sparse_encoder.modules.Pooling")
-    assert _name(small_model) != before
 
 
 def test_cached_model_with_a_module_outside_sentence_transformers_is_not_downloaded_again(
