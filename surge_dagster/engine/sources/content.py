@@ -1,61 +1,87 @@
 """The content digest of a partition's rows, and the set of its ids that finds repeated ones; both for streamed rows.
 
-The digest does not depend on how the rows were cut into batches: lengths and bytes of ids and texts are hashed as four
-separate streams, and the partition's digest is the hash of the four. Arrow's buffers are hashed in place.
+The digest does not depend on how the rows were cut into batches: lengths and bytes of each column are hashed as streams
+of their own, and the digest is the hash of them all. Arrow's buffers are hashed in place.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.support.values import value_streams
+from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.values import Buffer, value_streams
 
 # Hashes that one reading looks for: this bounds the memory where every id of a large partition comes twice.
 _SUSPECTS = 4096
 _SMALL_ROWS = 256
+_NULL = 0xFFFFFFFF  # the length of a null; no value is that long
 _INT64 = pa.int64()
 
 
 class ContentDigest:
-    """SHA-256 over the canonical (id, text) rows of one partition, and over the columns that travel with them."""
+    """SHA-256 over the (id, text) rows of one partition and the columns that travel with them, or over raw columns."""
 
     def __init__(self) -> None:
-        self._streams = [hashlib.sha256() for _ in range(4)]
-        self._carried: list[hashlib._Hash] = []
+        self._streams: list[hashlib._Hash] = []
         self._kind = b""
         self._rows = 0
 
     def update(self, batch: RowBatch) -> None:
         """Add the next rows."""
+        carried = batch.carried
         if not self._kind:
-            self._kind = str(batch.ids.type).encode()
-            if batch.carried is not None:
-                named = batch.carried.schema.to_string(show_schema_metadata=False, show_field_metadata=False)
-                self._kind += b"\0" + named.encode("utf-8", "surrogatepass")
-        rows, id_offsets = len(batch.ids), batch.id_offsets
-        if not rows:
-            return
+            self._kind = str(batch.ids.type).encode() + (b"" if carried is None else b"\0" + _described(carried))
+        id_lengths = b"" if batch.id_offsets is None else _lengths(batch.id_offsets)
+        parts = [id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values]
+        if carried is not None:
+            parts += [part for column in carried.columns for part in value_streams(column)]
+        self._add(len(batch), parts)
+
+    def update_raw(self, columns: pa.RecordBatch) -> None:
+        """Add the next rows of a table, before they are checked; every batch has the same columns, in canonical types.
+
+        Values of a type that no source may select do not count: whatever they are, the rows are refused.
+        """
+        self._kind = self._kind or b"raw\0" + _described(columns)
+        self._add(len(columns), [part for column in columns.columns for part in _raw_streams(column)])
+
+    def _add(self, rows: int, parts: Sequence[Buffer]) -> None:
         self._rows += rows
-        id_lengths = b"" if id_offsets is None else _lengths(id_offsets)
-        parts = (id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values)
+        self._streams = self._streams or [hashlib.sha256() for _ in parts]
         for stream, part in zip(self._streams, parts, strict=True):
             stream.update(part)
-        if batch.carried is not None:
-            parts = [part for column in batch.carried.columns for part in value_streams(column)]
-            self._carried = self._carried or [hashlib.sha256() for _ in parts]
-            for stream, part in zip(self._carried, parts, strict=True):
-                stream.update(part)
 
     def hexdigest(self) -> str:
         """The digest so far, 32 hex digits."""
         head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
-        streams = (*self._streams, *self._carried)
-        return hashlib.sha256(head + b"".join(stream.digest() for stream in streams)).hexdigest()[:32]
+        return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
+
+
+def _described(columns: pa.RecordBatch) -> bytes:
+    shown = columns.schema.to_string(show_schema_metadata=False, show_field_metadata=False)
+    return shown.encode("utf-8", "surrogatepass")
+
+
+def _raw_streams(column: pa.Array) -> list[Buffer]:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):  # faster than `value_streams`
+        nothing = "" if pa.types.is_string(column.type) else b""
+        offsets, values = value_parts(column.fill_null(nothing) if column.null_count else column)
+        lengths = np.diff(offsets).astype("<u4")
+        if column.null_count:
+            lengths[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        return [lengths.data, values]
+    try:
+        return value_streams(column)
+    except TypeError:
+        return []
 
 
 class IdSet:

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.tables.column_digest import ColumnDigest
+from surge_dagster.engine.sources.content import ContentDigest
 
 _FILES = 128
 _FILE_BYTES = 32 * 1024 * 1024  # of a spill file that is grouped in memory; three copies are alive while it is
@@ -93,11 +93,11 @@ class _Gathered:
 
     def __init__(self, key: str, first_row: int) -> None:
         self._key, self._first_row = key, first_row
-        self._digest = ColumnDigest()
+        self._digest = ContentDigest()
         self._rows = self._bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        self._digest.update(rows)
+        self._digest.update_raw(rows)
         self._rows += len(rows)
         self._bytes += rows.nbytes
 

@@ -30,12 +30,12 @@ import pyarrow as pa
 from filelock import FileLock
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.tables.column_digest import ColumnDigest
 from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows
 
@@ -240,17 +240,17 @@ class TableSource:
         return TableRows(files, self._partition_by, self._selection.columns)
 
     def _read(self, index: _Index, group: Group) -> Iterator[RowBatch]:
-        digest, row = ColumnDigest(), 0
+        digest, row = ContentDigest(), 0
         with contextlib.closing(
             self._in_order(index, group) if group.file < 0 else self._in_folder(index, group)
         ) as read:
             for columns, table_row in read:
-                digest.update(columns)
+                digest.update_raw(columns)
                 try:
                     yield from self._selection.row_batches(group.key, columns, row)
                 except DataError as error:
                     for rest, _ in read:
-                        digest.update(rest)
+                        digest.update_raw(rest)
                     self._require(group, digest)  # what is refused is a row of the table, and no damage of a copy
                     if error.row is None:
                         raise
@@ -259,7 +259,7 @@ class TableSource:
                 row += len(columns)
         self._require(group, digest)
 
-    def _require(self, group: Group, digest: ColumnDigest) -> None:
+    def _require(self, group: Group, digest: ContentDigest) -> None:
         if digest.hexdigest() != group.digest:
             self.close()  # what is damaged is made again
             if group.file < 0:  # the table has other rows than its index says
