@@ -18,7 +18,7 @@ _SHOWN = 60  # bytes of a row, in a message
 _ASCII = bytes(min(byte, 127) for byte in range(256))
 
 
-def csv_header(head: bytes, columns: Sequence[str] | None) -> tuple[str, list[str]]:
+def csv_header(head: bytes, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The delimiter and the columns of a CSV file: the first delimiter with which all needed columns are there."""
     text = head.decode("utf-8", "replace")
     found: dict[str, list[str]] = {}
@@ -27,7 +27,7 @@ def csv_header(head: bytes, columns: Sequence[str] | None) -> tuple[str, list[st
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
             found[delimiter] = next(row for row in rows if row)
     for delimiter, names in found.items():
-        if columns is not None and set(columns) <= set(names):
+        if set(columns) <= set(names):
             return delimiter, names
     delimiter = max(found, key=lambda each: len(found[each]), default=",")
     return delimiter, found.get(delimiter, [])

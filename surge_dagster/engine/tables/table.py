@@ -39,7 +39,6 @@ from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows
 
-_FORMAT = 2  # of what is cached
 _LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
 _Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
 _READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
@@ -88,7 +87,7 @@ class TableSource:
         self._partition_by = tuple(partition_by)
         self._selection = selection
         self._clock = clock
-        described = json.dumps([_FORMAT, files.identity, self._partition_by, selection.columns])
+        described = json.dumps([files.identity, self._partition_by, selection.columns])
         self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
@@ -262,9 +261,8 @@ class TableSource:
     def _require(self, group: Group, digest: ContentDigest) -> None:
         if digest.hexdigest() != group.digest:
             self.close()  # what is damaged is made again
-            if group.file < 0:  # the table has other rows than its index says
-                self._known = None
-                disk_cache.write_json(f"{self._name}/index.json", {"version": ""})
+            self._known = None
+            disk_cache.write_json(f"{self._name}/index.json", {"version": ""})
             raise TransientError(
                 f"partition {group.key!r}: its rows are not those that were listed. The table {self.url!r} changed "
                 "while it was read; run again.",
