@@ -7,6 +7,7 @@ of their own, and the digest is the hash of them all. Arrow's buffers are hashed
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from surge_dagster.engine.support.values import Buffer, value_streams
 
 # Hashes that one reading looks for: this bounds the memory where every id of a large partition comes twice.
 _SUSPECTS = 4096
-_SMALL_ROWS = 256
+_ID_BYTES = 9
 _NULL = 0xFFFFFFFF  # the length of a null; no value is that long
 _INT64 = pa.int64()
 
@@ -85,31 +86,27 @@ def _raw_streams(column: pa.Array) -> list[Buffer]:
 
 
 class IdSet:
-    """Eight bytes per id of one partition, enough to notice that an id is repeated."""
+    """A few bytes per id of one partition, enough to notice that an id is repeated."""
 
     def __init__(self) -> None:
-        self._hashes = np.empty(0, np.int64)
-        self._rows = 0
+        self._hashes = array("q")
 
     @property
     def bytes(self) -> int:
         """Memory held, in bytes."""
-        return self._hashes.nbytes
+        return self.bytes_after(0)
 
     def bytes_after(self, rows: int) -> int:
-        """Memory held after `rows` more, in bytes."""
-        return max(self._hashes.size, _capacity(self._rows + rows)) * 8
+        """Memory held after `rows` more, in bytes; an array that grows has a sixteenth more room than it needs."""
+        return _ID_BYTES * (len(self._hashes) + rows)
 
     def add(self, ids: pa.Array) -> None:
         """Add the next ids."""
-        begin, self._rows = self._rows, self._rows + len(ids)
-        if self._rows > self._hashes.size:
-            self._hashes.resize(_capacity(self._rows), refcheck=False)
-        self._hashes[begin : self._rows] = id_keys(ids)
+        self._hashes.frombytes(id_keys(ids).data.cast("B"))
 
     def repeated(self) -> np.ndarray:
         """Hashes that came twice, int64, sorted; nothing can be added afterwards, because this sorts in place."""
-        known = self._hashes[: self._rows]
+        known = np.frombuffer(self._hashes, np.int64)
         known.sort()
         return np.unique(known[1:][known[1:] == known[:-1]])
 
@@ -155,13 +152,3 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
     return np.fromiter(map(hash, ids.to_pylist()), dtype=np.int64, count=len(ids))
-
-
-def _capacity(rows: int) -> int:
-    """Room for this many rows: exact while they are few, then in steps of a quarter, so that copying stays linear."""
-    if rows <= _SMALL_ROWS:
-        return rows
-    size = 1024
-    while size < rows:
-        size += max(1024, size // 4)
-    return size

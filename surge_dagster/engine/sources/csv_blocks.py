@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -34,7 +35,7 @@ def csv_header(head: bytes, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def csv_blocks(
-    stream: pa.NativeFile, delimiter: str, columns: int, problem: Callable[[str, str], Exception], block_bytes: int
+    stream: BinaryIO, delimiter: str, columns: int, problem: Callable[[str, str], Exception], block_bytes: int
 ) -> Iterator[bytes]:
     """Blocks of whole rows, the header among them.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import pyarrow as pa
@@ -74,7 +74,8 @@ def batches(
         else:
             codec = _CODECS.get((found["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
-            yield from _from_row(read(lambda: _plain(file, codec), columns, problem), first_row)
+            with file.open() as opened, pa.CompressedInputStream(opened, codec) if codec else opened as stream:
+                yield from _from_row(read(io.BufferedReader(stream, _HEAD_BYTES), columns, problem), first_row)
     except SurgeError:
         raise
     except FileNotFoundError as error:
@@ -203,14 +204,8 @@ class _Bounded(io.RawIOBase):
         return self._file.read(size)
 
 
-def _plain(file: SourceFile, codec: str | None) -> pa.NativeFile:
-    opened = file.open()
-    return opened if codec is None else pa.CompressedInputStream(opened, codec)
-
-
-def _head(open_plain: Callable[[], pa.NativeFile], problem: _Problem) -> bytes:
-    with open_plain() as stream:
-        head = stream.read(_HEAD_BYTES)
+def _head(stream: io.BufferedReader, problem: _Problem) -> bytes:
+    head = stream.peek()
     encoding = _MARKS.get(head[:2]) or ("UTF-16 or binary" if b"\0" in head[:1024] else None)
     if encoding:
         raise problem(
@@ -219,8 +214,8 @@ def _head(open_plain: Callable[[], pa.NativeFile], problem: _Problem) -> bytes:
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
-def _csv(open_plain: Callable[[], pa.NativeFile], columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
-    head = _head(open_plain, problem)
+def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
+    head = _head(stream, problem)
     if not head.strip():
         raise problem("is empty", "Write its header, or remove it.")
     delimiter, names = csv_header(head, columns)
@@ -236,17 +231,16 @@ def _csv(open_plain: Callable[[], pa.NativeFile], columns: list[str], problem: _
     def unfinished(reason: str, remedy: str) -> SurgeError:
         return problem(f"{reason} after Row #{done:,}", remedy)  # pyarrow counts the header, too
 
-    with open_plain() as stream:
-        for block in csv_blocks(stream, delimiter, len(names), unfinished, _BLOCK_BYTES):
-            # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
-            content = pa.BufferReader(b"\n" + block if done else block)
-            options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)
-            try:
-                table = pacsv.read_csv(content, options, parse, convert)
-            except pa.ArrowInvalid as error:
-                raise problem(f"cannot be read ({_with_rows_before(first_line(error), done)})", _QUOTE) from error
-            yield from table.slice(0 if done else 1).combine_chunks().to_batches()
-            done += len(table)
+    for block in csv_blocks(stream, delimiter, len(names), unfinished, _BLOCK_BYTES):
+        # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
+        content = pa.BufferReader(b"\n" + block if done else block)
+        options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)
+        try:
+            table = pacsv.read_csv(content, options, parse, convert)
+        except pa.ArrowInvalid as error:
+            raise problem(f"cannot be read ({_with_rows_before(first_line(error), done)})", _QUOTE) from error
+        yield from table.slice(0 if done else 1).combine_chunks().to_batches()
+        done += len(table)
 
 
 def _with_rows_before(reason: str, rows: int) -> str:
@@ -254,27 +248,26 @@ def _with_rows_before(reason: str, rows: int) -> str:
     return _CSV_ROW.sub(lambda row: f"{int(row[0]) + rows:,}", reason, count=1)
 
 
-def _json(open_plain: Callable[[], pa.NativeFile], columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
-    if _head(open_plain, problem).lstrip()[:1] == b"[":
+def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
+    if _head(stream, problem).lstrip()[:1] == b"[":
         raise problem(
             "is one JSON array; expected one object per line", "Convert it, for example with: jq -c '.[]' OLD > NEW."
         )
-    with open_plain() as stream:
-        blocks = _lines(stream, problem)
-        first = next(blocks, b"")
-        if first:
-            missing = (name for name in columns if not any(each in first for each in _quoted(name)))
-            problem.require([*missing], _names(first))
-        schema = pa.schema([(name, _json_type(first, name)) for name in columns])
-        yield _empty(schema, schema.names)
-        first_row = 0
-        for block in chain([first] if first else [], blocks):
-            batch = _json_rows(block, schema, first_row, problem)
-            first_row += len(batch)
-            yield batch
+    blocks = _lines(stream, problem)
+    first = next(blocks, b"")
+    if first:
+        missing = (name for name in columns if not any(each in first for each in _quoted(name)))
+        problem.require([*missing], _names(first))
+    schema = pa.schema([(name, _json_type(first, name)) for name in columns])
+    yield _empty(schema, schema.names)
+    first_row = 0
+    for block in chain([first] if first else [], blocks):
+        batch = _json_rows(block, schema, first_row, problem)
+        first_row += len(batch)
+        yield batch
 
 
-def _lines(stream: pa.NativeFile, problem: _Problem) -> Iterator[bytes]:
+def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
     """Blocks of whole lines."""
     rest, piece = b"", stream.read(_BLOCK_BYTES)
     while piece:
