@@ -20,11 +20,7 @@ _MOST_AHEAD = 16
 
 
 class FilesAhead:
-    """Opens files in the order of a listing.
-
-    Args:
-        files: all of a source, in the order in which they are read.
-    """
+    """Opens the files of a source, which are mostly read in this order."""
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self._files = files
@@ -35,7 +31,7 @@ class FilesAhead:
         self._lock = threading.Lock()
 
     def open(self, file: SourceFile) -> pa.NativeFile:
-        """The opened file; raises what `SourceFile.open` raises."""
+        """Open a file as `SourceFile.open` does."""
         place = self._places[file.relative]
         with self._lock:
             self._depth = min(2 * self._depth, _MOST_AHEAD) if place == self._last + 1 else 1

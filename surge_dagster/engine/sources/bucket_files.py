@@ -23,7 +23,6 @@ class BucketFiles(SourceFiles):
     Args:
         store: opened at the folder above the place.
         name: the place's name in that folder: a folder, or one object; empty for the whole bucket.
-        is_wanted: whether a file of this name counts.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.values import Buffer, value_streams
 
-# Hashes that one reading looks for: this bounds the memory where every id of a large partition comes twice.
 _SUSPECTS = 4096
 _ID_BYTES = 9
 _NULL = 0xFFFFFFFF  # the length of a null; no value is that long
@@ -34,7 +33,6 @@ class ContentDigest:
         self._rows = 0
 
     def update(self, batch: RowBatch) -> None:
-        """Add the next rows."""
         carried = batch.carried
         if not self._kind:
             self._kind = str(batch.ids.type).encode() + (b"" if carried is None else b"\0" + _described(carried))
@@ -59,7 +57,7 @@ class ContentDigest:
             stream.update(part)
 
     def hexdigest(self) -> str:
-        """The digest so far, 32 hex digits."""
+        """32 hex digits, of the rows so far."""
         head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
         return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
 
@@ -93,7 +91,6 @@ class IdSet:
 
     @property
     def bytes(self) -> int:
-        """Memory held, in bytes."""
         return self.bytes_after(0)
 
     def bytes_after(self, rows: int) -> int:
@@ -101,7 +98,6 @@ class IdSet:
         return _ID_BYTES * (len(self._hashes) + rows)
 
     def add(self, ids: pa.Array) -> None:
-        """Add the next ids."""
         self._hashes.frombytes(id_keys(ids).data.cast("B"))
 
     def repeated(self) -> np.ndarray:
@@ -112,19 +108,8 @@ class IdSet:
 
 
 def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
-    """Read a partition again and name an id that is repeated, if one is.
-
-    Args:
-        repeated: hashes that came twice; two different ids may share one.
-
-    Raises:
-        DataError: an id is repeated.
-    """
-    for start in range(0, len(repeated), _SUSPECTS):
-        _refuse_one_of(partition, repeated[start : start + _SUSPECTS])
-
-
-def _refuse_one_of(partition: Partition, suspects: np.ndarray) -> None:
+    """Read a partition again, and raise `DataError` for an id that is repeated: two ids may have one hash."""
+    suspects = repeated[:_SUSPECTS]  # more would take much memory, and so many do not share their hashes by chance
     seen: dict[object, int] = {}
     row = 0
     for batch in partition.read():

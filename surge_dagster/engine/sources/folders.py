@@ -35,12 +35,7 @@ _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that 
 
 
 class FolderCatalog:
-    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a `Source`.
-
-    Args:
-        files: where they lie; iterating lists them anew.
-        selection: the columns that become ids and texts.
-    """
+    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a `Source`."""
 
     def __init__(self, files: SourceFiles, selection: Selection) -> None:
         self._files = files

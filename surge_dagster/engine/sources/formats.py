@@ -51,7 +51,7 @@ def batches(
     """The rows of a file, in its order, as batches of a few megabytes; at least one batch, which may be empty.
 
     Args:
-        columns: top-level columns to read, in this order, each once.
+        columns: to be read, in this order.
         key: the partition that the whole file belongs to, None for a file of a table.
         first_row: how many rows to leave out at the beginning.
 
@@ -150,20 +150,17 @@ def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterato
 
 def _arrow(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
     with file.open() as source:
-        if source.size() < len(_STREAM_END):
-            raise problem("is too short for an Arrow file", "Write it again, then run again.")
         is_file = source.read(6) == b"ARROW1"
-        source.seek(source.size() - len(_STREAM_END))
+        source.seek(max(0, source.size() - len(_STREAM_END)))
         if not is_file and source.read(len(_STREAM_END)) != _STREAM_END:
             raise problem("is no Arrow file, or a stream that was cut off", "Write it again, then run again.")
         source.seek(0)
         bounded = pa.PythonFile(_Bounded(source, problem), mode="r")
-        opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(bounded)
-        problem.require(columns, opened.schema.names)
-        fields = [opened.schema.names.index(name) for name in columns]
+        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(bounded).schema
+        problem.require(columns, schema.names)
         bounded.seek(0)
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        yield _empty(opened.schema, columns)
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns])
+        yield _empty(schema, columns)
         if is_file:
             reader = pa.ipc.open_file(bounded, options=options)
             read = (reader.get_batch(place) for place in range(reader.num_record_batches))

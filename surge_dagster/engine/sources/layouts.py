@@ -40,13 +40,11 @@ class _Place:
 
 @dataclass(slots=True)
 class FileGroup:
-    """The files of one partition.
+    """The files of one partition, in bytewise order.
 
     Attributes:
-        key: of the partition.
         scopes: the folders or files that were found for it, relative to the source, and how names in a folder begin;
             more than one is refused.
-        files: in bytewise order.
         hashed: the value in the names, where it is the hash of a long key that only the files declare.
         refusal: what is wrong with the names, and what to do.
     """
@@ -63,9 +61,7 @@ def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) 
     """The partitions of the listed files of a source, in the order of their first files.
 
     Args:
-        files: in bytewise order of their names.
-        pattern: that the names match.
-        url: of the source, for messages.
+        files: in bytewise order of their names, which match the pattern.
 
     Raises:
         ConfigError: the names do not say what the partitions are, or a folder cannot be read that may hold several.

@@ -34,7 +34,6 @@ class Footer:
 
     Attributes:
         version, key: as the file declares them, None where it does not.
-        rows: of the file.
         row_bytes: of all columns, uncompressed.
         group_bytes: memory that reading the largest row group may take.
     """
@@ -47,12 +46,7 @@ class Footer:
 
 
 def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
-    """The source version of a partition.
-
-    Args:
-        tokens: the name and token of each of its files.
-        suffix: of the selection.
-    """
+    """The source version of a partition: of the name and token of each file, and the selection's suffix."""
     if len(tokens) == 1:
         return tokens[0][1] + suffix
     lines = "".join(f"{relative}\0{token}\n" for relative, token in tokens)
@@ -60,11 +54,7 @@ def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
 
 
 def read_footer(file: pa.NativeFile) -> Footer:
-    """What the footer of an open file says.
-
-    Raises:
-        OSError, pa.ArrowException, UnicodeError: it cannot be read.
-    """
+    """What the footer of an open file says; raises one of `UNREADABLE` where it cannot be read."""
     footer = pq.read_metadata(file)
     declared = footer.metadata or {}
     # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.

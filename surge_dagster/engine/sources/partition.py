@@ -42,7 +42,6 @@ class Partition:
     """One partition of a source, as it was listed.
 
     Attributes:
-        key: any non-empty string.
         source_version: a cheap token that changes when the content may have changed.
         read: opens the partition and yields its rows, a few megabytes at a time; raises `DataError` at the first row
             that is refused, and `TransientError` where the storage does not answer.

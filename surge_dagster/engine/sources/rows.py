@@ -37,11 +37,8 @@ def row_batch(
     """Check and canonicalize one batch of a partition.
 
     Args:
-        key: the partition, for messages.
-        raw_ids: any integer, string or binary array, dictionary-encoded or not.
-        raw_texts: any string array, dictionary-encoded or not.
+        raw_ids, raw_texts: dictionary-encoded or not.
         rows: their zero-based numbers in the partition, for messages.
-        max_text_bytes: longest text allowed.
         skipped: rows of the source that were left out.
         carried: as many rows of further columns, of types that files can have (`carried_columns`).
 
@@ -71,7 +68,6 @@ def row_batch(
 
 
 def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataError:
-    """The error that refuses a text of more bytes than are allowed."""
     return DataError(
         key,
         f"the text has {text_bytes:,} bytes; at most {max_text_bytes:,} are allowed",
@@ -81,7 +77,6 @@ def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataEr
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:
-    """The column, decoded where it is dictionary-encoded."""
     if not isinstance(column, pa.DictionaryArray):
         return column
     if pa.types.is_string_view(column.dictionary.type):  # of polars; pyarrow has no kernel that takes from a view
@@ -189,7 +184,6 @@ def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
 
 
 def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
-    """The texts, with nulls where the mask says so."""
     if not mask.any():
         return texts
     null = pa.scalar(None, texts.type)
@@ -197,37 +191,29 @@ def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
 
 
 def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_binary(kind):
-        return column
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return column.cast(pa.string())
-    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
-        return column.cast(pa.binary())
-    if pa.types.is_integer(kind):
-        try:
-            return column.cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise DataError(key, f"an id does not fit in int64 ({error})", "Store such ids as strings.") from error
-    raise DataError(
-        key,
-        f"the id column has type {kind}; expected string, integer or binary",
-        "Cast it in the source, or name another id column.",
-    )
+    kind = pa.int64() if pa.types.is_integer(column.type) else canonical_type(column.type)
+    if kind not in (pa.string(), pa.int64(), pa.binary()):
+        raise DataError(
+            key,
+            f"the id column has type {column.type}; expected string, integer or binary",
+            "Cast it in the source, or name another id column.",
+        )
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise DataError(key, f"an id does not fit in int64 ({error})", "Store such ids as strings.") from error
 
 
 def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
     """The texts as large_string; `DataError` where the column has another type than strings."""
     kind = column.type
-    if pa.types.is_large_string(kind):
-        return column  # pyright: ignore[reportReturnType]
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
-        return column.cast(pa.large_string())  # pyright: ignore[reportReturnType]
-    if pa.types.is_null(kind):  # a column of nothing but nulls: the null check names the row
-        return pa.nulls(len(column), pa.large_string())  # pyright: ignore[reportReturnType]
-    raise DataError(
-        key, f"the text column has type {kind}; expected string", "Cast it in the source, or name another text column."
-    )
+    if canonical_type(kind) != pa.string():
+        raise DataError(
+            key,
+            f"the text column has type {kind}; expected string",
+            "Cast it in the source, or name another text column.",
+        )
+    return column if pa.types.is_large_string(kind) else column.cast(pa.large_string())  # pyright: ignore[reportReturnType]
 
 
 def _require_valid(key: str, carried: pa.RecordBatch, rows: Sequence[int] | np.ndarray) -> None:

@@ -96,7 +96,6 @@ class Selection:
         """Check and convert consecutive rows of a partition; what is yielded holds or counts all of them, in order.
 
         Args:
-            key: the partition, for messages.
             batch: at least the selected `columns`, each once, dictionary-encoded or not; a few megabytes.
             first_row: zero-based row of the batch's first row in its partition.
 

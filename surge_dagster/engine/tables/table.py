@@ -37,7 +37,7 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
-from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows
+from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows, without_key
 
 _LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
 _Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
@@ -49,7 +49,6 @@ class _Index:
     """What is known of one version of a table.
 
     Attributes:
-        version: of its files.
         groups: in the order of the partitions.
         files, file_rows: relative names and numbers of rows, in their order.
     """
@@ -70,10 +69,8 @@ class TableSource:
     """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they stand in the table.
 
     Args:
-        files: where its files lie; their order is that of the rows.
+        files: in the order of their rows.
         partition_by: the columns whose values are the key, in order.
-        selection: the columns that become ids and texts.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -186,11 +183,7 @@ class TableSource:
             return None
 
     def _made(self, files: Sequence[SourceFile], version: str) -> _Index:
-        """Read the table, and cache what was found.
-
-        Raises:
-            ConfigError, TransientError: see `__iter__`.
-        """
+        """Read the table, and cache what is known of it."""
         with self._alone():
             if (index := self._cached(version)) is not None:  # another process was first
                 return index
@@ -294,14 +287,7 @@ class TableSource:
             self._cursor = cursor
 
     def _refuse(self, index: _Index, group: Group) -> Iterator[RowBatch]:
-        columns = " or ".join(map(repr, self._partition_by))
-        rows = "row has" if group.rows == 1 else "rows have"
-        raise DataError(
-            NO_KEY_NAME,
-            f"{group.rows:,} {rows} no key, since {columns} is null, empty or not UTF-8; the first is "
-            f"{index.shown(group.first_row)}",
-            "Give those rows a value, or remove them.",
-        )
+        raise without_key(NO_KEY_NAME, group.rows, self._partition_by, index.shown(group.first_row))
         yield
 
 

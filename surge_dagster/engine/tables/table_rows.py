@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
@@ -23,12 +23,7 @@ _BLOCK_ROWS = 256 * 1024
 
 
 class TableRows:
-    """The rows of a table.
-
-    Args:
-        files: in the order of their rows.
-        partition_by: columns of the key.
-        columns: the columns that are kept.
+    """The rows of a table, of which these columns are kept.
 
     Attributes:
         file_rows: rows of the files, as far as they were read.
@@ -64,11 +59,7 @@ class TableRows:
                     yield batch
 
     def columns(self, first_row: int, file_rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """The kept columns from a row on, without keys.
-
-        Args:
-            file_rows: rows of each file.
-        """
+        """The kept columns from a row on, without keys, of files with so many rows each."""
         self._take_types(first_row, file_rows)
         for file, end, rows in zip(self._files, accumulate(file_rows), file_rows, strict=True):
             if first_row < end:
@@ -115,6 +106,16 @@ def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
             "booleans or dates. Cast it in the source, or partition by another column."
         )
     return column if pa.types.is_string(kind) else column.cast(pa.string())
+
+
+def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:
+    """The error that refuses the rows without a key; where it is known, says which is the first of them."""
+    names, where = " or ".join(map(repr, columns)), first and f"; the first is {first}"
+    return DataError(
+        key,
+        f"{rows:,} {'row has' if rows == 1 else 'rows have'} no key, since {names} is null, empty or not UTF-8{where}",
+        "Give those rows a value, or remove them from the source.",
+    )
 
 
 def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
