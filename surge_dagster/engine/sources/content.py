@@ -109,6 +109,8 @@ class IdSet:
 
 def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
     """Read a partition again, and raise `DataError` for an id that is repeated: two ids may have one hash."""
+    if not len(repeated):
+        return
     suspects = repeated[:_SUSPECTS]  # more would take much memory, and so many do not share their hashes by chance
     seen: dict[object, int] = {}
     row = 0

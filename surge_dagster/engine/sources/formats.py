@@ -38,7 +38,7 @@ _QUOTE = "Give that row as many values as the header has, those with a delimiter
 _JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _JSON_NAME = re.compile(rb'"([^"\\]+)"\s*:')
 _IN_ROW = re.compile(r" in row (\d+)$")
-_CSV_ROW = re.compile(r"(?<=Row #)\d+")
+_CSV_ROW = re.compile(r"(?<=Row #)\d+")  # of a block, in what pyarrow says
 
 
 def batches(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -107,11 +107,10 @@ class SourceFiles(ABC):
             ConfigError: the folder cannot be listed.
             TransientError: the bucket does not answer.
         """
-        found = [file for file in self._found(scope, begin) if self._counts(file)]
-        return sorted(found, key=lambda file: os.fsencode(file.relative))
-
-    def _counts(self, file: SourceFile) -> bool:
-        return self.pattern is None or file.token == UNREADABLE_FOLDER or self.pattern.matches(file.relative)
+        files: Iterable[SourceFile] = self._found(scope, begin)
+        if (pattern := self.pattern) is not None:
+            files = (file for file in files if file.token == UNREADABLE_FOLDER or pattern.matches(file.relative))
+        return sorted(files, key=lambda file: os.fsencode(file.relative))
 
     @property
     def is_remote(self) -> bool:

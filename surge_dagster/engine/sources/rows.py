@@ -57,13 +57,14 @@ def row_batch(
                 f"Fill or drop the {name} in the source, then run again{further}.",
                 int(rows[offset]),
             )
-        _require_utf8(key, name, column, rows)
+        _require_valid(key, name, column, rows)
     lengths = value_lengths(texts)
     if lengths.max(initial=0) > max_text_bytes:
         offset = int(np.argmax(lengths > max_text_bytes))
         raise overlong(key, int(lengths[offset]), max_text_bytes, int(rows[offset]))
     if carried is not None:
-        _require_valid(key, carried, rows)
+        for name, column in zip(carried.schema.names, carried.columns, strict=True):
+            _require_valid(key, name, column, rows)
     return RowBatch(ids, texts, skipped, carried)
 
 
@@ -216,29 +217,17 @@ def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
     return column if pa.types.is_large_string(kind) else column.cast(pa.large_string())  # pyright: ignore[reportReturnType]
 
 
-def _require_valid(key: str, carried: pa.RecordBatch, rows: Sequence[int] | np.ndarray) -> None:
-    """Refuse strings that are not UTF-8 in further columns."""
-    for name, column in zip(carried.schema.names, carried.columns, strict=True):
-        _require_utf8(key, name, column, rows)
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                key, f"the column {name!r} has a value that is not valid ({error})", "Write it again in the source."
-            ) from error
-
-
-def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return
+def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
+    """Refuse a column with values that Arrow does not accept; strings that are not UTF-8 by their row."""
     try:
         column.validate(full=True)
-    except pa.ArrowInvalid:
-        raw = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
-        try:
-            raw.validate(full=True)  # a value that begins outside of the data must not be looked at
-        except pa.ArrowInvalid as error:
-            raise DataError(key, f"the {name} column is damaged ({error})", "Write it again in the source.") from error
+        return
+    except pa.ArrowInvalid as error:
+        damage = error
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    with contextlib.suppress(pa.ArrowInvalid):  # a value that begins outside of the data must not be looked at
+        raw = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary()) if is_text else column
+        raw.validate(full=True)
         for offset, value in enumerate(raw):
             try:
                 (value.as_py() or b"").decode("utf-8")
@@ -249,4 +238,4 @@ def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | n
                     "Re-encode it in the source, then run again.",
                     int(rows[offset]),
                 ) from error
-        raise
+    raise DataError(key, f"the {name} column is damaged ({damage})", "Write it again in the source.") from damage
