@@ -22,16 +22,16 @@ _ASCII = bytes(min(byte, 127) for byte in range(256))
 def csv_header(head: bytes, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The delimiter and the columns of a CSV file: the first delimiter with which all needed columns are there."""
     text = head.decode("utf-8", "replace")
-    found: dict[str, list[str]] = {}
+    headers: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
         with contextlib.suppress(csv.Error, StopIteration):
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-            found[delimiter] = next(row for row in rows if row)
-    for delimiter, names in found.items():
+            headers[delimiter] = next(row for row in rows if row)
+    for delimiter, names in headers.items():
         if set(columns) <= set(names):
             return delimiter, names
-    delimiter = max(found, key=lambda each: len(found[each]), default=",")
-    return delimiter, found.get(delimiter, [])
+    delimiter = max(headers, key=lambda each: len(headers[each]), default=",")
+    return delimiter, headers.get(delimiter, [])
 
 
 def csv_blocks(

@@ -62,17 +62,17 @@ def batches(
     problem, columns = _Problem(file, key), list(columns)
     if file.refusal:
         raise problem(file.refusal, "Replace it by a regular file, or remove it.")
-    found = ENDING.search(file.relative)
-    if found is None:
+    ending = ENDING.search(file.relative)
+    if ending is None:
         endings = "parquet, arrow, csv or jsonl, the last two also with .gz or .zst"
         raise problem("is of an unknown format", f"Give it an ending that says its format: {endings}.")
-    kind = next(name for name in ("parquet", "arrow", "csv", "json") if found[name])
+    kind = next(name for name in ("parquet", "arrow", "csv", "json") if ending[name])
     try:
         if kind in ("parquet", "arrow"):
             read = _parquet if kind == "parquet" else _arrow
             yield from _from_row(read(file, columns, problem), first_row)
         else:
-            codec = _CODECS.get((found["packed"] or "").lower())
+            codec = _CODECS.get((ending["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
             with file.open() as opened, pa.CompressedInputStream(opened, codec) if codec else opened as stream:
                 yield from _from_row(read(io.BufferedReader(stream, _HEAD_BYTES), columns, problem), first_row)

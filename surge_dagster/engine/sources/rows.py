@@ -15,14 +15,12 @@ import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import RowBatch
-from surge_dagster.engine.support.columns import value_lengths, value_parts
+from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.values import stored_type
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
-# First bytes of white space in UTF-8: those of ASCII, and of U+0085 to U+3000.
-_SPACE, _FIRST_SPACE, _LAST_SPACE = 0x20, 0xC2, 0xE3
 
 
 def row_batch(
@@ -169,19 +167,11 @@ def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa
 
 def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
     """Which texts are empty or nothing but white space, bool [rows]; nulls are not."""
-    offsets, values = value_parts(texts)
-    lengths = np.diff(offsets)
-    blank = lengths == 0
-    begins = np.frombuffer(values, np.uint8)[(offsets[:-1] - offsets[0])[~blank]]
-    # Looking at every text takes longer than reading it: white space begins with one of few bytes.
-    may_be = np.flatnonzero(~blank)[(begins <= _SPACE) | ((begins >= _FIRST_SPACE) & (begins <= _LAST_SPACE))]
-    if len(may_be):
-        with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
-            found = pc.utf8_is_space(texts.take(pa.array(may_be)))  # pyright: ignore[reportAttributeAccessIssue]
-            blank[may_be] = found.to_numpy(zero_copy_only=False)
-    if texts.null_count:
-        blank &= texts.is_valid().to_numpy(zero_copy_only=False)
-    return blank
+    blank = value_lengths(texts) == 0
+    with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
+        is_space = pc.utf8_is_space(texts).fill_null(False)  # pyright: ignore[reportAttributeAccessIssue]
+        blank |= is_space.to_numpy(zero_copy_only=False)
+    return blank & texts.is_valid().to_numpy(zero_copy_only=False) if texts.null_count else blank
 
 
 def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:

@@ -150,7 +150,7 @@ class BigQueryCatalog:
             known = modified, self._list(sql)
         _LISTINGS[sql] = known
         if len(_LISTINGS) > _KEPT_LISTINGS:
-            del _LISTINGS[next(iter(_LISTINGS))]
+            _LISTINGS.pop(next(iter(_LISTINGS)), None)
         self._versions = {listed.key: listed.version for listed in known[1]}
         return known[1]
 
@@ -178,7 +178,7 @@ class BigQueryCatalog:
     def _list(self, sql: str) -> list[_Listed]:
         keys = [f"surge_k{number}" for number in range(len(self._partition_by))]
         with _errors(self.url):
-            found = [
+            listing = [
                 _Listed(
                     self._key([record[name] for name in keys]),
                     tuple(record[name] for name in keys),
@@ -188,7 +188,7 @@ class BigQueryCatalog:
                 )
                 for record in self._client.query_and_wait(sql)
             ]
-        return sorted(found, key=lambda each: each.key.encode())
+        return sorted(listing, key=lambda listed: listed.key.encode())
 
     def _key(self, values: Sequence[str | None]) -> str:
         if len(values) == 1 and values[0] is None:
@@ -329,8 +329,8 @@ class _Rows:
 
         def read(stream: types.ReadStream) -> Iterator[pa.RecordBatch]:
             for message in self._storage.read_rows(stream.name):
-                found = pa.py_buffer(message.arrow_record_batch.serialized_record_batch)
-                yield pa.ipc.read_record_batch(found, schema).select(list(columns))
+                content = pa.py_buffer(message.arrow_record_batch.serialized_record_batch)
+                yield pa.ipc.read_record_batch(content, schema).select(list(columns))
 
         if len(session.streams) < 2:
             for stream in session.streams:

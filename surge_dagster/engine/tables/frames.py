@@ -19,13 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
-from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.rows import canonical_type, small, without_dictionary
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.grouping import Block, Group, grouped, open_groups, rows_of
+from surge_dagster.engine.tables.grouping import Block, Gathered, Group, grouped, open_groups, rows_of
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of, without_key
 
 # A polars or pandas DataFrame or LazyFrame, a pyarrow Table or Dataset, a Hugging Face dataset, a Delta table, or any
@@ -191,12 +190,10 @@ def _selected(key: str, batches: Callable[[], Iterator[pa.RecordBatch]], selecti
 
 
 def _digested(key: str, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Group:
-    """What is known of the rows of one key, once all of them were read."""
-    digest, rows, size = ContentDigest(), 0, 0
+    gathered = Gathered(key, 0)
     for batch in batches():
-        digest.update_raw(batch)
-        rows, size = rows + len(batch), size + batch.nbytes
-    return Group(key, 0, rows, size, digest.hexdigest())
+        gathered.add(batch)
+    return gathered.group()
 
 
 def _listed(

@@ -72,7 +72,7 @@ class Group(NamedTuple):
     batches: int = 0
 
 
-class _Gathered:
+class Gathered:
     """A group while its rows come."""
 
     def __init__(self, key: str, first_row: int) -> None:
@@ -93,7 +93,7 @@ def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
     """The groups of a table whose equal keys stand together; None for any other, as soon as a key comes again."""
     codes: dict[str, int] = {}
     groups: list[Group] = []
-    gathered: _Gathered | None = None
+    gathered: Gathered | None = None
     last = -1
     for block in _ahead(blocks):
         if not len(block.places):
@@ -109,7 +109,7 @@ def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
             if run != last or gathered is None:
                 if gathered is not None:
                     groups.append(gathered.group())
-                gathered, last = _Gathered(keys[run], block.first_row + begin), run
+                gathered, last = Gathered(keys[run], block.first_row + begin), run
             gathered.add(block.rows.slice(begin, end - begin))
     return groups if gathered is None else [*groups, gathered.group()]
 
@@ -224,22 +224,22 @@ class _GroupWriter:
             writers: _Writers = {}
             for batch in _batches(path):
                 _divide(batch, divisor, prefix, writers, opened)
-        found: list[Group] = []
+        groups: list[Group] = []
         for place in range(min(_FILES, len(codes))):
             part = prefix.with_name(f"{prefix.name}-{place}.arrow")
             # The next digits of these numbers are their places among the codes.
-            found += self.group(part, codes[place::_FILES], divisor * _FILES)
+            groups += self.group(part, codes[place::_FILES], divisor * _FILES)
             part.unlink()
-        return found
+        return groups
 
     def _add(self, code: int, pieces: Iterable[pa.RecordBatch]) -> Group:
-        gathered: _Gathered | None = None
+        gathered: Gathered | None = None
         first_batch = self._batches
         for piece in pieces:
             if self._writer is None:
                 self._writer = self._opened.enter_context(pa.ipc.new_file(self._sink, piece.schema, options=_LZ4))
             columns, rows = rows_of(piece)
-            gathered = gathered or _Gathered(self._keys[code], rows[0].as_py())
+            gathered = gathered or Gathered(self._keys[code], rows[0].as_py())
             gathered.add(columns)
             self._writer.write_batch(piece)
             self._batches += 1

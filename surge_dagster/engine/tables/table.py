@@ -144,10 +144,10 @@ class TableSource:
     def _current_version(self, index: _Index, version: str) -> str | None:
         if self._clock() - self._looked[0] > _LOOKED_SECONDS:
             self._listed()
-        found = self._looked[1]
-        if not found:
+        now = self._looked[1]
+        if not now:
             return None
-        return version if found == index.version else f"unknown, since files of the table changed ({found})"
+        return version if now == index.version else f"unknown, since files of the table changed ({now})"
 
     def _folder(self, version: str) -> Path:
         return disk_cache.place(f"{self._name}/rows/{version}")
