@@ -16,29 +16,13 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.support.urls import is_object_store, local_path
 
-__all__ = [
-    "DEFAULT_MAX_TEXT_BYTES",
-    "FolderCatalog",
-    "Selection",
-    "Source",
-    "open_files",
-    "open_folders",
-]
+__all__ = ["DEFAULT_MAX_TEXT_BYTES", "FolderCatalog", "Selection", "Source", "open_files", "open_folders"]
 
 
 def open_folders(
     url: str | Path, selection: Selection | None = None, storage_options: StorageOptions | None = None
 ) -> FolderCatalog:
-    """Open a catalog whose folders or files are its partitions, on a disk or in a bucket.
-
-    Args:
-        url: as `open_files` takes it.
-        selection: the columns that become ids and texts; by default those of these names.
-        storage_options: how a bucket is reached.
-
-    Raises:
-        ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
-    """
+    """Open a catalog whose folders or files are its partitions; takes and raises what `open_files` does."""
     return FolderCatalog(open_files(url, storage_options, is_source_file), selection or Selection())
 
 
@@ -50,7 +34,6 @@ def open_files(
     Args:
         url: a local path, `file://` URL or URL of a bucket: a folder, one file or a pattern. A local path that exists
             is no pattern, whatever its name is.
-        options: how a bucket is reached.
         is_wanted: whether a file of this name counts.
 
     Raises:

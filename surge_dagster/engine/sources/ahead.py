@@ -20,38 +20,26 @@ _MOST_AHEAD = 16
 
 
 class FilesAhead:
-    """Opens files in the order of a listing.
-
-    Args:
-        files: all of a source, in the order in which they are read.
-    """
+    """Opens the files of a source, which are mostly read in this order."""
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self._files = files
         self._places = {file.relative: place for place, file in enumerate(files)}
         self._opening: dict[int, Future[pa.NativeFile]] = {}
         self._last = -1
-        self._held: tuple[int, pa.Buffer] | None = None  # the last small file: some formats are opened twice
         self._depth = 1
         self._lock = threading.Lock()
 
     def open(self, file: SourceFile) -> pa.NativeFile:
-        """The opened file; raises what `SourceFile.open` raises."""
+        """Open a file as `SourceFile.open` does."""
         place = self._places[file.relative]
-        if (held := self._held) is not None and held[0] == place:
-            return pa.BufferReader(held[1])
         with self._lock:
             self._depth = min(2 * self._depth, _MOST_AHEAD) if place == self._last + 1 else 1
             self._last = place
             opening = self._opening.pop(place, None)
             self._opening = {each: opened for each, opened in self._opening.items() if each > place}
             self._open_next(place + 1)
-        opened = file.open() if opening is None else result_of(opening)
-        if file.size > FIRST_BYTES:
-            return opened
-        with opened:  # its content came with the first request
-            self._held = held = (place, opened.read_buffer())
-        return pa.BufferReader(held[1])
+        return file.open() if opening is None else result_of(opening)
 
     def _open_next(self, first: int) -> None:
         held = 0

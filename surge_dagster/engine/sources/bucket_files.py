@@ -23,7 +23,6 @@ class BucketFiles(SourceFiles):
     Args:
         store: opened at the folder above the place.
         name: the place's name in that folder: a folder, or one object; empty for the whole bucket.
-        is_wanted: whether a file of this name counts.
     """
 
     def __init__(
@@ -37,20 +36,19 @@ class BucketFiles(SourceFiles):
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
         above = f"{self._name}/" if self._name else ""
         place = f"{above}{scope}".rstrip("/")
-        every = partial(self._all, begin)
-        one = self._one if scope and self._is_wanted(scope) else every  # what is more likely is looked at first
-        other = every if one == self._one else self._one
-        found = one(place) or other(place)
-        for stored in found:
+        looks = [partial(self._below, begin), self._object]
+        if scope and self._is_wanted(scope):
+            looks.reverse()  # what is more likely is looked at first
+        for stored in looks[0](place) or looks[1](place):
             relative = stored.name.removeprefix(above) if stored.name != self._name else stored.name.rpartition("/")[2]
             if self._is_wanted(relative) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
                 token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
                 yield SourceFile(relative, stored.size, token, partial(self._open, stored))
 
-    def _all(self, begin: str, folder: str) -> Sequence[StoredObject]:
+    def _below(self, begin: str, folder: str) -> Sequence[StoredObject]:
         return list(self._store.list(folder, deep=True, begin=begin))
 
-    def _one(self, name: str) -> Sequence[StoredObject]:
+    def _object(self, name: str) -> Sequence[StoredObject]:
         try:
             return [self._store.read_end(name, 1).stored] if name else []
         except FileNotFoundError:

@@ -1,107 +1,117 @@
 """The content digest of a partition's rows, and the set of its ids that finds repeated ones; both for streamed rows.
 
-The digest does not depend on how the rows were cut into batches: lengths and bytes of ids and texts are hashed as four
-separate streams, and the partition's digest is the hash of the four. Arrow's buffers are hashed in place.
+The digest does not depend on how the rows were cut into batches: lengths and bytes of each column are hashed as streams
+of their own, and the digest is the hash of them all. Arrow's buffers are hashed in place.
 """
 
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.support.values import value_streams
+from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.values import Buffer, value_streams
 
-# Hashes that one reading looks for: this bounds the memory where every id of a large partition comes twice.
 _SUSPECTS = 4096
-_SMALL_ROWS = 256
+_ID_BYTES = 9
+_NULL = 0xFFFFFFFF  # the length of a null; no value is that long
 _INT64 = pa.int64()
 
 
 class ContentDigest:
-    """SHA-256 over the canonical (id, text) rows of one partition, and over the columns that travel with them."""
+    """SHA-256 over the (id, text) rows of one partition and the columns that travel with them, or over raw columns."""
 
     def __init__(self) -> None:
-        self._streams = [hashlib.sha256() for _ in range(4)]
-        self._carried: list[hashlib._Hash] = []
+        self._streams: list[hashlib._Hash] = []
         self._kind = b""
         self._rows = 0
 
     def update(self, batch: RowBatch) -> None:
-        """Add the next rows."""
+        carried = batch.carried
         if not self._kind:
-            self._kind = str(batch.ids.type).encode()
-            if batch.carried is not None:
-                named = batch.carried.schema.to_string(show_schema_metadata=False, show_field_metadata=False)
-                self._kind += b"\0" + named.encode("utf-8", "surrogatepass")
-        rows, id_offsets = len(batch.ids), batch.id_offsets
-        if not rows:
-            return
+            self._kind = str(batch.ids.type).encode() + (b"" if carried is None else b"\0" + _described(carried))
+        id_lengths = b"" if batch.id_offsets is None else _lengths(batch.id_offsets)
+        parts = [id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values]
+        if carried is not None:
+            parts += [part for column in carried.columns for part in value_streams(column)]
+        self._add(len(batch), parts)
+
+    def update_raw(self, columns: pa.RecordBatch) -> None:
+        """Add the next rows of a table, before they are checked; every batch has the same columns, in canonical types.
+
+        Values of a type that no source may select do not count: whatever they are, the rows are refused.
+        """
+        self._kind = self._kind or b"raw\0" + _described(columns)
+        self._add(len(columns), [part for column in columns.columns for part in _raw_streams(column)])
+
+    def _add(self, rows: int, parts: Sequence[Buffer]) -> None:
         self._rows += rows
-        id_lengths = b"" if id_offsets is None else _lengths(id_offsets)
-        parts = (id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values)
+        self._streams = self._streams or [hashlib.sha256() for _ in parts]
         for stream, part in zip(self._streams, parts, strict=True):
             stream.update(part)
-        if batch.carried is not None:
-            parts = [part for column in batch.carried.columns for part in value_streams(column)]
-            self._carried = self._carried or [hashlib.sha256() for _ in parts]
-            for stream, part in zip(self._carried, parts, strict=True):
-                stream.update(part)
 
     def hexdigest(self) -> str:
-        """The digest so far, 32 hex digits."""
+        """32 hex digits, of the rows so far."""
         head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
-        streams = (*self._streams, *self._carried)
-        return hashlib.sha256(head + b"".join(stream.digest() for stream in streams)).hexdigest()[:32]
+        return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
+
+
+def _described(columns: pa.RecordBatch) -> bytes:
+    shown = columns.schema.to_string(show_schema_metadata=False, show_field_metadata=False)
+    return shown.encode("utf-8", "surrogatepass")
+
+
+def _raw_streams(column: pa.Array) -> list[Buffer]:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):  # faster than `value_streams`
+        nothing = "" if pa.types.is_string(column.type) else b""
+        offsets, values = value_parts(column.fill_null(nothing) if column.null_count else column)
+        lengths = np.diff(offsets).astype("<u4")
+        if column.null_count:
+            lengths[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        return [lengths.data, values]
+    try:
+        return value_streams(column)
+    except TypeError:
+        return []
 
 
 class IdSet:
-    """Eight bytes per id of one partition, enough to notice that an id is repeated."""
+    """A few bytes per id of one partition, enough to notice that an id is repeated."""
 
     def __init__(self) -> None:
-        self._hashes = np.empty(0, np.int64)
-        self._rows = 0
+        self._hashes = array("q")
 
     @property
     def bytes(self) -> int:
-        """Memory held, in bytes."""
-        return self._hashes.nbytes
+        return self.bytes_after(0)
 
     def bytes_after(self, rows: int) -> int:
-        """Memory held after `rows` more, in bytes."""
-        return max(self._hashes.size, _capacity(self._rows + rows)) * 8
+        """Memory held after `rows` more, in bytes; an array that grows has a sixteenth more room than it needs."""
+        return _ID_BYTES * (len(self._hashes) + rows)
 
     def add(self, ids: pa.Array) -> None:
-        """Add the next ids."""
-        begin, self._rows = self._rows, self._rows + len(ids)
-        if self._rows > self._hashes.size:
-            self._hashes.resize(_capacity(self._rows), refcheck=False)
-        self._hashes[begin : self._rows] = id_keys(ids)
+        self._hashes.frombytes(id_keys(ids).data.cast("B"))
 
     def repeated(self) -> np.ndarray:
         """Hashes that came twice, int64, sorted; nothing can be added afterwards, because this sorts in place."""
-        known = self._hashes[: self._rows]
+        known = np.frombuffer(self._hashes, np.int64)
         known.sort()
         return np.unique(known[1:][known[1:] == known[:-1]])
 
 
 def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
-    """Read a partition again and name an id that is repeated, if one is.
-
-    Args:
-        repeated: hashes that came twice; two different ids may share one.
-
-    Raises:
-        DataError: an id is repeated.
-    """
-    for start in range(0, len(repeated), _SUSPECTS):
-        _refuse_one_of(partition, repeated[start : start + _SUSPECTS])
-
-
-def _refuse_one_of(partition: Partition, suspects: np.ndarray) -> None:
+    """Read a partition again, and raise `DataError` for an id that is repeated: two ids may have one hash."""
+    if not len(repeated):
+        return
+    suspects = repeated[:_SUSPECTS]  # more would take much memory, and so many do not share their hashes by chance
     seen: dict[object, int] = {}
     row = 0
     for batch in partition.read():
@@ -129,13 +139,3 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
     return np.fromiter(map(hash, ids.to_pylist()), dtype=np.int64, count=len(ids))
-
-
-def _capacity(rows: int) -> int:
-    """Room for this many rows: exact while they are few, then in steps of a quarter, so that copying stays linear."""
-    if rows <= _SMALL_ROWS:
-        return rows
-    size = 1024
-    while size < rows:
-        size += max(1024, size // 4)
-    return size

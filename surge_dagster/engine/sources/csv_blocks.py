@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -18,23 +19,23 @@ _SHOWN = 60  # bytes of a row, in a message
 _ASCII = bytes(min(byte, 127) for byte in range(256))
 
 
-def csv_header(head: bytes, columns: Sequence[str] | None) -> tuple[str, list[str]]:
+def csv_header(head: bytes, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The delimiter and the columns of a CSV file: the first delimiter with which all needed columns are there."""
     text = head.decode("utf-8", "replace")
-    found: dict[str, list[str]] = {}
+    headers: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
         with contextlib.suppress(csv.Error, StopIteration):
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-            found[delimiter] = next(row for row in rows if row)
-    for delimiter, names in found.items():
-        if columns is not None and set(columns) <= set(names):
+            headers[delimiter] = next(row for row in rows if row)
+    for delimiter, names in headers.items():
+        if set(columns) <= set(names):
             return delimiter, names
-    delimiter = max(found, key=lambda each: len(found[each]), default=",")
-    return delimiter, found.get(delimiter, [])
+    delimiter = max(headers, key=lambda each: len(headers[each]), default=",")
+    return delimiter, headers.get(delimiter, [])
 
 
 def csv_blocks(
-    stream: pa.NativeFile, delimiter: str, columns: int, problem: Callable[[str, str], Exception], block_bytes: int
+    stream: BinaryIO, delimiter: str, columns: int, problem: Callable[[str, str], Exception], block_bytes: int
 ) -> Iterator[bytes]:
     """Blocks of whole rows, the header among them.
 

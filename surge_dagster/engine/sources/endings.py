@@ -18,5 +18,5 @@ def is_source_file(name: str) -> bool:
 
 def ending_of(name: str) -> tuple[str, str]:
     """A file's name without the ending that says its format, and that ending."""
-    found = ENDING.search(name)
-    return (name[: found.start()], name[found.start() :]) if found else (name, "")
+    ending = ENDING.search(name)
+    return (name[: ending.start()], ending[0]) if ending else (name, "")

@@ -35,12 +35,7 @@ _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that 
 
 
 class FolderCatalog:
-    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a `Source`.
-
-    Args:
-        files: where they lie; iterating lists them anew.
-        selection: the columns that become ids and texts.
-    """
+    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a `Source`."""
 
     def __init__(self, files: SourceFiles, selection: Selection) -> None:
         self._files = files
@@ -123,18 +118,18 @@ class FolderCatalog:
     def _current_version(self, group: FileGroup) -> str | None:
         try:
             names = {file.relative for file in group.files}
-            found = [file for scope in group.scopes for file in self._files.list(*scope)]
+            files = [file for scope in group.scopes for file in self._files.list(*scope)]
             if self._files.pattern is not None:
-                found = [file for file in found if file.relative in names or self._is_of(group, file)]
-            if not found:
+                files = [file for file in files if file.relative in names or self._is_of(group, file)]
+            if not files:
                 return None
-            ends = self._footers.of(found)
+            ends = self._footers.of(files)
         except (ConfigError, TransientError) as error:
             raise TransientError(f"partition {group.key!r}: {error}", group.key) from error
-        for file in found:
+        for file in files:
             if isinstance(end := ends[file.relative], OSError | TransientError) or file.token == UNREADABLE_FOLDER:
                 _raise(group.key, file, end)
-        return self._version(found, ends)
+        return self._version(files, ends)
 
     def _is_of(self, group: FileGroup, file: SourceFile) -> bool:
         """Whether a file that is new matches the pattern with the values of this partition."""

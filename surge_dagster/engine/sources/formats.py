@@ -8,13 +8,11 @@ one partition numbers and the next one strings.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -33,19 +31,19 @@ _CODECS = {"gz": "gzip", "zst": "zstd"}
 _HEAD_BYTES = 256 * 1024  # in which the header of a CSV file ends
 _BLOCK_BYTES = 2 * 1024 * 1024
 _LONGEST_ROW = 64 * 1024 * 1024
-_LONGEST_PARSED = 1024 * 1024  # line of JSON that is parsed into Python's objects
 _BODY_BYTES = 256 * 1024 * 1024  # of an Arrow record batch, which is read as a whole
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-_FLATTEN = "Flatten it in the source."
 _QUOTE = "Give that row as many values as the header has, those with a delimiter, quote or newline in quotes."
+_JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
+_JSON_NAME = re.compile(rb'"([^"\\]+)"\s*:')
 _IN_ROW = re.compile(r" in row (\d+)$")
-_CSV_ROW = re.compile(r"(?<=Row #)\d+")
+_CSV_ROW = re.compile(r"(?<=Row #)\d+")  # of a block, in what pyarrow says
 
 
 def batches(
     file: SourceFile,
-    columns: Sequence[str] | None,
+    columns: Sequence[str],
     *,
     key: str | None = None,
     first_row: int = 0,
@@ -53,7 +51,7 @@ def batches(
     """The rows of a file, in its order, as batches of a few megabytes; at least one batch, which may be empty.
 
     Args:
-        columns: top-level columns to read, in this order; None for all of them.
+        columns: to be read, in this order.
         key: the partition that the whole file belongs to, None for a file of a table.
         first_row: how many rows to leave out at the beginning.
 
@@ -61,22 +59,23 @@ def batches(
         DataError, ConfigError: the file cannot be read; the first where it has a key.
         TransientError: its storage does not give it, or it was replaced meanwhile.
     """
-    problem = _Problem(file, key)
+    problem, columns = _Problem(file, key), list(columns)
     if file.refusal:
         raise problem(file.refusal, "Replace it by a regular file, or remove it.")
-    found = ENDING.search(file.relative)
-    if found is None:
+    ending = ENDING.search(file.relative)
+    if ending is None:
         endings = "parquet, arrow, csv or jsonl, the last two also with .gz or .zst"
         raise problem("is of an unknown format", f"Give it an ending that says its format: {endings}.")
-    kind = next(name for name in ("parquet", "arrow", "csv", "json") if found[name])
+    kind = next(name for name in ("parquet", "arrow", "csv", "json") if ending[name])
     try:
         if kind in ("parquet", "arrow"):
             read = _parquet if kind == "parquet" else _arrow
             yield from _from_row(read(file, columns, problem), first_row)
         else:
-            codec = _CODECS.get((found["packed"] or "").lower())
+            codec = _CODECS.get((ending["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
-            yield from _from_row(read(lambda: _plain(file, codec), columns, problem), first_row)
+            with file.open() as opened, pa.CompressedInputStream(opened, codec) if codec else opened as stream:
+                yield from _from_row(read(io.BufferedReader(stream, _HEAD_BYTES), columns, problem), first_row)
     except SurgeError:
         raise
     except FileNotFoundError as error:
@@ -102,10 +101,9 @@ class _Problem:
         text = f"the file {self._file.shown} {reason}"
         return ConfigError(f"{text}. {remedy}") if self._key is None else DataError(self._key, text, remedy)
 
-    def require(self, columns: Sequence[str] | None, names: Sequence[str]) -> list[str]:
-        """The columns to read of those that the file has."""
-        wanted = list(names) if columns is None else list(dict.fromkeys(columns))
-        for name in wanted:
+    def require(self, columns: Sequence[str], names: Sequence[str]) -> None:
+        """Refuse a file that does not have each of these columns once."""
+        for name in columns:
             if name not in names:
                 known = ", ".join(visible(repr(each)) for each in names)
                 raise self(
@@ -115,17 +113,12 @@ class _Problem:
                 )
             if names.count(name) > 1:
                 raise self(f"has two columns {name!r}", "Rename one of them.")
-        return wanted
 
 
 def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     """A batch without rows: it says the types of a file that has none."""
     fields = [schema.field(name) for name in columns]
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
-
-
-def _strings(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([(name, pa.string()) for name in columns])
 
 
 def _from_row(read: Iterator[pa.RecordBatch], first_row: int) -> Iterator[pa.RecordBatch]:
@@ -138,39 +131,36 @@ def _from_row(read: Iterator[pa.RecordBatch], first_row: int) -> Iterator[pa.Rec
             yield batch.slice(left_out)
 
 
-def _parquet(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -> Iterator[pa.RecordBatch]:
+def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
     with (
         file.open() as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
     ):
-        wanted = problem.require(columns, reader.schema_arrow.names)
+        problem.require(columns, reader.schema_arrow.names)
         if not reader.metadata.num_rows:
-            yield _empty(reader.schema_arrow, wanted)
+            yield _empty(reader.schema_arrow, columns)
             return
-        rows = rows_per_read(reader.metadata, len(wanted))
-        read: Iterator[pa.RecordBatch] = reader.iter_batches(rows, columns=wanted, use_threads=False)
+        rows = rows_per_read(reader.metadata, len(columns))
+        read: Iterator[pa.RecordBatch] = reader.iter_batches(rows, columns=columns, use_threads=False)
         if any(pa.types.is_dictionary(kind) for kind in reader.schema_arrow.types):
             read = (piece for batch in read for piece in small(batch))
         for batch in together(read):
-            yield from small(batch.select(wanted))
+            yield from small(batch.select(columns))
 
 
-def _arrow(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -> Iterator[pa.RecordBatch]:
+def _arrow(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
     with file.open() as source:
-        if source.size() < len(_STREAM_END):
-            raise problem("is too short for an Arrow file", "Write it again, then run again.")
         is_file = source.read(6) == b"ARROW1"
-        source.seek(source.size() - len(_STREAM_END))
+        source.seek(max(0, source.size() - len(_STREAM_END)))
         if not is_file and source.read(len(_STREAM_END)) != _STREAM_END:
             raise problem("is no Arrow file, or a stream that was cut off", "Write it again, then run again.")
         source.seek(0)
         bounded = pa.PythonFile(_Bounded(source, problem), mode="r")
-        opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(bounded)
-        wanted = problem.require(columns, opened.schema.names)
-        fields = [opened.schema.names.index(name) for name in wanted]
+        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(bounded).schema
+        problem.require(columns, schema.names)
         bounded.seek(0)
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        yield _empty(opened.schema, wanted)
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns])
+        yield _empty(schema, columns)
         if is_file:
             reader = pa.ipc.open_file(bounded, options=options)
             read = (reader.get_batch(place) for place in range(reader.num_record_batches))
@@ -178,7 +168,7 @@ def _arrow(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -
             read = iter(pa.ipc.open_stream(bounded, options=options))
         for batch in read:
             batch.validate(full=False)
-            yield from small(batch.select(wanted))
+            yield from small(batch.select(columns))
 
 
 class _Bounded(io.RawIOBase):
@@ -211,14 +201,8 @@ class _Bounded(io.RawIOBase):
         return self._file.read(size)
 
 
-def _plain(file: SourceFile, codec: str | None) -> pa.NativeFile:
-    opened = file.open()
-    return opened if codec is None else pa.CompressedInputStream(opened, codec)
-
-
-def _head(open_plain: Callable[[], pa.NativeFile], problem: _Problem) -> bytes:
-    with open_plain() as stream:
-        head = stream.read(_HEAD_BYTES)
+def _head(stream: io.BufferedReader, problem: _Problem) -> bytes:
+    head = stream.peek()
     encoding = _MARKS.get(head[:2]) or ("UTF-16 or binary" if b"\0" in head[:1024] else None)
     if encoding:
         raise problem(
@@ -227,36 +211,33 @@ def _head(open_plain: Callable[[], pa.NativeFile], problem: _Problem) -> bytes:
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
-def _csv(
-    open_plain: Callable[[], pa.NativeFile], columns: Sequence[str] | None, problem: _Problem
-) -> Iterator[pa.RecordBatch]:
-    head = _head(open_plain, problem)
+def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
+    head = _head(stream, problem)
     if not head.strip():
         raise problem("is empty", "Write its header, or remove it.")
     delimiter, names = csv_header(head, columns)
-    wanted = problem.require(columns, names)
+    problem.require(columns, names)
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # Texts that are not UTF-8 refuse their own partition later, where their row is known.
     convert = pacsv.ConvertOptions(
-        check_utf8=False, include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
+        check_utf8=False, include_columns=columns, column_types=dict.fromkeys(columns, pa.string())
     )
-    yield _empty(_strings(wanted), wanted)
+    yield _empty(pa.schema([(name, pa.string()) for name in columns]), columns)
     done = 0
 
     def unfinished(reason: str, remedy: str) -> SurgeError:
         return problem(f"{reason} after Row #{done:,}", remedy)  # pyarrow counts the header, too
 
-    with open_plain() as stream:
-        for block in csv_blocks(stream, delimiter, len(names), unfinished, _BLOCK_BYTES):
-            # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
-            content = pa.BufferReader(b"\n" + block if done else block)
-            options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)
-            try:
-                table = pacsv.read_csv(content, options, parse, convert)
-            except pa.ArrowInvalid as error:
-                raise problem(f"cannot be read ({_with_rows_before(first_line(error), done)})", _QUOTE) from error
-            yield from table.slice(0 if done else 1).combine_chunks().to_batches()
-            done += len(table)
+    for block in csv_blocks(stream, delimiter, len(names), unfinished, _BLOCK_BYTES):
+        # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
+        content = pa.BufferReader(b"\n" + block if done else block)
+        options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)
+        try:
+            table = pacsv.read_csv(content, options, parse, convert)
+        except pa.ArrowInvalid as error:
+            raise problem(f"cannot be read ({_with_rows_before(first_line(error), done)})", _QUOTE) from error
+        yield from table.slice(0 if done else 1).combine_chunks().to_batches()
+        done += len(table)
 
 
 def _with_rows_before(reason: str, rows: int) -> str:
@@ -264,26 +245,26 @@ def _with_rows_before(reason: str, rows: int) -> str:
     return _CSV_ROW.sub(lambda row: f"{int(row[0]) + rows:,}", reason, count=1)
 
 
-def _json(
-    open_plain: Callable[[], pa.NativeFile], columns: Sequence[str] | None, problem: _Problem
-) -> Iterator[pa.RecordBatch]:
-    if _head(open_plain, problem).lstrip()[:1] == b"[":
+def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
+    if _head(stream, problem).lstrip()[:1] == b"[":
         raise problem(
             "is one JSON array; expected one object per line", "Convert it, for example with: jq -c '.[]' OLD > NEW."
         )
-    with open_plain() as stream:
-        blocks = _lines(stream, problem)
-        first = next(blocks, b"")
-        schema = _json_schema(first, columns, problem)
-        yield _empty(schema, schema.names)
-        first_row = 0
-        for block in chain([first] if first else [], blocks):
-            batch = _json_rows(block, schema, first_row, problem)
-            first_row += len(batch)
-            yield batch
+    blocks = _lines(stream, problem)
+    first = next(blocks, b"")
+    if first:
+        missing = (name for name in columns if not any(each in first for each in _quoted(name)))
+        problem.require([*missing], _names(first))
+    schema = pa.schema([(name, _json_type(first, name)) for name in columns])
+    yield _empty(schema, schema.names)
+    first_row = 0
+    for block in chain([first] if first else [], blocks):
+        batch = _json_rows(block, schema, first_row, problem)
+        first_row += len(batch)
+        yield batch
 
 
-def _lines(stream: pa.NativeFile, problem: _Problem) -> Iterator[bytes]:
+def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
     """Blocks of whole lines."""
     rest, piece = b"", stream.read(_BLOCK_BYTES)
     while piece:
@@ -299,61 +280,40 @@ def _lines(stream: pa.NativeFile, problem: _Problem) -> Iterator[bytes]:
         yield rest
 
 
-def _json_schema(block: bytes, columns: Sequence[str] | None, problem: _Problem) -> pa.Schema:
-    """The types of the first values that are not null; a column of nulls has strings, if it has any."""
-    types: dict[str, pa.DataType | None] = dict.fromkeys(columns or ())
-    names: set[str] = set()
-    for number, line in enumerate(block.splitlines()):
-        row: Any = None
+def _quoted(name: str) -> list[bytes]:
+    """How the name of a column may stand in a line."""
+    return [json.dumps(name, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass") for is_ascii in (True, False)]
+
+
+def _names(block: bytes) -> list[str]:
+    """The columns of a block's first row for people; those of nested objects are among them."""
+    names = _JSON_NAME.findall(block[:_HEAD_BYTES].lstrip().partition(b"\n")[0])
+    return list(dict.fromkeys(name.decode("utf-8", "replace") for name in names))
+
+
+def _json_type(block: bytes, name: str) -> pa.DataType:
+    """The type of a column's values that are not null, or that of its first ones, where others differ from them."""
+    first_other = dict[pa.DataType, int]()
+    for kind in _JSON_TYPES:
         try:
-            is_long = columns is not None and len(line) > _LONGEST_PARSED
-            row = _examples(line, types) if is_long else json.loads(line)
-        except ValueError:
-            continue  # the reader that follows says what is wrong with it
-        except RecursionError as error:
-            raise problem(f"cannot be read at row {number:,} (its values are nested too deep)", _FLATTEN) from error
-        if not isinstance(row, dict):
-            continue
-        names.update(row)
-        for name, value in row.items():
-            if value is None or (columns is not None and name not in types):
-                continue
-            kind = _JSON_TYPES.get(type(value), pa.null())
-            if types.get(name) is None or (types[name], kind) == (pa.int64(), pa.float64()):
-                types[name] = kind
-    missing = [name for name in types if name not in names]
-    if missing and names:
-        problem.require(missing, sorted(names))
-    nested = next((name for name, kind in types.items() if kind == pa.null()), None)
-    if nested is not None:
-        raise problem(f"has lists or objects in column {nested!r}; expected plain values", _FLATTEN)
-    return pa.schema([(name, kind or pa.string()) for name, kind in types.items()])
+            _read_json(block, pa.schema([(name, kind)]))
+        except pa.ArrowInvalid as error:
+            row = _IN_ROW.search(first_line(error))
+            first_other[kind] = int(row[1]) if row else 0
+        else:
+            return kind
+    return max(first_other, key=lambda kind: first_other[kind])
 
 
-def _examples(line: bytes, columns: Iterable[str]) -> dict[str, Any]:
-    """A value of the same type for each of these columns; Python's objects for a whole line take 20 times its bytes."""
-    return {name: _example(line, name) for name in columns}
-
-
-def _example(line: bytes, name: str) -> Any:
-    options = pajson.ReadOptions(use_threads=False, block_size=len(line) + 1)
-    for known, kind in _JSON_TYPES.items():
-        parse = pajson.ParseOptions(explicit_schema=pa.schema([(name, kind)]), unexpected_field_behavior="ignore")
-        with contextlib.suppress(pa.ArrowInvalid):
-            found = pajson.read_json(pa.BufferReader(line), options, parse)
-            return known() if found.num_rows and not found.column(0).null_count else None
-    return []
-
-
-_JSON_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+def _read_json(block: bytes, schema: pa.Schema) -> pa.Table:
+    options = pajson.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    return pajson.read_json(pa.BufferReader(block), options, parse) if block else schema.empty_table()
 
 
 def _json_rows(block: bytes, schema: pa.Schema, first_row: int, problem: _Problem) -> pa.RecordBatch:
-    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     try:
-        table = pajson.read_json(
-            pa.BufferReader(block), pajson.ReadOptions(use_threads=False, block_size=len(block) + 1), parse
-        )
+        table = _read_json(block, schema)
     except pa.ArrowInvalid as error:
         reason = first_line(error)
         at = _IN_ROW.search(reason)
@@ -361,6 +321,7 @@ def _json_rows(block: bytes, schema: pa.Schema, first_row: int, problem: _Proble
         raise problem(
             f"cannot be read at {row} ({_IN_ROW.sub('', reason)}); the types of its columns are those of its first "
             "values",
-            "Write each value of a column with the same type, for example all ids in quotes, and one object per line.",
+            "Write each value of a column with the same type, for example all ids in quotes, lists and objects as "
+            "strings, and one object per line.",
         ) from error
     return table.combine_chunks().to_batches()[0] if table.num_rows else _empty(schema, schema.names)

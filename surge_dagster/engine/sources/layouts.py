@@ -40,50 +40,54 @@ class _Place:
 
 @dataclass(slots=True)
 class FileGroup:
-    """The files of one partition.
+    """The files of one partition, in bytewise order.
 
     Attributes:
-        key: of the partition.
-        scopes: the folders or files that were found for it, relative to the source, and how names in a folder begin;
-            more than one is refused.
-        files: in bytewise order.
+        places: where its files lie; more than one is refused.
         hashed: the value in the names, where it is the hash of a long key that only the files declare.
         refusal: what is wrong with the names, and what to do.
     """
 
     key: str
-    scopes: list[tuple[str, str]] = field(default_factory=list)
     files: list[SourceFile] = field(default_factory=list)
     hashed: str | None = None
     refusal: tuple[str, str] | None = None
     places: set[_Place] = field(default_factory=set)
+
+    @property
+    def scopes(self) -> list[tuple[str, str]]:
+        """The folders or files of the places, relative to the source, and how names in a folder begin."""
+        return sorted({(place.scope, place.begin) for place in self.places})
 
 
 def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) -> list[FileGroup]:
     """The partitions of the listed files of a source, in the order of their first files.
 
     Args:
-        files: in bytewise order of their names.
-        pattern: that the names match.
-        url: of the source, for messages.
+        files: in bytewise order of their names, which match the pattern.
 
     Raises:
         ConfigError: the names do not say what the partitions are, or a folder cannot be read that may hold several.
     """
     if pattern is not None and pattern.names:
-        places = [pattern.names_in(file.relative) for file in files]
-        found = [_Place(scope, tuple(levels.items()), begin) for scope, begin, levels in places]
+        matched = (pattern.names_in(file.relative) for file in files)
+        places = [_Place(scope, tuple(levels.items()), begin) for scope, begin, levels in matched]
     else:
-        found = [_in_folders(file) for file in files]
-    expected = _usual_names(files, found)
-    _require_folders(files, found, expected, url)
+        places = [_in_folders(file) for file in files]
+    expected = _usual_names(files, places)
+    for file, place in zip(files, places, strict=True):
+        if file.token == UNREADABLE_FOLDER and (not expected or place.names != expected):
+            raise ConfigError(
+                f"cannot list the source {url!r}: its folder {file.shown} could not be read, and nothing is known of "
+                "the partitions in it. Make it readable, then run again."
+            )
     if not expected:
         if pattern is None:
             _require_loose(files, url)
-        found = [_Place(file.relative, (("", ending_of(file.relative)[0]),)) for file in files]
+        places = [_Place(file.relative, (("", ending_of(file.relative)[0]),)) for file in files]
         expected = ("",)
     groups: dict[str, FileGroup] = {}
-    for file, place in zip(files, found, strict=True):
+    for file, place in zip(files, places, strict=True):
         group = _group(place, expected, file)
         _add(groups.setdefault(group.key, group), group, place, file)
     return list(groups.values())
@@ -97,20 +101,11 @@ def _in_folders(file: SourceFile) -> _Place:
     return _Place(scope, tuple((match[1], match[2]) for _, match in matched))
 
 
-def _usual_names(files: Sequence[SourceFile], found: Sequence[_Place]) -> tuple[str, ...]:
+def _usual_names(files: Sequence[SourceFile], places: Sequence[_Place]) -> tuple[str, ...]:
     """The levels that most folders have, of those that can be read."""
-    readable = (place for file, place in zip(files, found, strict=True) if file.token != UNREADABLE_FOLDER)
+    readable = (place for file, place in zip(files, places, strict=True) if file.token != UNREADABLE_FOLDER)
     scopes = {place.scope: place.names for place in readable if place.levels}
     return Counter(scopes.values()).most_common(1)[0][0] if scopes else ()
-
-
-def _require_folders(files: Sequence[SourceFile], found: Sequence[_Place], expected: tuple[str, ...], url: str) -> None:
-    for file, place in zip(files, found, strict=True):
-        if file.token == UNREADABLE_FOLDER and (not expected or place.names != expected):
-            raise ConfigError(
-                f"cannot list the source {url!r}: its folder {file.shown} could not be read, and nothing is known of "
-                "the partitions in it. Make it readable, then run again."
-            )
 
 
 def _require_loose(files: Sequence[SourceFile], url: str) -> None:
@@ -130,12 +125,12 @@ def _require_loose(files: Sequence[SourceFile], url: str) -> None:
 
 def _group(place: _Place, expected: tuple[str, ...], file: SourceFile) -> FileGroup:
     if place.names != expected:
-        there = "/".join(f"{name}=…" for name in expected)
-        here = "/".join(f"{name}=…" for name in place.names) or "none of them"
+        usual_folders = "/".join(f"{name}=…" for name in expected)
+        own_folders = "/".join(f"{name}=…" for name in place.names) or "none of them"
         return FileGroup(
             printable(file.relative),
             refusal=(
-                f"{file.shown} lies in folders {here}, and the others of this source in {there}",
+                f"{file.shown} lies in folders {own_folders}, and the others of this source in {usual_folders}",
                 "Move it to such folders, or out of the source.",
             ),
         )
@@ -158,12 +153,6 @@ def _add(group: FileGroup, new: FileGroup, place: _Place, file: SourceFile) -> N
     group.files.append(file)
     group.places.add(place)
     group.refusal = group.refusal or new.refusal
-    if (place.scope, place.begin) not in group.scopes:
-        group.scopes.append((place.scope, place.begin))
     if len(group.places) > 1 and group.refusal is None:
-        named = ", ".join(sorted(printable(_name_of(*scope)) for scope in group.scopes))
-        group.refusal = (f"{named} all stand for this key", "Keep one of them.")
-
-
-def _name_of(folder: str, begin: str) -> str:
-    return "/".join(filter(None, (folder, begin and f"{begin}*")))
+        names = ("/".join(filter(None, (folder, begin and f"{begin}*"))) for folder, begin in group.scopes)
+        group.refusal = (f"{', '.join(map(printable, names))} all stand for this key", "Keep one of them.")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -56,7 +56,6 @@ class SourceFile:
 
     @property
     def shown(self) -> str:
-        """The name in messages."""
         return visible(printable(self.relative))
 
 
@@ -65,7 +64,6 @@ class NamePattern:
     """What the relative names of files have to match.
 
     Attributes:
-        text: the pattern.
         names: that it gives to parts of a file's name.
     """
 
@@ -74,7 +72,6 @@ class NamePattern:
     names: tuple[str, ...]
 
     def matches(self, relative: str) -> bool:
-        """Whether a file counts."""
         return bool(self.regex.fullmatch(relative))
 
     def names_in(self, relative: str) -> tuple[str, str, dict[str, str]]:
@@ -93,12 +90,7 @@ class NamePattern:
 
 
 class SourceFiles(ABC):
-    """A place with files; each listing looks anew.
-
-    Attributes:
-        url: the place as it was given, for messages.
-        pattern: what the relative names have to match; None where all count.
-    """
+    """A place with files; each listing looks anew. Without a pattern all of them count."""
 
     def __init__(self, url: str, pattern: NamePattern | None) -> None:
         self.url = url
@@ -115,11 +107,10 @@ class SourceFiles(ABC):
             ConfigError: the folder cannot be listed.
             TransientError: the bucket does not answer.
         """
-        found = [file for file in self._found(scope, begin) if self._counts(file)]
-        return sorted(found, key=lambda file: os.fsencode(file.relative))
-
-    def _counts(self, file: SourceFile) -> bool:
-        return self.pattern is None or file.token == UNREADABLE_FOLDER or self.pattern.matches(file.relative)
+        files: Iterable[SourceFile] = self._found(scope, begin)
+        if (pattern := self.pattern) is not None:
+            files = (file for file in files if file.token == UNREADABLE_FOLDER or pattern.matches(file.relative))
+        return sorted(files, key=lambda file: os.fsencode(file.relative))
 
     @property
     def is_remote(self) -> bool:

@@ -22,13 +22,7 @@ _Names = Iterator[tuple[str, str | OSError | None]]  # names, and why they are r
 
 
 class LocalFiles(SourceFiles):
-    """Files of a disk.
-
-    Args:
-        root: the folder.
-        name: of the one file in it that counts; empty where all do.
-        is_wanted: whether a file of this name counts.
-    """
+    """Files in a folder of a disk; where a name is given, the one of this name alone."""
 
     def __init__(
         self, url: str, root: Path, name: str, pattern: NamePattern | None, is_wanted: Callable[[str], bool]
@@ -96,9 +90,6 @@ class LocalFiles(SourceFiles):
             begin: of the names in the folder itself that count.
             follow: whether links to hidden folders of the root are; not within such a folder, which may link to itself.
                 Other folders of the root are listed where they lie.
-
-        Raises:
-            OSError: the system does not show the root.
         """
         try:
             entries = list(os.scandir(folder))

@@ -23,7 +23,9 @@ _DECODED_BYTES = 16 * 1024 * 1024
 # its long texts may come in one batch (measured: 3.0).
 _COPIES = 3
 _DICTIONARY_COPIES = 6  # pyarrow holds a column of a dictionary type as pages, builders and chunks (measured: 5.7)
-_SHARING_ROWS = 256  # that are read at once also where they may share a long text; fewer take longer to read
+# Rows are read this many, or these bytes of them, at once also where they may share a long text: less takes longer.
+_SHARING_ROWS = 256
+_SHARING_BYTES = 128 * 1024
 _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 
@@ -34,7 +36,6 @@ class Footer:
 
     Attributes:
         version, key: as the file declares them, None where it does not.
-        rows: of the file.
         row_bytes: of all columns, uncompressed.
         group_bytes: memory that reading the largest row group may take.
     """
@@ -47,12 +48,7 @@ class Footer:
 
 
 def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
-    """The source version of a partition.
-
-    Args:
-        tokens: the name and token of each of its files.
-        suffix: of the selection.
-    """
+    """The source version of a partition: of the name and token of each file, and the selection's suffix."""
     if len(tokens) == 1:
         return tokens[0][1] + suffix
     lines = "".join(f"{relative}\0{token}\n" for relative, token in tokens)
@@ -60,11 +56,7 @@ def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
 
 
 def read_footer(file: pa.NativeFile) -> Footer:
-    """What the footer of an open file says.
-
-    Raises:
-        OSError, pa.ArrowException, UnicodeError: it cannot be read.
-    """
+    """What the footer of an open file says; raises one of `UNREADABLE` where it cannot be read."""
     footer = pq.read_metadata(file)
     declared = footer.metadata or {}
     # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
@@ -99,8 +91,8 @@ def _recordable(version: str) -> str:
 def rows_per_read(footer: pq.FileMetaData, columns: int) -> int:
     """How many rows of a file to read at once, so that what is decoded of these columns is bounded."""
     groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
-    heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
+    heaviest = max([1.0, *(group.total_byte_size / max(1, group.num_rows) for group in groups)])
     # The mean deceives where rows share what is stored once; a text is still no longer than all that is stored.
     longest = max((group.total_byte_size for group in groups), default=0) or 1
-    sharing = max(_SHARING_ROWS, _DECODED_BYTES // (columns * longest))
-    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), sharing))
+    sharing = max(min(_SHARING_ROWS, int(_SHARING_BYTES / heaviest)), _DECODED_BYTES // (columns * longest))
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / heaviest), sharing))

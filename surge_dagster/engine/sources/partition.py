@@ -42,7 +42,6 @@ class Partition:
     """One partition of a source, as it was listed.
 
     Attributes:
-        key: any non-empty string.
         source_version: a cheap token that changes when the content may have changed.
         read: opens the partition and yields its rows, a few megabytes at a time; raises `DataError` at the first row
             that is refused, and `TransientError` where the storage does not answer.
@@ -131,11 +130,11 @@ def read_rows(partition: Partition) -> Iterator[RowBatch]:
     for batch in partition.read():
         if batch.carried is not None:
             columns = columns or list(batch.carried.schema)
-            for before, here in zip(columns, batch.carried.schema, strict=True):
-                if here != before:
+            for first, now in zip(columns, batch.carried.schema, strict=True):
+                if now != first:
                     raise DataError(
                         partition.key,
-                        f"the column {here.name!r} has type {here.type} from this row on, and {before.type} before it; "
+                        f"the column {first.name!r} has type {now.type} from this row on, and {first.type} before it; "
                         "a partition has one type for each column",
                         "Write its files again with the same types, or leave the column out of columns.",
                         row,

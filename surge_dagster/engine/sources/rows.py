@@ -15,14 +15,12 @@ import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import RowBatch
-from surge_dagster.engine.support.columns import value_lengths, value_parts
+from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.values import stored_type
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
-# First bytes of white space in UTF-8: those of ASCII, and of U+0085 to U+3000.
-_SPACE, _FIRST_SPACE, _LAST_SPACE = 0x20, 0xC2, 0xE3
 
 
 def row_batch(
@@ -37,11 +35,8 @@ def row_batch(
     """Check and canonicalize one batch of a partition.
 
     Args:
-        key: the partition, for messages.
-        raw_ids: any integer, string or binary array, dictionary-encoded or not.
-        raw_texts: any string array, dictionary-encoded or not.
+        raw_ids, raw_texts: dictionary-encoded or not.
         rows: their zero-based numbers in the partition, for messages.
-        max_text_bytes: longest text allowed.
         skipped: rows of the source that were left out.
         carried: as many rows of further columns, of types that files can have (`carried_columns`).
 
@@ -60,18 +55,18 @@ def row_batch(
                 f"Fill or drop the {name} in the source, then run again{further}.",
                 int(rows[offset]),
             )
-        _require_utf8(key, name, column, rows)
+        _require_valid(key, name, column, rows)
     lengths = value_lengths(texts)
     if lengths.max(initial=0) > max_text_bytes:
         offset = int(np.argmax(lengths > max_text_bytes))
         raise overlong(key, int(lengths[offset]), max_text_bytes, int(rows[offset]))
     if carried is not None:
-        _require_valid(key, carried, rows)
+        for name, column in zip(carried.schema.names, carried.columns, strict=True):
+            _require_valid(key, name, column, rows)
     return RowBatch(ids, texts, skipped, carried)
 
 
 def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataError:
-    """The error that refuses a text of more bytes than are allowed."""
     return DataError(
         key,
         f"the text has {text_bytes:,} bytes; at most {max_text_bytes:,} are allowed",
@@ -81,7 +76,6 @@ def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataEr
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:
-    """The column, decoded where it is dictionary-encoded."""
     if not isinstance(column, pa.DictionaryArray):
         return column
     if pa.types.is_string_view(column.dictionary.type):  # of polars; pyarrow has no kernel that takes from a view
@@ -173,23 +167,14 @@ def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa
 
 def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
     """Which texts are empty or nothing but white space, bool [rows]; nulls are not."""
-    offsets, values = value_parts(texts)
-    lengths = np.diff(offsets)
-    blank = lengths == 0
-    begins = np.frombuffer(values, np.uint8)[(offsets[:-1] - offsets[0])[~blank]]
-    # Looking at every text takes longer than reading it: white space begins with one of few bytes.
-    may_be = np.flatnonzero(~blank)[(begins <= _SPACE) | ((begins >= _FIRST_SPACE) & (begins <= _LAST_SPACE))]
-    if len(may_be):
-        with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
-            found = pc.utf8_is_space(texts.take(pa.array(may_be)))  # pyright: ignore[reportAttributeAccessIssue]
-            blank[may_be] = found.to_numpy(zero_copy_only=False)
-    if texts.null_count:
-        blank &= texts.is_valid().to_numpy(zero_copy_only=False)
-    return blank
+    blank = value_lengths(texts) == 0
+    with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
+        is_space = pc.utf8_is_space(texts).fill_null(False)  # pyright: ignore[reportAttributeAccessIssue]
+        blank |= is_space.to_numpy(zero_copy_only=False)
+    return blank & texts.is_valid().to_numpy(zero_copy_only=False) if texts.null_count else blank
 
 
 def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
-    """The texts, with nulls where the mask says so."""
     if not mask.any():
         return texts
     null = pa.scalar(None, texts.type)
@@ -197,62 +182,42 @@ def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
 
 
 def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_binary(kind):
-        return column
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return column.cast(pa.string())
-    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
-        return column.cast(pa.binary())
-    if pa.types.is_integer(kind):
-        try:
-            return column.cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise DataError(key, f"an id does not fit in int64 ({error})", "Store such ids as strings.") from error
-    raise DataError(
-        key,
-        f"the id column has type {kind}; expected string, integer or binary",
-        "Cast it in the source, or name another id column.",
-    )
+    kind = pa.int64() if pa.types.is_integer(column.type) else canonical_type(column.type)
+    if kind not in (pa.string(), pa.int64(), pa.binary()):
+        raise DataError(
+            key,
+            f"the id column has type {column.type}; expected string, integer or binary",
+            "Cast it in the source, or name another id column.",
+        )
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise DataError(key, f"an id does not fit in int64 ({error})", "Store such ids as strings.") from error
 
 
 def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
     """The texts as large_string; `DataError` where the column has another type than strings."""
     kind = column.type
-    if pa.types.is_large_string(kind):
-        return column  # pyright: ignore[reportReturnType]
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
-        return column.cast(pa.large_string())  # pyright: ignore[reportReturnType]
-    if pa.types.is_null(kind):  # a column of nothing but nulls: the null check names the row
-        return pa.nulls(len(column), pa.large_string())  # pyright: ignore[reportReturnType]
-    raise DataError(
-        key, f"the text column has type {kind}; expected string", "Cast it in the source, or name another text column."
-    )
+    if canonical_type(kind) != pa.string():
+        raise DataError(
+            key,
+            f"the text column has type {kind}; expected string",
+            "Cast it in the source, or name another text column.",
+        )
+    return column if pa.types.is_large_string(kind) else column.cast(pa.large_string())  # pyright: ignore[reportReturnType]
 
 
-def _require_valid(key: str, carried: pa.RecordBatch, rows: Sequence[int] | np.ndarray) -> None:
-    """Refuse strings that are not UTF-8 in further columns."""
-    for name, column in zip(carried.schema.names, carried.columns, strict=True):
-        _require_utf8(key, name, column, rows)
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                key, f"the column {name!r} has a value that is not valid ({error})", "Write it again in the source."
-            ) from error
-
-
-def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return
+def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
+    """Refuse a column with values that Arrow does not accept; strings that are not UTF-8 by their row."""
     try:
         column.validate(full=True)
-    except pa.ArrowInvalid:
-        raw = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
-        try:
-            raw.validate(full=True)  # a value that begins outside of the data must not be looked at
-        except pa.ArrowInvalid as error:
-            raise DataError(key, f"the {name} column is damaged ({error})", "Write it again in the source.") from error
+        return
+    except pa.ArrowInvalid as error:
+        damage = error
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    with contextlib.suppress(pa.ArrowInvalid):  # a value that begins outside of the data must not be looked at
+        raw = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary()) if is_text else column
+        raw.validate(full=True)
         for offset, value in enumerate(raw):
             try:
                 (value.as_py() or b"").decode("utf-8")
@@ -263,4 +228,4 @@ def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | n
                     "Re-encode it in the source, then run again.",
                     int(rows[offset]),
                 ) from error
-        raise
+    raise DataError(key, f"the {name} column is damaged ({damage})", "Write it again in the source.") from damage

@@ -6,7 +6,7 @@ A source asks its `Selection` for the columns to read and hands it the raw batch
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlencode
@@ -28,9 +28,7 @@ from surge_dagster.engine.sources.rows import (
 from surge_dagster.engine.sources.template import Template
 
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
-# Source versions do not name these columns: the files of every existing catalog would become stale.
 OWN_COLUMNS = ("partition", "id", "text", "text_hash", "embedding", "op")  # of what readers of an output get
-_USUAL_COLUMNS = {"id_column": "id", "text_column": "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +79,12 @@ class Selection:
         Columns of other than the usual names are named, as in `?text_column=title`; a template is named by its digest.
         Carried columns are named in their order.
         """
-        chosen: dict[str, str | tuple[str, ...]] = {"id_column": self.id, "text_column": self.text}
-        unusual = {name: column for name, column in chosen.items() if column != _USUAL_COLUMNS[name]}
+        unusual: dict[str, str | tuple[str, ...]] = {}
+        if self.id != "id":
+            unusual["id_column"] = self.id
+        if self._template is None and self.text != "text":
+            unusual["text_column"] = self.text
         if self._template is not None:
-            del unusual["text_column"]
             unusual["text"] = hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         if self.missing_text != "refuse_nulls":
             unusual["missing_text"] = self.missing_text
@@ -96,7 +96,6 @@ class Selection:
         """Check and convert consecutive rows of a partition; what is yielded holds or counts all of them, in order.
 
         Args:
-            key: the partition, for messages.
             batch: at least the selected `columns`, each once, dictionary-encoded or not; a few megabytes.
             first_row: zero-based row of the batch's first row in its partition.
 
@@ -124,20 +123,19 @@ class Selection:
     def _row_batch(
         self, key: str, ids: pa.Array, texts: pa.Array, rows: range, carried: pa.RecordBatch | None
     ) -> RowBatch:
-        if self.missing_text == "refuse_nulls" or not texts.null_count:
-            return row_batch(key, ids, texts, rows, self.max_text_bytes, carried=carried)
+        numbers: Sequence[int] | np.ndarray = rows
         if self.missing_text == "empty":
-            return row_batch(key, ids, texts.fill_null(""), rows, self.max_text_bytes, carried=carried)
-        present = texts.is_valid()
-        has_text = present.to_numpy(zero_copy_only=False)
-        if self.missing_text == "refuse":
-            raise DataError(
-                key,
-                "the text is null or blank; every row needs one",
-                "Fill it or drop the row in the source, or set missing_text to skip or empty.",
-                rows[int(np.argmin(has_text))],
-            )
-        numbers = np.flatnonzero(has_text) + rows.start
-        kept = None if carried is None else carried.filter(present)
-        skipped = texts.null_count
-        return row_batch(key, ids.filter(present), texts.drop_null(), numbers, self.max_text_bytes, skipped, kept)
+            texts = texts.fill_null("")
+        elif self.missing_text != "refuse_nulls" and texts.null_count:
+            present = texts.is_valid()
+            has_text = present.to_numpy(zero_copy_only=False)
+            if self.missing_text == "refuse":
+                raise DataError(
+                    key,
+                    "the text is null or blank; every row needs one",
+                    "Fill it or drop the row in the source, or set missing_text to skip or empty.",
+                    rows[int(np.argmin(has_text))],
+                )
+            ids, texts, numbers = ids.filter(present), texts.drop_null(), np.flatnonzero(has_text) + rows.start
+            carried = None if carried is None else carried.filter(present)
+        return row_batch(key, ids, texts, numbers, self.max_text_bytes, len(rows) - len(texts), carried)

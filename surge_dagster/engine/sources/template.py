@@ -26,10 +26,9 @@ _JOINED_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled template.
+    """A compiled template, and the columns that it names, each once.
 
     Attributes:
-        columns: the columns that it names, each once.
         parts: literal text and the name of the column behind it; the last name may be None.
     """
 
@@ -64,10 +63,7 @@ class Template:
         """The texts of a batch in order, as large_string arrays of a few megabytes with the rows that they belong to.
 
         Args:
-            key: the partition, for messages.
-            batch: has the columns.
             first_row: zero-based row of the batch's first row in its partition.
-            max_text_bytes: longest text allowed.
             blank_is_null: whether a row whose values are all null or blank has no text.
 
         Raises:

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.table_rows import NO_KEY_NAME
+from surge_dagster.engine.tables.table_rows import NO_KEY_NAME, without_key
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client
@@ -47,8 +47,8 @@ _ROLES = {
     "readsessions": "roles/bigquery.readSessionUser",
 }
 _ALL_ROLES = "{}, {} and {}".format(*_ROLES.values())
-_LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
-_MOST_LISTINGS = 16
+_LISTINGS: dict[str, tuple[datetime | None, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
+_KEPT_LISTINGS = 16
 _LOOKED_SECONDS = 10.0  # in which a table is not looked at again: partitions are published one by one
 
 
@@ -69,13 +69,10 @@ class BigQueryCatalog:
     Args:
         client: runs the queries; the project and location of its jobs are its own.
         source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` beside a query.
-        partition_by: the columns whose values are the key of a row.
-        selection: the columns that become ids and texts.
         query: whose rows are the catalog, in the place of a table.
         updated_at: a column that grows when a row changes: its maximum and the number of rows are a partition's
             version. Without it, the version is a fingerprint of the rows, for which BigQuery reads the texts.
         storage_client: for the Storage Read API; by default one with the credentials of `client`.
-        clock: monotonic seconds.
 
     Raises:
         ConfigError: there is no column to partition by, the name of a table is not complete, or there is a query
@@ -118,12 +115,9 @@ class BigQueryCatalog:
         self._from = _quoted(table) if query is None else f"(\n{query.rstrip().rstrip(';')}\n)"
         self._keys = ", ".join(f"{_key_value(name)} AS surge_k{n}" for n, name in enumerate(partition_by))
         self._columns = ", ".join(map(_quoted, self.selection.columns))
-        self._listed: list[_Listed] = []
-        self._places: dict[str, int] = {}
         self._rows: _Rows | None = None
         self._clock = clock
         self._looked = float("-inf")
-        self._modified: datetime | None = None
         self._versions: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Partition]:
@@ -133,28 +127,32 @@ class BigQueryCatalog:
             ConfigError: BigQuery refuses the query.
             TransientError: BigQuery does not answer.
         """
-        self._modified, self._looked = self._last_change(), self._clock()
-        sql = self._listing_query()
-        modified, self._listed = _LISTINGS.get(sql, (None, []))
-        if self._modified is None or modified != self._modified:
-            self._listed = self._list(sql)
-            if self._modified is not None:
-                _remember(sql, self._modified, self._listed)
-        self._versions = {found.key: found.version for found in self._listed}
-        self._places = {found.key: place for place, found in enumerate(self._listed)}
+        listing = self._listing()
         self._rows = None
-        suffix = self.selection.version_suffix
-        for found in self._listed:
-            version = found.version + suffix
+        for place, listed in enumerate(listing):
+            version = listed.version + self.selection.version_suffix
             yield Partition(
-                key=found.key,
+                key=listed.key,
                 source_version=version,
-                read=partial(self._read, found),
-                current_source_version=partial(self._current, found.key, version),
-                rows=found.rows,
-                text_bytes=found.bytes,
+                read=partial(self._read, listing, place),
+                current_source_version=partial(self._current, listed.key, version),
+                rows=listed.rows,
+                text_bytes=listed.bytes,
                 page_bytes=2 * _SESSION_BYTES,
             )
+
+    def _listing(self) -> list[_Listed]:
+        """The partitions; BigQuery is asked again only where the table may have changed since."""
+        self._looked, modified = self._clock(), self._last_change()
+        sql = self._listing_query()
+        known = _LISTINGS.pop(sql, None)
+        if known is None or modified is None or known[0] != modified:
+            known = modified, self._list(sql)
+        _LISTINGS[sql] = known
+        if len(_LISTINGS) > _KEPT_LISTINGS:
+            _LISTINGS.pop(next(iter(_LISTINGS)), None)
+        self._versions = {listed.key: listed.version for listed in known[1]}
+        return known[1]
 
     def _last_change(self) -> datetime | None:
         """When the table was modified, which is free of charge; None where BigQuery does not say it."""
@@ -180,7 +178,7 @@ class BigQueryCatalog:
     def _list(self, sql: str) -> list[_Listed]:
         keys = [f"surge_k{number}" for number in range(len(self._partition_by))]
         with _errors(self.url):
-            found = [
+            listing = [
                 _Listed(
                     self._key([record[name] for name in keys]),
                     tuple(record[name] for name in keys),
@@ -190,7 +188,7 @@ class BigQueryCatalog:
                 )
                 for record in self._client.query_and_wait(sql)
             ]
-        return sorted(found, key=lambda each: each.key.encode())
+        return sorted(listing, key=lambda listed: listed.key.encode())
 
     def _key(self, values: Sequence[str | None]) -> str:
         if len(values) == 1 and values[0] is None:
@@ -203,27 +201,20 @@ class BigQueryCatalog:
         if self._is_query:
             return version
         if self._clock() - self._looked > _LOOKED_SECONDS:
-            self._looked = self._clock()
-            modified = self._last_change()
-            if modified is None or modified != self._modified:
-                self._versions = {found.key: found.version for found in self._list(self._listing_query())}
-                self._modified = modified
+            self._listing()
         now = self._versions.get(key)
         return None if now is None else now + self.selection.version_suffix
 
-    def _read(self, listed: _Listed) -> Iterator[RowBatch]:
+    def _read(self, listing: Sequence[_Listed], place: int) -> Iterator[RowBatch]:
+        listed = listing[place]
         if None in listed.values:
-            name = self._partition_by[listed.values.index(None)]
-            raise DataError(
-                listed.key,
-                f"{listed.rows:,} rows have no {name!r}, which gives their partition",
-                "Fill it, or leave such rows out by a query.",
-            )
+            empty = [name for name, value in zip(self._partition_by, listed.values, strict=True) if value is None]
+            raise without_key(listed.key, listed.rows, empty)
         with _errors(self.url, listed.key):
             if self._rows is None:
-                self._rows = _Rows(self._client, self._storage(), self._rows_query(), self._listed)
+                self._rows = _Rows(self._client, self._storage(), self._rows_query(), listing)
             first_row = 0
-            for batch in self._rows.of(self._places[listed.key], self.selection, self._sorted_query):
+            for batch in self._rows.of(place, self.selection, self._sorted_query):
                 yield from self.selection.row_batches(listed.key, batch, first_row)
                 first_row += len(batch)
 
@@ -338,8 +329,8 @@ class _Rows:
 
         def read(stream: types.ReadStream) -> Iterator[pa.RecordBatch]:
             for message in self._storage.read_rows(stream.name):
-                found = pa.py_buffer(message.arrow_record_batch.serialized_record_batch)
-                yield pa.ipc.read_record_batch(found, schema).select(list(columns))
+                content = pa.py_buffer(message.arrow_record_batch.serialized_record_batch)
+                yield pa.ipc.read_record_batch(content, schema).select(list(columns))
 
         if len(session.streams) < 2:
             for stream in session.streams:
@@ -348,14 +339,6 @@ class _Rows:
         with ThreadPoolExecutor(len(session.streams)) as pool:
             for batches in pool.map(lambda stream: list(read(stream)), session.streams):
                 yield from batches
-
-
-def _remember(sql: str, modified: datetime, listed: list[_Listed]) -> None:
-    """Keep a listing for the next tick, and no more listings than a code location has tables."""
-    _LISTINGS.pop(sql, None)  # the newest one is the last
-    _LISTINGS[sql] = modified, listed
-    for oldest in list(_LISTINGS)[:-_MOST_LISTINGS]:
-        _LISTINGS.pop(oldest, None)
 
 
 def _filter(listed: Sequence[_Listed]) -> str:

@@ -24,9 +24,8 @@ from surge_dagster.engine.sources.rows import canonical_type, small, without_dic
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.column_digest import ColumnDigest
-from surge_dagster.engine.tables.grouping import Block, Group, grouped, open_groups, rows_of
-from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of
+from surge_dagster.engine.tables.grouping import Block, Gathered, Group, grouped, open_groups, rows_of
+from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of, without_key
 
 # A polars or pandas DataFrame or LazyFrame, a pyarrow Table or Dataset, a Hugging Face dataset, a Delta table, or any
 # other object with `__arrow_c_stream__` that can be read again.
@@ -41,10 +40,9 @@ class FrameCatalog:
 
     Args:
         frames: by partition key; a function is called each time when its partition is read.
-        selection: the columns that become ids and texts.
         versions: source versions by key. Without, the digest of each frame's rows, for which a listing reads all.
         current_version: looks the version of a key up again; None where the key is no longer there.
-        url: the frames for people, in messages.
+        url: the frames in messages.
 
     Raises:
         ConfigError: a key is empty or no string.
@@ -68,7 +66,6 @@ class FrameCatalog:
         self._current_version = current_version
 
     def __iter__(self) -> Iterator[Partition]:
-        """Yield a partition for each frame, in the order of the mapping."""
         suffix = self.selection.version_suffix
         for key, frame in self._frames.items():
             batches = partial(_batches, key, frame, self.selection.columns)
@@ -88,9 +85,7 @@ class FrameTable:
     Args:
         frame: one that lies in memory is indexed there; the rows of any other are grouped in a folder of the cache,
             which is removed with the last of its partitions.
-        partition_by: the columns that give the key of a row.
-        selection: the columns that become ids and texts.
-        url: the frame for people, in messages.
+        url: the frame in messages.
 
     Raises:
         ConfigError: a column is missing or cannot be a key, the frame cannot be computed, or the folder cannot be
@@ -144,12 +139,7 @@ class FrameTable:
         return Partition(name, version, read, partial(str, version), group.rows, group.value_bytes)
 
     def _refuse(self, group: Group) -> Iterator[RowBatch]:
-        columns = " or ".join(map(repr, self._partition_by))
-        raise DataError(
-            NO_KEY_NAME,
-            f"{group.rows:,} rows of {self.url} have no key, since {columns} is null or empty",
-            "Give those rows a value, or remove them.",
-        )
+        raise without_key(NO_KEY_NAME, group.rows, self._partition_by)
 
     def _blocks(self, frame: Frame) -> Iterator[Block]:
         """All rows with their keys; what is kept of them is what is selected."""
@@ -200,12 +190,10 @@ def _selected(key: str, batches: Callable[[], Iterator[pa.RecordBatch]], selecti
 
 
 def _digested(key: str, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Group:
-    """What is known of the rows of one key, once all of them were read."""
-    digest, rows, size = ColumnDigest(), 0, 0
+    gathered = Gathered(key, 0)
     for batch in batches():
-        digest.update(batch)
-        rows, size = rows + len(batch), size + batch.nbytes
-    return Group(key, 0, rows, size, digest.hexdigest())
+        gathered.add(batch)
+    return gathered.group()
 
 
 def _listed(
@@ -213,12 +201,12 @@ def _listed(
 ) -> Partition:
     """A partition whose version is the digest of its rows, or of why they cannot be read, which reading says again."""
     try:
-        found = _digested(key, batches)
+        group = _digested(key, batches)
     except (DataError, TransientError) as error:
         reason = hashlib.sha256(str(error).encode("utf-8", "surrogatepass")).hexdigest()
         return Partition(key, f"refused-{reason[:24]}{suffix}", read, lambda: None)
-    version = found.digest + suffix
-    return Partition(key, version, read, partial(str, version), found.rows, found.value_bytes)
+    version = group.digest + suffix
+    return Partition(key, version, read, partial(str, version), group.rows, group.value_bytes)
 
 
 def _current(look: Callable[[str], str | None], key: str, suffix: str) -> str | None:
@@ -313,7 +301,7 @@ def _kind(frame: Any) -> str:
 
 
 def _lies_in_memory(frame: Any) -> bool:
-    """Whether the rows of a frame lie in memory already; those of a Hugging Face dataset may be a mapped file."""
+    """Those of a Hugging Face dataset may lie in a mapped file."""
     return hasattr(frame, "__arrow_c_stream__")
 
 

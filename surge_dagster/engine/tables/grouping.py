@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.tables.column_digest import ColumnDigest
+from surge_dagster.engine.sources.content import ContentDigest
 
 _FILES = 128
 _FILE_BYTES = 32 * 1024 * 1024  # of a spill file that is grouped in memory; three copies are alive while it is
@@ -72,32 +72,16 @@ class Group(NamedTuple):
     batches: int = 0
 
 
-class _Codes:
-    """Numbers of keys, in the order of their first rows."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._codes)
-
-    def of(self, block: Block) -> np.ndarray:
-        codes = self._codes
-        known = [codes.setdefault(key, len(codes)) for key in block.keys]
-        return np.array(known, np.int32)[block.places]
-
-
-class _Gathered:
+class Gathered:
     """A group while its rows come."""
 
     def __init__(self, key: str, first_row: int) -> None:
         self._key, self._first_row = key, first_row
-        self._digest = ColumnDigest()
+        self._digest = ContentDigest()
         self._rows = self._bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        self._digest.update(rows)
+        self._digest.update_raw(rows)
         self._rows += len(rows)
         self._bytes += rows.nbytes
 
@@ -107,27 +91,32 @@ class _Gathered:
 
 def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
     """The groups of a table whose equal keys stand together; None for any other, as soon as a key comes again."""
-    codes = _Codes()
-    found: list[Group] = []
-    gathered: _Gathered | None = None
+    codes: dict[str, int] = {}
+    groups: list[Group] = []
+    gathered: Gathered | None = None
     last = -1
     for block in _ahead(blocks):
         if not len(block.places):
             continue
-        of_rows = codes.of(block)
+        of_rows = _codes_of_rows(block, codes)
         begins = [0, *(np.flatnonzero(np.diff(of_rows)) + 1).tolist()]
         runs = of_rows[begins]
         # Numbers are given in the order of first rows: a run of a new key has the next one.
         if runs[0] not in (last, last + 1) or (np.diff(runs) != 1).any():
             return None
-        keys = codes.keys if len(runs) > 1 or runs[0] != last else []
+        keys = list(codes) if len(runs) > 1 or runs[0] != last else []
         for run, begin, end in zip(runs.tolist(), begins, [*begins[1:], len(of_rows)], strict=True):
             if run != last or gathered is None:
                 if gathered is not None:
-                    found.append(gathered.group())
-                gathered, last = _Gathered(keys[run], block.first_row + begin), run
+                    groups.append(gathered.group())
+                gathered, last = Gathered(keys[run], block.first_row + begin), run
             gathered.add(block.rows.slice(begin, end - begin))
-    return found if gathered is None else [*found, gathered.group()]
+    return groups if gathered is None else [*groups, gathered.group()]
+
+
+def _codes_of_rows(block: Block, codes: dict[str, int]) -> np.ndarray:
+    """The numbers of the rows' keys, in the order of first rows; those of new keys are added."""
+    return np.array([codes.setdefault(key, len(codes)) for key in block.keys], np.int32)[block.places]
 
 
 def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
@@ -155,19 +144,16 @@ def rows_of(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
 
 def _spill(blocks: Iterable[Block], folder: Path) -> list[str]:
     """Write all rows to the spill files; returns the keys, each at the place of its number."""
-    codes = _Codes()
+    codes: dict[str, int] = {}
     with ExitStack() as opened:
         writers: _Writers = {}
         for block in _ahead(blocks):
             if len(block.places):
-                _divide(_with_head(block, codes.of(block)), 1, folder / "spill", writers, opened)
-    return codes.keys
-
-
-def _with_head(block: Block, codes: np.ndarray) -> pa.RecordBatch:
-    rows = np.arange(block.first_row, block.first_row + len(codes), dtype=np.int64)
-    schema = pa.schema([*_HEAD, *block.rows.schema])
-    return pa.RecordBatch.from_arrays([pa.array(codes), pa.array(rows), *block.rows.columns], schema=schema)
+                rows = np.arange(block.first_row, block.first_row + len(block.places), dtype=np.int64)
+                columns = [pa.array(_codes_of_rows(block, codes)), pa.array(rows), *block.rows.columns]
+                numbered = pa.RecordBatch.from_arrays(columns, schema=pa.schema([*_HEAD, *block.rows.schema]))
+                _divide(numbered, 1, folder / "spill", writers, opened)
+    return list(codes)
 
 
 _Writers = dict[int, pa.ipc.RecordBatchStreamWriter]
@@ -238,22 +224,22 @@ class _GroupWriter:
             writers: _Writers = {}
             for batch in _batches(path):
                 _divide(batch, divisor, prefix, writers, opened)
-        found: list[Group] = []
+        groups: list[Group] = []
         for place in range(min(_FILES, len(codes))):
             part = prefix.with_name(f"{prefix.name}-{place}.arrow")
             # The next digits of these numbers are their places among the codes.
-            found += self.group(part, codes[place::_FILES], divisor * _FILES)
+            groups += self.group(part, codes[place::_FILES], divisor * _FILES)
             part.unlink()
-        return found
+        return groups
 
     def _add(self, code: int, pieces: Iterable[pa.RecordBatch]) -> Group:
-        gathered: _Gathered | None = None
+        gathered: Gathered | None = None
         first_batch = self._batches
         for piece in pieces:
             if self._writer is None:
                 self._writer = self._opened.enter_context(pa.ipc.new_file(self._sink, piece.schema, options=_LZ4))
             columns, rows = rows_of(piece)
-            gathered = gathered or _Gathered(self._keys[code], rows[0].as_py())
+            gathered = gathered or Gathered(self._keys[code], rows[0].as_py())
             gathered.add(columns)
             self._writer.write_batch(piece)
             self._batches += 1

@@ -26,10 +26,8 @@ def open_source(
     Args:
         url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
             `bigquery://project.dataset.table`; see `BigQueryCatalog` for a query.
-        selection: the columns that become ids and texts; by default those of these names.
         partition_by: columns whose values are the key of a row; then the file, or all files of the folder or pattern
             together, are one table, whose rows stand in any order.
-        storage_options: how a bucket is reached.
 
     Raises:
         ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.

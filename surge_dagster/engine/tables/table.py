@@ -30,16 +30,15 @@ import pyarrow as pa
 from filelock import FileLock
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.tables.column_digest import ColumnDigest
 from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
-from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows
+from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows, without_key
 
-_FORMAT = 2  # of what is cached
 _LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
 _Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
 _READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
@@ -50,7 +49,6 @@ class _Index:
     """What is known of one version of a table.
 
     Attributes:
-        version: of its files.
         groups: in the order of the partitions.
         files, file_rows: relative names and numbers of rows, in their order.
     """
@@ -71,10 +69,8 @@ class TableSource:
     """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they stand in the table.
 
     Args:
-        files: where its files lie; their order is that of the rows.
+        files: in the order of their rows.
         partition_by: the columns whose values are the key, in order.
-        selection: the columns that become ids and texts.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -88,7 +84,7 @@ class TableSource:
         self._partition_by = tuple(partition_by)
         self._selection = selection
         self._clock = clock
-        described = json.dumps([_FORMAT, files.identity, self._partition_by, selection.columns])
+        described = json.dumps([files.identity, self._partition_by, selection.columns])
         self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
@@ -148,10 +144,10 @@ class TableSource:
     def _current_version(self, index: _Index, version: str) -> str | None:
         if self._clock() - self._looked[0] > _LOOKED_SECONDS:
             self._listed()
-        found = self._looked[1]
-        if not found:
+        now = self._looked[1]
+        if not now:
             return None
-        return version if found == index.version else f"unknown, since files of the table changed ({found})"
+        return version if now == index.version else f"unknown, since files of the table changed ({now})"
 
     def _folder(self, version: str) -> Path:
         return disk_cache.place(f"{self._name}/rows/{version}")
@@ -187,11 +183,7 @@ class TableSource:
             return None
 
     def _made(self, files: Sequence[SourceFile], version: str) -> _Index:
-        """Read the table, and cache what was found.
-
-        Raises:
-            ConfigError, TransientError: see `__iter__`.
-        """
+        """Read the table, and cache what is known of it."""
         with self._alone():
             if (index := self._cached(version)) is not None:  # another process was first
                 return index
@@ -240,17 +232,17 @@ class TableSource:
         return TableRows(files, self._partition_by, self._selection.columns)
 
     def _read(self, index: _Index, group: Group) -> Iterator[RowBatch]:
-        digest, row = ColumnDigest(), 0
+        digest, row = ContentDigest(), 0
         with contextlib.closing(
             self._in_order(index, group) if group.file < 0 else self._in_folder(index, group)
         ) as read:
             for columns, table_row in read:
-                digest.update(columns)
+                digest.update_raw(columns)
                 try:
                     yield from self._selection.row_batches(group.key, columns, row)
                 except DataError as error:
                     for rest, _ in read:
-                        digest.update(rest)
+                        digest.update_raw(rest)
                     self._require(group, digest)  # what is refused is a row of the table, and no damage of a copy
                     if error.row is None:
                         raise
@@ -259,12 +251,11 @@ class TableSource:
                 row += len(columns)
         self._require(group, digest)
 
-    def _require(self, group: Group, digest: ColumnDigest) -> None:
+    def _require(self, group: Group, digest: ContentDigest) -> None:
         if digest.hexdigest() != group.digest:
             self.close()  # what is damaged is made again
-            if group.file < 0:  # the table has other rows than its index says
-                self._known = None
-                disk_cache.write_json(f"{self._name}/index.json", {"version": ""})
+            self._known = None
+            disk_cache.write_json(f"{self._name}/index.json", {"version": ""})
             raise TransientError(
                 f"partition {group.key!r}: its rows are not those that were listed. The table {self.url!r} changed "
                 "while it was read; run again.",
@@ -296,14 +287,7 @@ class TableSource:
             self._cursor = cursor
 
     def _refuse(self, index: _Index, group: Group) -> Iterator[RowBatch]:
-        columns = " or ".join(map(repr, self._partition_by))
-        rows = "row has" if group.rows == 1 else "rows have"
-        raise DataError(
-            NO_KEY_NAME,
-            f"{group.rows:,} {rows} no key, since {columns} is null, empty or not UTF-8; the first is "
-            f"{index.shown(group.first_row)}",
-            "Give those rows a value, or remove them.",
-        )
+        raise without_key(NO_KEY_NAME, group.rows, self._partition_by, index.shown(group.first_row))
         yield
 
 

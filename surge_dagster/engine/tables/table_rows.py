@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
@@ -23,12 +23,7 @@ _BLOCK_ROWS = 256 * 1024
 
 
 class TableRows:
-    """The rows of a table.
-
-    Args:
-        files: in the order of their rows.
-        partition_by: columns of the key.
-        columns: the columns that are kept.
+    """The rows of a table, of which these columns are kept.
 
     Attributes:
         file_rows: rows of the files, as far as they were read.
@@ -64,11 +59,7 @@ class TableRows:
                     yield batch
 
     def columns(self, first_row: int, file_rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """The kept columns from a row on, without keys.
-
-        Args:
-            file_rows: rows of each file.
-        """
+        """The kept columns from a row on, without keys, of files with so many rows each."""
         self._take_types(first_row, file_rows)
         for file, end, rows in zip(self._files, accumulate(file_rows), file_rows, strict=True):
             if first_row < end:
@@ -88,11 +79,11 @@ class TableRows:
 
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
         """The kept columns in the types of the first file, then those of the key as strings, after a NUL in name."""
-        found = {name: self._in_type(file, name, without_dictionary(raw.column(name))) for name in self._columns}
+        columns = {name: self._in_type(file, name, without_dictionary(raw.column(name))) for name in self._columns}
         for name in self._partition_by:
             if name in raw.schema.names:
-                found[f"\0{name}"] = _key_strings(file, name, without_dictionary(raw.column(name)))
-        return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+                columns[f"\0{name}"] = _key_strings(file, name, without_dictionary(raw.column(name)))
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
         wanted = canonical_type(column.type)
@@ -117,26 +108,34 @@ def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
     return column if pa.types.is_string(kind) else column.cast(pa.string())
 
 
+def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:
+    """The error that refuses the rows without a key; where it is known, says which is the first of them."""
+    names, where = " or ".join(map(repr, columns)), first and f"; the first is {first}"
+    return DataError(
+        key,
+        f"{rows:,} {'row has' if rows == 1 else 'rows have'} no key, since {names} is null, empty or not UTF-8{where}",
+        "Give those rows a value, or remove them from the source.",
+    )
+
+
 def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
     """The different keys of the rows in the order of their first rows, and for each row the place of its key."""
     encoded: list[Any] = [column.dictionary_encode(null_encoding="encode") for _, column in columns]
     values = [_texts(each.dictionary) for each in encoded]
-    if len(columns) == 1:
-        # The name of the partition of rows without a key is no key of another one.
-        keys = [value if value and value != NO_KEY_NAME else NO_KEY for value in values[0]]
-        return keys, encoded[0].indices.to_numpy()
-    combined, found = encoded[0].indices.to_numpy(), [(value,) for value in values[0]]
+    codes, combinations = encoded[0].indices.to_numpy(), [(value,) for value in values[0]]
     for each, column in zip(encoded[1:], values[1:], strict=True):
         # Numbered again after each column: numbers of all possible combinations may not fit.
-        both: Any = pa.array(combined.astype(np.int64) * len(column) + each.indices.to_numpy()).dictionary_encode()
+        both: Any = pa.array(codes.astype(np.int64) * len(column) + each.indices.to_numpy()).dictionary_encode()
         pairs = (divmod(number, len(column)) for number in both.dictionary.to_pylist())
-        combined, found = both.indices.to_numpy(), [(*found[first], column[second]) for first, second in pairs]
+        codes = both.indices.to_numpy()
+        combinations = [(*combinations[first], column[second]) for first, second in pairs]
     names = [name for name, _ in columns]
-    return [_joined(names, key) for key in found], combined
+    return [_joined(names, key) for key in combinations], codes
 
 
 def _joined(names: Sequence[str], values: Sequence[str | None]) -> str:
-    given = {name: value for name, value in zip(names, values, strict=True) if value}
+    # The name of the partition of rows without a key is no key of another one.
+    given = {name: value for name, value in zip(names, values, strict=True) if value and value != NO_KEY_NAME}
     return joined_key(given) if len(given) == len(names) else NO_KEY
 
 

@@ -19,14 +19,14 @@ class Shop:
 
     def __init__(self, folder: Path, server: ObjectServer | None) -> None:
         self._folder = folder
-        self._server = server
-        self.url = str(folder) if server is None else f"s3://{BUCKET}/shop"
+        self.server = server
+        self.url = str(folder) if server is None else f"s3://{BUCKET}/cat"
         self.options = server and StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
 
     def write(self, name: str, rows: Rows = ROWS, **options: Any) -> None:
         path = write_rows(self._folder / name, rows, **options)
-        if self._server is not None:
-            self._server.put(f"shop/{name}", path.read_bytes())
+        if self.server is not None:
+            self.server.put(f"cat/{name}", path.read_bytes())
 
     def open(self, below: str = "") -> Source:
         return open_source(self.url + below, storage_options=self.options)
@@ -36,12 +36,12 @@ class Shop:
 
     def remove(self, name: str) -> None:
         (self._folder / name).unlink()
-        if self._server is not None:
-            self._server.delete(f"shop/{name}")
+        if self.server is not None:
+            self.server.delete(f"cat/{name}")
 
     def put(self, name: str, content: bytes) -> None:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        if self._server is not None:
-            self._server.put(f"shop/{name}", content)
+        if self.server is not None:
+            self.server.put(f"cat/{name}", content)

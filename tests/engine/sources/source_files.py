@@ -19,8 +19,8 @@ def source_file(path: Path) -> SourceFile:
     return SourceFile(path.name, path.stat().st_size, "v1", partial(pa.OSFile, str(path)))
 
 
-def rows_in(path: Path, columns: Sequence[str] | None = COLUMNS, **options: Any) -> list[tuple[Any, ...]]:
+def rows_in(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> list[tuple[Any, ...]]:
     """All rows of a file, as tuples in the order of the columns."""
     read = list(batches(source_file(path), columns, **options))
-    assert columns is None or all(tuple(batch.schema.names) == tuple(columns) for batch in read)
+    assert all(tuple(batch.schema.names) == tuple(columns) for batch in read)
     return [row for batch in read for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]

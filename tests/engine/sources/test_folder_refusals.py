@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, refusal, rows_of
 from tests.engine.sources.shops import Shop
@@ -38,10 +38,6 @@ class TestRefusals:
             refusal(found["lang=de/0.parquet"])
         )
         assert "lies in folders none of them" in str(refusal(found["loose.parquet"]))
-
-    def test_name_that_does_not_decode_is_refused(self, shop: Shop) -> None:
-        shop.write("category=%FF/0.parquet")
-        assert "does not decode" in str(refusal(shop.partitions()["%FF"]))
 
     def test_file_of_another_partition_is_refused(self, shop: Shop) -> None:
         shop.write("category=a/0.parquet", key="b")
@@ -105,17 +101,3 @@ class TestDisks:
         write_rows(tmp_path / "a.parquet", [*ROWS, ("9", "nine")])
         with pytest.raises(TransientError, match=r"partition 'a'.*Run again"):
             list(a.read())
-
-    def test_link_and_pipe_are_refused_in_their_own_partitions(self, tmp_path: Path) -> None:
-        write_rows(tmp_path / "out" / "0.parquet", ROWS)
-        root = tmp_path / "shop"
-        write_rows(root / "category=a" / "0.parquet", ROWS)
-        (root / "category=b").symlink_to(tmp_path / "out")
-        (root / "category=c").mkdir()
-        os.mkfifo(root / "category=c" / "0.parquet")
-        found = {partition.key: partition for partition in open_source(root)}
-        assert rows_of(found["a"]) == ROWS
-        assert "is a link out of the catalog" in str(refusal(found["b"]))
-        assert "is a pipe, a socket or a device" in str(refusal(found["c"]))
-        with pytest.raises(DataError):
-            list(found["b"].read())

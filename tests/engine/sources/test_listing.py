@@ -14,6 +14,7 @@ from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, SourceFiles
 from surge_dagster.engine.store import object_store
 from surge_dagster.engine.store.object_client import StorageOptions
+from tests.engine.sources.shops import Shop
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, on
 
 NAMES = [
@@ -30,37 +31,19 @@ NAMES = [
 VISIBLE = sorted((name for name in NAMES if name[0] not in "_."), key=str.encode)
 
 
-class Place:
-    """A folder or a prefix of a bucket that tests fill."""
+class Place(Shop):
+    """A folder or a prefix of a bucket with files."""
 
-    def __init__(self, folder: Path, server: ObjectServer | None) -> None:
-        self._folder = folder
-        self._server = server
-        self.options = None
-        self.url = str(folder)
-        if server is not None:
-            self.url = f"s3://{BUCKET}/cat"
-            self.options = StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
-
-    def write(self, name: str, content: bytes = b"content") -> None:
-        if self._server is not None:
-            self._server.put(f"cat/{name}", content)
-            return
-        path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-    def open(self, below: str = "", is_wanted: Callable[[str], bool] = bool) -> SourceFiles:
+    def files(self, below: str = "", is_wanted: Callable[[str], bool] = bool) -> SourceFiles:
         return open_files(f"{self.url}{below}", self.options, is_wanted)
 
 
 @pytest.fixture(params=["disk", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    server = request.getfixturevalue("object_server") if request.param == "bucket" else None
-    made = Place(tmp_path / "cat", server)
+    place = Place(tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None)
     for name in NAMES:
-        made.write(name, name.encode())
-    return made
+        place.put(name, name.encode())
+    return place
 
 
 def names(files: SourceFiles, scope: str = "", begin: str = "") -> list[str]:
@@ -68,7 +51,7 @@ def names(files: SourceFiles, scope: str = "", begin: str = "") -> list[str]:
 
 
 def test_folder_lists_visible_files_in_bytewise_order_with_size_and_content(place: Place) -> None:
-    found = place.open().list()
+    found = place.files().list()
     assert [file.relative for file in found] == VISIBLE
     for file in found:
         with file.open() as opened:
@@ -78,14 +61,14 @@ def test_folder_lists_visible_files_in_bytewise_order_with_size_and_content(plac
 
 
 def test_one_file_is_listed_by_its_own_name(place: Place) -> None:
-    [file] = place.open("/a%20b/part-0.parquet").list()
+    [file] = place.files("/a%20b/part-0.parquet").list()
     assert (file.relative, file.size) == ("part-0.parquet", 20)
     with file.open() as opened:
         assert opened.read() == b"a%20b/part-0.parquet"
 
 
 def test_only_wanted_names_count(place: Place) -> None:
-    assert names(place.open(is_wanted=lambda name: name.endswith((".csv", ".txt")))) == ["B.csv", "notes.txt"]
+    assert names(place.files(is_wanted=lambda name: name.endswith((".csv", ".txt")))) == ["B.csv", "notes.txt"]
 
 
 @pytest.mark.parametrize(
@@ -100,20 +83,20 @@ def test_only_wanted_names_count(place: Place) -> None:
     ],
 )
 def test_pattern_selects_files_below_its_first_wildcard(place: Place, pattern: str, expected: list[str]) -> None:
-    assert sorted(names(place.open(pattern))) == sorted(expected)
+    assert sorted(names(place.files(pattern))) == sorted(expected)
 
 
 def test_scope_is_one_folder_or_one_file_of_the_place(place: Place) -> None:
-    files = place.open()
+    files = place.files()
     assert names(files, "a%20b/deep") == ["a%20b/deep/part-2.parquet"]
     assert names(files, "a%20b/part-0.parquet") == ["a%20b/part-0.parquet"]
     assert names(files, "a%20b/part") == names(files, "gone") == []
 
 
 def test_changed_file_has_another_token_and_its_listed_version_is_not_opened(place: Place) -> None:
-    files = place.open("/B.csv")
+    files = place.files("/B.csv")
     [before] = files.list()
-    place.write("B.csv", b"other content")
+    place.put("B.csv", b"other content")
     [after] = files.list()
     assert after.token != before.token
     with pytest.raises(FileNotFoundError):
@@ -125,7 +108,7 @@ def test_changed_file_has_another_token_and_its_listed_version_is_not_opened(pla
 @pytest.mark.parametrize("pattern", ["/{a}/{a}.parquet", "/{a b}.parquet", "/{}.parquet"])
 def test_pattern_whose_names_cannot_be_used_is_refused(place: Place, pattern: str) -> None:
     with pytest.raises(ConfigError, match="in braces"):
-        place.open(pattern)
+        place.files(pattern)
 
 
 def test_local_path_that_exists_is_no_pattern(tmp_path: Path) -> None:
@@ -181,8 +164,8 @@ def test_folder_that_the_system_does_not_show_is_listed_and_hides_no_other(
 def test_scope_may_be_the_files_of_a_folder_whose_names_begin_alike(place: Place, key: str) -> None:
     wanted = [f"flat/{key}-{number}.csv" for number in range(3)]
     for name in (*wanted, f"flat/{key}.csv", f"flat/{key[:-1]}-0.csv", "flat/zz-0.csv"):
-        place.write(name)
-    files = place.open("/flat/{category}-*.csv")
+        place.put(name, b"content")
+    files = place.files("/flat/{category}-*.csv")
     relative = f"{key}-1.csv"
     assert files.pattern is not None
     scope, begin, found = files.pattern.names_in(relative)

@@ -10,12 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.sources import Selection
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
@@ -30,19 +29,6 @@ class TestOrder:
         assert found == [partition.key for partition in open_source(tmp_path)]
         assert found.index("A") < found.index("a")
 
-    def test_files_of_a_partition_come_in_bytewise_order_of_their_relative_paths(self, tmp_path: Path) -> None:
-        folder = partition_folder(tmp_path, "k")
-        for name in ["b.parquet", "a/z.parquet", "B.parquet", "a.parquet", "part-10.parquet", "part-2.parquet"]:
-            write_rows(folder / name, [(name, name)])
-        assert [row[0] for row in rows_of(only(open_source(tmp_path)))] == [
-            "B.parquet",
-            "a.parquet",
-            "a/z.parquet",
-            "b.parquet",
-            "part-10.parquet",
-            "part-2.parquet",
-        ]
-
     def test_rows_keep_their_order_over_files_row_groups_and_batches(self, tmp_path: Path) -> None:
         rows = numbered_rows("k", 25_000)
         write_rows(partition_folder(tmp_path, "k") / "0.parquet", rows[:20_000], row_group_size=3_000)
@@ -50,20 +36,6 @@ class TestOrder:
         partition = only(open_source(tmp_path))
         assert partition.rows == 25_000
         assert rows_of(partition) == rows
-
-    def test_hidden_files_and_folders_are_not_read(self, tmp_path: Path) -> None:
-        folder = partition_folder(tmp_path, "k")
-        write_rows(folder / "0.parquet", ROWS)
-        for name in ["_tmp.parquet", ".x.parquet", "_old/0.parquet", ".git/0.parquet", "notes.txt"]:
-            write_rows(folder / name, [("9", "nine")])
-        (tmp_path / "_SUCCESS").touch()
-        (tmp_path / ".partition=x").mkdir()
-        assert rows_of(only(open_source(tmp_path))) == ROWS
-
-    def test_partition_can_be_read_again(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", ROWS)
-        partition = only(open_source(tmp_path))
-        assert rows_of(partition) == rows_of(partition) == ROWS
 
 
 class TestStreaming:
@@ -74,9 +46,10 @@ class TestStreaming:
         assert len(sizes) > 15
         assert max(sizes) < 3 * 1024 * 1024
 
-    def test_short_rows_come_in_batches_of_a_bounded_number(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", [(str(n), "x") for n in range(30_000)])
-        assert max(len(batch) for batch in only(open_source(tmp_path)).read()) <= 8192
+    def test_short_rows_come_in_few_batches_of_a_bounded_number(self, tmp_path: Path) -> None:
+        write_partition(tmp_path, "k", [(str(n), "x") for n in range(30_000)], row_group_size=500)
+        sizes = [len(batch) for batch in only(open_source(tmp_path)).read()]
+        assert max(sizes) <= 8192 and len(sizes) <= 5
 
     @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
     def test_text_that_a_dictionary_holds_once_is_not_written_out_for_thousands_of_rows(
@@ -96,11 +69,6 @@ class TestStreaming:
         largest, most_held = sizes(partition)
         assert largest < 7 * 1024 * 1024
         assert most_held < partition.page_bytes
-
-    def test_rows_are_read_few_at_a_time_and_come_many_at_a_time(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", [(str(n), f"{n:07d}" * 20) for n in range(8_000)], row_group_size=500)
-        batches = list(only(open_source(tmp_path)).read())
-        assert len(batches) == 1
 
     def test_reader_that_is_dropped_early_closes_its_file(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", numbered_rows("k", 20_000))
@@ -159,25 +127,8 @@ class TestVersions:
             partition = only(open_source(tmp_path, selection=Selection(id_column, text_column)))
             assert partition.source_version == partition.current_source_version() == plain + named
 
-    def test_partition_removed_from_the_source_has_no_version(self, tmp_path: Path) -> None:
-        path = write_partition(tmp_path, "k", ROWS)
-        partition = only(open_source(tmp_path))
-        path.unlink()
-        path.parent.rmdir()
-        assert partition.current_source_version() is None
-
-    def test_rows_and_bytes_are_known_without_reading(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", [(str(n), "x" * 100) for n in range(1000)], use_dictionary=False)
-        partition = only(open_source(tmp_path))
-        assert partition.rows == 1000
-        assert partition.text_bytes == pytest.approx(100_000, rel=0.2)
-
 
 class TestCatalogsThatCannotBeUsed:
-    def test_missing_folder_is_refused_with_what_to_do(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"no catalog at .*missing.* catalog demo --out"):
-            open_source(tmp_path / "missing")
-
     def test_empty_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"is empty: expected files .* in folders named by a column .*found none"):
             list(open_source(tmp_path))
@@ -197,39 +148,15 @@ class TestCatalogsThatCannotBeUsed:
         assert rows_of(only(open_source(f"file://{tmp_path}/a%20catalog"))) == ROWS
 
 
-class TestColumns:
-    def test_column_names_are_free(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", ROWS, columns=("sku", "title"))
-        assert rows_of(only(open_source(tmp_path, selection=Selection(id="sku", text="title")))) == ROWS
-
-    def test_one_column_can_be_both(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", ROWS)
-        partition = only(open_source(tmp_path, selection=Selection(id="text")))
-        assert rows_of(partition) == [(row[1], row[1]) for row in ROWS]
-
-    def test_missing_column_is_named_beside_those_there_are(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", ROWS, columns=("sku", "title"))
-        message = str(refusal(only(open_source(tmp_path, selection=Selection(id="sku")))))
-        assert "has no column 'text'; its columns are 'sku', 'title'" in message
-        assert "Name the right ones with the settings id, text, " in message
-
-    def test_two_columns_of_one_name_are_refused(self, tmp_path: Path) -> None:
-        path = partition_folder(tmp_path, "k") / "0.parquet"
-        path.parent.mkdir(parents=True)
-        column = pa.array(["x"])
-        pq.write_table(pa.Table.from_arrays([column] * 3, names=["id", "text", "text"]), path)
-        assert "has two columns 'text'" in str(refusal(only(open_source(tmp_path))))
+@pytest.mark.parametrize(("id_column", "text_column"), [("sku", "title"), ("title", "title")])
+def test_column_names_are_free_and_one_column_can_be_both(tmp_path: Path, id_column: str, text_column: str) -> None:
+    write_partition(tmp_path, "k", ROWS, columns=("sku", "title"))
+    places = [("sku", "title").index(name) for name in (id_column, text_column)]
+    partition = only(open_source(tmp_path, selection=Selection(id_column, text_column)))
+    assert rows_of(partition) == [(row[places[0]], row[places[1]]) for row in ROWS]
 
 
 class TestFilesThatCannotBeRead:
-    def test_file_that_is_not_parquet(self, tmp_path: Path) -> None:
-        path = partition_folder(tmp_path, "k") / "0.parquet"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"not parquet at all, but long enough to be looked at")
-        assert "partition=k/0.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
-        path.rename(path.with_name("0\x07.parquet"))
-        assert "partition=k/0\\x07.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
-
     @pytest.mark.parametrize("left", [0, 3, 100, -1])
     def test_truncated_file(self, tmp_path: Path, left: int) -> None:
         path = write_partition(tmp_path, "k", numbered_rows("k", 500))
@@ -266,16 +193,6 @@ class TestFilesThatCannotBeRead:
             except SurgeError:
                 refused += 1
         assert refused > 50
-
-    def test_file_removed_during_reading_is_a_transient_failure(self, tmp_path: Path) -> None:
-        folder = partition_folder(tmp_path, "k")
-        write_rows(folder / "0.parquet", numbered_rows("k", 10))
-        removed = write_rows(folder / "1.parquet", numbered_rows("k", 10))
-        reading = iter(only(open_source(tmp_path)).read())
-        next(reading)
-        removed.unlink()
-        with pytest.raises(TransientError, match=r"1\.parquet was removed while it was read"):
-            next(reading)
 
 
 class TestNoRows:
@@ -378,11 +295,3 @@ class TestEntriesThatAreNotOpened:
         assert m.key == "m"
         assert reason in str(refusal(m))
         assert m.current_source_version() == m.source_version
-
-
-def test_batches_carry_what_the_engine_expects(tmp_path: Path) -> None:
-    write_partition(tmp_path, "k", ROWS)
-    [batch] = list(only(open_source(tmp_path)).read())
-    assert isinstance(batch, RowBatch)
-    assert batch.texts.type == pa.large_string()
-    assert batch.ids.null_count == batch.texts.null_count == 0

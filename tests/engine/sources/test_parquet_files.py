@@ -92,22 +92,6 @@ def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(catalog:
 
 
 @pytest.mark.usefixtures("settled")
-def test_added_and_removed_files_change_the_version_also_in_nested_folders(catalog: FolderCatalog) -> None:
-    folder = partition_folder(Path(catalog.url), "b")
-    (folder / "empty").mkdir()
-    before = versions(catalog)
-    extra = write_rows(folder / "empty" / "part-1.parquet", [("x", "text")], key="b", version="v1")
-    with_extra = versions(catalog)
-    assert with_extra["b"] != before["b"]
-    beside = write_rows(folder / "part-2.parquet", [("y", "text")], key="b", version="v1")
-    assert versions(catalog)["b"] not in (before["b"], with_extra["b"])
-    beside.unlink()
-    assert versions(catalog) == with_extra
-    extra.unlink()
-    assert versions(catalog) == before
-
-
-@pytest.mark.usefixtures("settled")
 def test_added_changed_and_removed_partitions_are_listed_as_they_are(catalog: FolderCatalog) -> None:
     write_partition(Path(catalog.url), "b", numbered_rows("b", 4), version="v2")
     write_partition(Path(catalog.url), "d", numbered_rows("d", 1))

@@ -25,10 +25,6 @@ class TestKeys:
         assert partition.key == key
         assert rows_of(partition) == ROWS
 
-    def test_upper_and_lower_case_are_two_partitions(self, tmp_path: Path) -> None:
-        write_catalog(tmp_path, {"A": [("1", "upper")], "a": [("1", "lower")]})
-        assert {p.key: rows_of(p) for p in open_source(tmp_path)} == {"A": [("1", "upper")], "a": [("1", "lower")]}
-
     def test_folders_that_another_writer_escaped_less_are_read(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "partition=Köln x.y" / "0.parquet", ROWS)
         assert only(open_source(tmp_path)).key == "Köln x.y"

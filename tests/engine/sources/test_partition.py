@@ -15,24 +15,6 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.keys import decode_key, encode_key, joined_key
 
 SAFE = re.compile(r"[A-Za-z0-9_%-]{1,180}(~[0-9a-f]{32})?")
-AWKWARD = [
-    "a/b",
-    "..",
-    ".",
-    "/",
-    "~",
-    "%",
-    "%2E",
-    'Köln, "x" [1]',
-    "x" * 300,
-    "A",
-    "a",
-    " ",
-    "\0",
-    "\n",
-    "ß" * 60,
-    "🙂",
-]
 
 keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80) | st.text(
     "aA.~%/ö", min_size=1, max_size=400
@@ -47,6 +29,8 @@ def test_name_holds_only_safe_characters_and_at_most_180_bytes(key: str) -> None
 
 
 @given(keys)
+@example("x" * 180)
+@example("x" * 181)
 def test_short_name_is_decoded_to_its_key_and_long_name_is_not(key: str) -> None:
     name = encode_key(key)
     escaped = quote(key, safe="").replace(".", "%2E").replace("~", "%7E")
@@ -64,20 +48,6 @@ def test_short_name_is_decoded_to_its_key_and_long_name_is_not(key: str) -> None
 @example("A", "a")
 def test_different_keys_have_different_names(one: str, other: str) -> None:
     assert (encode_key(one) == encode_key(other)) == (one == other)
-
-
-def test_awkward_keys_have_names_of_their_own_that_stay_in_their_folder() -> None:
-    names = [encode_key(key) for key in AWKWARD]
-    assert len(set(names)) == len(AWKWARD)
-    for name in names:
-        assert os.path.basename(name) == name not in (".", "..")  # noqa: PTH119
-
-
-def test_limits_between_reversible_and_hashed_names() -> None:
-    assert decode_key(encode_key("x" * 180)) == "x" * 180
-    hashed = encode_key("x" * 181)
-    assert decode_key(hashed) is None
-    assert hashed.startswith("x" * 120 + "~")
 
 
 def test_names_that_another_hive_writer_escaped_less_are_understood() -> None:

@@ -167,7 +167,7 @@ def test_listings_are_remembered_of_a_limited_number_of_tables(
 ) -> None:
     remembered: dict[str, Any] = {}
     monkeypatch.setattr(module, "_LISTINGS", remembered)
-    monkeypatch.setattr(module, "_MOST_LISTINGS", 2, raising=False)
+    monkeypatch.setattr(module, "_KEPT_LISTINGS", 2)
     for partition_by in (("category",), ("id",), ("category", "id"), ("id", "category")):
         list(service.open(partition_by=partition_by))
     assert len(remembered) == 2
@@ -198,7 +198,7 @@ def test_rows_without_a_key_are_refused_and_the_others_are_read(service: Service
     keys = [none.get(key, key) for key in service.fake.table["category"].to_pylist()]
     service.fake.replace(service.fake.table.set_column(0, "category", [keys]))
     [bad, *good] = sorted(service.open(), key=lambda each: not each.key.startswith("__"))
-    assert "8 rows have no 'category'" in str(refusal(bad))
+    assert "8 rows have no key, since 'category' is null" in str(refusal(bad))
     assert {each.key: rows_of(each) for each in good} == {key: CATALOG[key] for key in CATALOG if key not in none}
 
 

@@ -47,7 +47,7 @@ def test_rows_without_a_key_are_refused_together_and_the_others_are_read() -> No
     frame = pl.DataFrame({"key": ["a", None, ""], "id": [1, 2, 3], "text": ["x", "y", "z"]})
     for given in (frame, frame.lazy()):
         bad, good = FrameTable(given, ["key"], url="products")
-        assert "2 rows of products have no key, since 'key' is null or empty" in str(refusal(bad))
+        assert "2 rows have no key, since 'key' is null, empty" in str(refusal(bad))
         assert bad.key == "__HIVE_DEFAULT_PARTITION__" and rows_of(good) == [(1, "x")]
 
 
