@@ -178,14 +178,13 @@ def embed(
     *,
     seen: Callable[[Event], None] = lambda event: None,
     publish_threads: int | None = None,
-    memory_limit: int | None = None,
 ) -> RunReport:
     """Execute a run to its end, calling `seen` with every event.
 
     Raises:
         RuntimeError: a partition failed.
     """
-    run = EmbeddingRun(partitions, store, pool, thresholds, publish_threads=publish_threads, memory_limit=memory_limit)
+    run = EmbeddingRun(partitions, store, pool, thresholds, publish_threads=publish_threads)
     for event in run.events():
         seen(event)
     if run.failed:
