@@ -114,8 +114,8 @@ def measure_events(arguments: argparse.Namespace) -> Document:
                 count = arguments.events if side in _BATCHED else arguments.single_events
                 turns[side].append(_one_round(server, side, count))
     rows = {
-        side: {name: statistics.median(turn[name] for turn in found) for name in ("partitions", "milliseconds")}
-        for side, found in turns.items()
+        side: {name: statistics.median(turn[name] for turn in its_rounds) for name in ("partitions", "milliseconds")}
+        for side, its_rounds in turns.items()
     }
     return {"postgres": server.version if server else None, "missing": missing, "sides": rows}
 
@@ -183,17 +183,17 @@ def _events_of(key: str) -> Iterator[dg.AssetMaterialization]:
     )
 
 
-def event_lines(found: Document) -> Iterator[str]:
-    title = f"two events, Postgres {found['postgres'] or found['missing']}"
+def event_lines(measured: Document) -> Iterator[str]:
+    title = f"two events, Postgres {measured['postgres'] or measured['missing']}"
     yield f"{title:26}{'partitions':>12}{'ms each':>10}"
-    for side, row in found["sides"].items():
+    for side, row in measured["sides"].items():
         yield f"{side:26}{row['partitions']:>12,}{row['milliseconds']:>10.2f}"
 
 
-def event_targets(found: Document) -> Iterator[Target]:
+def event_targets(measured: Document) -> Iterator[Target]:
     for side in _BATCHED:
-        milliseconds = found["sides"].get(side, {}).get("milliseconds")
-        yield at_most(f"{side}, ms per partition", 1.0, milliseconds, note=found["missing"])
+        milliseconds = measured["sides"].get(side, {}).get("milliseconds")
+        yield at_most(f"{side}, ms per partition", 1.0, milliseconds, note=measured["missing"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +224,9 @@ def refreshed_project(partitions: int) -> Iterator[Project]:
         printed = process.stdout.read() if process.stdout else ""
         if process.returncode:
             raise RuntimeError(f"the refresh failed with exit code {process.returncode}: {printed[-2000:]}")
-        found: Document = json.loads(printed.splitlines()[-1])
-        marks += [found["own_bytes"]] * (_QUARTERS - len(marks))
-        yield Project(folder, found | {"own_bytes_at_quarters": marks})
+        measured: Document = json.loads(printed.splitlines()[-1])
+        marks += [measured["own_bytes"]] * (_QUARTERS - len(marks))
+        yield Project(folder, measured | {"own_bytes_at_quarters": marks})
 
 
 def _write_catalog(catalog: Path, partitions: int) -> None:
@@ -286,16 +286,16 @@ def refresh(arguments: argparse.Namespace) -> Document:
     return {"partitions": arguments.partitions, "seconds": seconds, "cpu_seconds": cpu, "own_bytes": own_bytes}
 
 
-def refresh_lines(found: Document) -> Iterator[str]:
-    own = ", ".join(f"{mark / 1e6:,.0f}" for mark in found["own_bytes_at_quarters"])
-    seconds, cpu = found["seconds"], found["cpu_seconds"]
-    yield f"refresh of {found['partitions']:,} partitions: {seconds:.1f} s, {cpu:.1f} CPU seconds"
+def refresh_lines(measured: Document) -> Iterator[str]:
+    own = ", ".join(f"{mark / 1e6:,.0f}" for mark in measured["own_bytes_at_quarters"])
+    seconds, cpu = measured["seconds"], measured["cpu_seconds"]
+    yield f"refresh of {measured['partitions']:,} partitions: {seconds:.1f} s, {cpu:.1f} CPU seconds"
     yield f"its own memory at each quarter in MB: {own}"
 
 
-def refresh_targets(found: Document) -> Iterator[Target]:
-    marks = found["own_bytes_at_quarters"]
-    name = f"growth of own memory, last three quarters of {found['partitions']:,}, MB"
+def refresh_targets(measured: Document) -> Iterator[Target]:
+    marks = measured["own_bytes_at_quarters"]
+    name = f"growth of own memory, last three quarters of {measured['partitions']:,}, MB"
     yield at_most(name, GROWTH_MB, (marks[-1] - marks[0]) / 1e6)
 
 
@@ -319,31 +319,31 @@ def ticks(_: argparse.Namespace) -> Document:
         return {"first_tick": first, "idle_ticks": [tick(instance) for _ in range(_IDLE_TICKS)]}
 
 
-def sensor_lines(found: Document) -> Iterator[str]:
-    idle = ", ".join(f"{seconds:.2f}" for seconds in found["idle_ticks"])
-    title = f"sensor at {found['partitions']:,} partitions, CPU seconds of a tick"
-    yield f"{title}: {found['first_tick']:.2f}, with nothing to do {idle}"
+def sensor_lines(measured: Document) -> Iterator[str]:
+    idle = ", ".join(f"{seconds:.2f}" for seconds in measured["idle_ticks"])
+    title = f"sensor at {measured['partitions']:,} partitions, CPU seconds of a tick"
+    yield f"{title}: {measured['first_tick']:.2f}, with nothing to do {idle}"
 
 
-def sensor_targets(found: Document) -> Iterator[Target]:
-    yield at_most("CPU seconds of a tick with nothing to do", 2.0, statistics.median(found["idle_ticks"]))
+def sensor_targets(measured: Document) -> Iterator[Target]:
+    yield at_most("CPU seconds of a tick with nothing to do", 2.0, statistics.median(measured["idle_ticks"]))
 
 
 def measure_pages(project: Project, rounds: int) -> Document:
     """Open the page, then send its queries again."""
     queries: list[Document] = [{"operationName": "KnownPartitionQuery", "query": _KNOWN_QUERY, "variables": {}}]
-    found: Document = {"partitions": project.refreshed["partitions"]}
+    measured: Document = {"partitions": project.refreshed["partitions"]}
     with _webserver(project.folder) as url:
         say("  the page")
         try:
-            loads = [_load(f"{url}/assets/embeddings?view=partitions", found["partitions"]) for _ in range(rounds)]
-            found["page_seconds"] = [seconds for seconds, _ in loads]
+            loads = [_load(f"{url}/assets/embeddings?view=partitions", measured["partitions"]) for _ in range(rounds)]
+            measured["page_seconds"] = [seconds for seconds, _ in loads]
             queries += loads[-1][1]
         except NoBrowser as error:
-            found["missing"] = str(error)
+            measured["missing"] = str(error)
         say(f"  its {len(queries)} queries")
-        found["queries"] = [_query(url, query, rounds) for query in queries]
-    return found
+        measured["queries"] = [_query(url, query, rounds) for query in queries]
+    return measured
 
 
 @contextlib.contextmanager
@@ -411,20 +411,20 @@ def _query(url: str, query: Document, rounds: int) -> Document:
     return {"name": name, "seconds": statistics.median(seconds), "bytes": len(content)}
 
 
-def pages_lines(found: Document) -> Iterator[str]:
-    seconds = ", ".join(f"{seconds:.1f}" for seconds in found.get("page_seconds", ()))
-    page = f"page with {found['partitions']:,} partitions, seconds until they are shown: {seconds}"
-    yield found.get("missing", page)
+def pages_lines(measured: Document) -> Iterator[str]:
+    seconds = ", ".join(f"{seconds:.1f}" for seconds in measured.get("page_seconds", ()))
+    page = f"page with {measured['partitions']:,} partitions, seconds until they are shown: {seconds}"
+    yield measured.get("missing", page)
     yield f"{'query of the page':40}{'s':>8}{'kB':>10}"
-    for row in sorted(found["queries"], key=lambda row: -row["seconds"]):
+    for row in sorted(measured["queries"], key=lambda row: -row["seconds"]):
         yield f"{row['name']:40}{row['seconds']:>8.2f}{row['bytes'] / 1e3:>10,.1f}"
 
 
-def pages_targets(found: Document) -> Iterator[Target]:
-    partitions = f"{found['partitions']:,} partitions"
-    missing = found.get("missing", "")
-    slowest = None if missing else max(row["seconds"] for row in found["queries"])
-    yield at_most(f"s for all statuses of {partitions}", _QUERY_SECONDS, found["queries"][0]["seconds"])
+def pages_targets(measured: Document) -> Iterator[Target]:
+    partitions = f"{measured['partitions']:,} partitions"
+    missing = measured.get("missing", "")
+    slowest = None if missing else max(row["seconds"] for row in measured["queries"])
+    yield at_most(f"s for all statuses of {partitions}", _QUERY_SECONDS, measured["queries"][0]["seconds"])
     yield at_most(f"s for the page's slowest query, {partitions}", _QUERY_SECONDS, slowest, note=missing)
 
 

@@ -169,8 +169,8 @@ def run_lines(pairs: list[Document]) -> Iterator[str]:
 
 def run_targets(pairs: list[Document]) -> list[Target]:
 
-    def ratio(metric: str, run: str, beside: str) -> float:
-        return median(pair[run][metric] / pair[beside][metric] for pair in pairs)
+    def ratio(metric: str, run: str, other_run: str) -> float:
+        return median(pair[run][metric] / pair[other_run][metric] for pair in pairs)
 
     encoder, wall = (ratio(f"{name}_seconds", "incremental", "full") for name in ("encode", "wall"))
     saved = 1 - ratio("encode_seconds", "copies", "distinct")
@@ -300,18 +300,18 @@ def _copy_to_postgres(dsn: str, number: int, batches: list[pa.RecordBatch]) -> N
 
 def table_lines(clients: Document) -> Iterator[str]:
     yield f"{'first load, rows/s':20}{'client alone':>14}{'table':>10}{'share':>8}{'hand-over s':>13}{'commits':>9}"
-    for name, found in clients.items():
+    for name, measured in clients.items():
         yield (
-            f"{name:20}{found['bulk_rows_per_second']:>14,}{found['load_rows_per_second']:>10,}"
-            f"{found['share_of_bulk']:>8.2f}{found['changes_seconds']:>13.2f}{found['commits']:>9}"
+            f"{name:20}{measured['bulk_rows_per_second']:>14,}{measured['load_rows_per_second']:>10,}"
+            f"{measured['share_of_bulk']:>8.2f}{measured['changes_seconds']:>13.2f}{measured['commits']:>9}"
         )
 
 
 def table_targets(clients: Document) -> Iterator[Target]:
-    for name, found in clients.items():
-        yield Target(f"{name}: first load, share of bulk speed", 0.7, found["share_of_bulk"])
-        yield at_most(f"{name}: rows sent per changed row", 1.1, found["sent_per_changed_row"])
-        yield at_most(f"{name}: partitions of the table that are wrong", 0, found["wrong"])
+    for name, measured in clients.items():
+        yield Target(f"{name}: first load, share of bulk speed", 0.7, measured["share_of_bulk"])
+        yield at_most(f"{name}: rows sent per changed row", 1.1, measured["sent_per_changed_row"])
+        yield at_most(f"{name}: partitions of the table that are wrong", 0, measured["wrong"])
 
 
 SCENARIOS: Scenarios = {"runs": (run_lines, run_targets), "tables": (table_lines, table_targets)}

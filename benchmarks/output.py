@@ -219,12 +219,12 @@ def _flush(path: Path) -> None:
     os.close(descriptor)
 
 
-def tiny_lines(found: Document) -> Iterator[str]:
+def tiny_lines(measured: Document) -> Iterator[str]:
     yield (
-        f"{found['partitions']:,} partitions of {_TINY_TEXTS} texts, files of {found['file_bytes']:,.0f} bytes, "
-        f"median of {found['rounds']} rounds"
+        f"{measured['partitions']:,} partitions of {_TINY_TEXTS} texts, files of {measured['file_bytes']:,.0f} bytes, "
+        f"median of {measured['rounds']} rounds"
     )
-    for name, rate in found["partitions_per_second"].items():
+    for name, rate in measured["partitions_per_second"].items():
         yield f"{name:32}{rate:>10,.0f} per second"
 
 
@@ -334,10 +334,10 @@ def _write_catalog(case: str, texts: int, folder: Path) -> None:
     )
 
 
-def bound_lines(found: Document) -> Iterator[str]:
+def bound_lines(measured: Document) -> Iterator[str]:
     counts = f"{'memory':28}{'partitions':>12}{'texts':>12}"
     yield f"{counts}{'limit MB':>10}{'ledger MB':>12}{'above start MB':>16}{'seconds':>10}"
-    for case in found["cases"]:
+    for case in measured["cases"]:
         yield (
             f"{case['case']:28}{case['partitions']:>12,}{case['texts']:>12,}{case['limit_bytes'] / 1e6:>10,.0f}"
             f"{case['ledger_peak_bytes'] / 1e6:>12,.0f}{case['above_start_bytes'] / 1e6:>16,.0f}"
@@ -345,17 +345,17 @@ def bound_lines(found: Document) -> Iterator[str]:
         )
 
 
-def bound_targets(found: Document) -> Iterator[Target]:
-    for case in found["cases"]:
+def bound_targets(measured: Document) -> Iterator[Target]:
+    for case in measured["cases"]:
         limit = case["limit_bytes"] / 1e6
-        above = limit + (0 if case["case"] in _FILES else found["allowance_bytes"] / 1e6)
+        above = limit + (0 if case["case"] in _FILES else measured["allowance_bytes"] / 1e6)
         yield at_most(f"{case['case']}, maximum of the ledger in MB", limit, case["ledger_peak_bytes"] / 1e6)
         yield at_most(f"{case['case']}, MB above the start", above, case["above_start_bytes"] / 1e6)
 
 
 SCENARIOS: Scenarios = {
     "serialization": (serialization_lines, serialization_targets),
-    "tiny": (tiny_lines, lambda found: ()),
+    "tiny": (tiny_lines, lambda measured: ()),
     "bound": (bound_lines, bound_targets),
 }
 

@@ -32,9 +32,9 @@ def lines(document: Document) -> Iterator[str]:
 
 def targets(document: Document) -> list[Target]:
     """All aims with what this run measured."""
-    short = [found for found in document["workloads"] if found["input"] == "short"]
-    large = next((found["superbatch"] for found in short if found["superbatch"]), {})
-    run = next((row for found in short for row in found["rows"] if row["kind"] == "run"), {})
+    short = [workload for workload in document["workloads"] if workload["input"] == "short"]
+    large = next((workload["superbatch"] for workload in short if workload["superbatch"]), {})
+    run = next((row for workload in short for row in workload["rows"] if row["kind"] == "run"), {})
     name = "padding of short texts in one call" + (f" of {large['texts']:,}" if large else "")
     return [
         *(_gpu_targets(document) if document["device"] != "cpu" else _cpu_targets(document)),
@@ -65,7 +65,7 @@ def _gpu_targets(document: Document) -> Iterator[Target]:
 
 
 def _row(document: Document, workload: str, side: str) -> Document:
-    rows = [row for found in document["workloads"] if found["input"] == workload for row in found["rows"]]
+    rows = [row for each in document["workloads"] if each["input"] == workload for row in each["rows"]]
     return next((row for row in rows if row["side"] == side), {"missing": "not requested"})
 
 

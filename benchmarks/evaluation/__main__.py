@@ -34,7 +34,7 @@ def measure(arguments: argparse.Namespace, before: Document) -> Iterator[Documen
     """
     document = start_document("evaluation", argparse.Namespace(), _LIBRARIES)
     kept = before["experiments"] if _measured_with(before) == _measured_with(document) else {}
-    document["experiments"] = {name: found for name, found in kept.items() if name in EXPERIMENTS}
+    document["experiments"] = {name: experiment for name, experiment in kept.items() if name in EXPERIMENTS}
     for name in arguments.only:
         say(name)
         load, begun = os.getloadavg()[0], time.perf_counter()

@@ -22,7 +22,7 @@ _MARK = re.compile(r"^\[\[(.+)\]\]$", re.MULTILINE)
 
 def rows_of(document: Document) -> Rows:
     """What was measured, by experiment."""
-    return {name: found["rows"] for name, found in document["experiments"].items()}
+    return {name: experiment["rows"] for name, experiment in document["experiments"].items()}
 
 
 def render(document: Document) -> str:
@@ -53,8 +53,8 @@ def _scale(document: Document) -> Iterator[str]:
 
 def _measured(document: Document) -> Iterator[str]:
     together: dict[str, list[str]] = {}
-    for name, found in document["experiments"].items():
-        together.setdefault(f"`{found['scale']}`, {found['date']}", []).append(name.replace("_", " "))
+    for name, experiment in document["experiments"].items():
+        together.setdefault(f"`{experiment['scale']}`, {experiment['date']}", []).append(name.replace("_", " "))
     yield from (f"- {when}: {', '.join(names)}" for when, names in together.items())
 
 
