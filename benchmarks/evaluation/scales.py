@@ -81,12 +81,13 @@ SCALES = {
     ),
     # Shows that everything runs, and measures nothing.
     "tiny": Scale(
-        **dict.fromkeys(("end_to_end", "packing", "bound", "ablation", "failures"), 2_000),
-        models={"minilm": 90, "bge-base": 45, "e5-large": 18},
+        **dict.fromkeys(("end_to_end", "packing", "bound", "ablation"), 2_000),
+        models={"minilm": 90, "bge-base": 45},
         **dict.fromkeys(("simulated_models", "profiles", "thresholds"), 1_000),
         serialization=(1_000,),
         scaling=(1_000, 2_000),
         batched=(1_000, 2_000),
+        failures=4_000,
         scaling_clock=1_000.0,
         call_rounds=1,
         clock=1_000.0,
