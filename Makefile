@@ -93,8 +93,7 @@ bench-derive: $(STAMP) ## rows per second of derived spaces, from memory and fro
 	@$(BIN)/python -m benchmarks.derive $(ARGS)
 
 bench-nightly: $(STAMP) ## what a night costs that changes little, and tables that follow the vectors
-	@$(BIN)/python -m benchmarks.nightly $(NIGHTLY_ARGS)
-	@$(BIN)/python -m benchmarks.consumers $(ARGS)
+	@$(BIN)/python -m benchmarks.nightly $(ARGS)
 
 bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)

@@ -8,7 +8,6 @@ reading the files alone takes, and is a part of *files*.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,19 +17,18 @@ from time import perf_counter, process_time
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import Document, Target, print_document, say, start_document
+from benchmarks.harness import Document, Target, command_line, print_document, say, start_document
+from benchmarks.output import write_output
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.formats import file_name, format_of, new_writer, read_published_file
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.formats import file_name, format_of, read_published_file
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.support.text_hash import text_hashes
 
 DIMENSION = 384
 KINDS: tuple[tuple[DerivedDtype, int], ...] = (
@@ -43,26 +41,6 @@ KINDS: tuple[tuple[DerivedDtype, int], ...] = (
 _BATCH_ROWS = 1024
 _MEAN_TEXT_BYTES = 100
 _LEAST = 500_000
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=50_000, help="rows of the space")
-    parser.add_argument("--partitions", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="where files are written; default: a temporary one")
-    arguments = parser.parse_args()
-    document = start_document("derive", arguments, ("numpy", "pyarrow"))
-    parent = EncodingSpec(f"hash://{DIMENSION}").resolve()
-    draw = np.random.default_rng(0)
-    matrix = draw.standard_normal((arguments.rows, DIMENSION), np.float32)
-    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        store = LocalStore(Path(folder) / "out")
-        _write(store, parent, matrix, arguments.partitions)
-        document["reading_rows_per_cpu_second"] = _reading(store, parent, arguments.rounds)
-        document["kinds"] = [_measure(store, parent, matrix, kind, arguments.rounds) for kind in KINDS]
-    print_document(document, _lines(document), list(_targets(document)))
 
 
 def _measure(
@@ -118,35 +96,48 @@ def _rates(work: Callable[[], None], rows: int) -> tuple[float, float]:
 
 def _write(store: LocalStore, parent: Space, matrix: np.ndarray, partitions: int) -> None:
     claim_space(store, parent)
-    columns = schema(pa.string(), DIMENSION, "float32", include_text=True)
     for number, part in enumerate(np.array_split(matrix, partitions)):
         key, rows = f"p{number}", np.arange(len(part), dtype=np.uint64)
         version = desired_version(key, parent.name)
         facts = FileFacts(key, parent.name, "m", "fp32", "v1", key, version, len(part), DIMENSION, 0)
         texts = draw_texts(0, number, rows, _MEAN_TEXT_BYTES).cast(pa.large_string())
-        with (
-            store.create(file_name(parent.name, key)) as upload,
-            new_writer("parquet", upload.sink, columns, facts) as writer,
-        ):
-            writer.append(pa.array(rows).cast(pa.string()), texts, text_hashes(texts), part)
-            writer.close()
-            upload.publish(lambda: None)
+        write_output(store.root / file_name(parent.name, key), facts, pa.array(rows).cast(pa.string()), texts, part)  # pyright: ignore[reportArgumentType]
 
 
 def _lines(document: Document) -> Iterator[str]:
     yield f"reading the parent's files: {document['reading_rows_per_cpu_second']:,.0f} rows/s per core"
     yield f"{'rows per second':24}{'memory':>14}{'files, core':>14}{'files':>14}"
-    for found in document["kinds"]:
+    for kind in document["kinds"]:
         rates = ("memory_rows_per_second", "files_rows_per_cpu_second", "files_rows_per_second")
-        name = f"{found['dtype']}, {found['dimension']}"
-        yield f"{name:24}" + "".join(f"{found[rate]:>14,.0f}" for rate in rates)
+        name = f"{kind['dtype']}, {kind['dimension']}"
+        yield f"{name:24}" + "".join(f"{kind[rate]:>14,.0f}" for rate in rates)
 
 
 def _targets(document: Document) -> Iterator[Target]:
-    for found in document["kinds"]:
-        name = f"{found['dtype']} with {found['dimension']} dimensions, rows/s per core"
-        yield Target(f"{name} from memory", _LEAST, found["memory_rows_per_second"])
-        yield Target(f"{name} from files", _LEAST, found["files_rows_per_cpu_second"])
+    for kind in document["kinds"]:
+        name = f"{kind['dtype']} with {kind['dimension']} dimensions, rows/s per core"
+        yield Target(f"{name} from memory", _LEAST, kind["memory_rows_per_second"])
+        yield Target(f"{name} from files", _LEAST, kind["files_rows_per_cpu_second"])
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--rows", type=int, default=50_000, help="rows of the space")
+    parser.add_argument("--partitions", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=None, help="where files are written; default: a temporary one")
+    arguments = parser.parse_args()
+    document = start_document("derive", arguments, ("numpy", "pyarrow"))
+    parent = EncodingSpec(f"hash://{DIMENSION}").resolve()
+    draw = np.random.default_rng(0)
+    matrix = draw.standard_normal((arguments.rows, DIMENSION), np.float32)
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        store = LocalStore(Path(folder) / "out")
+        _write(store, parent, matrix, arguments.partitions)
+        document["reading_rows_per_cpu_second"] = _reading(store, parent, arguments.rounds)
+        document["kinds"] = [_measure(store, parent, matrix, kind, arguments.rounds) for kind in KINDS]
+    print_document(document, _lines(document), _targets(document))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What all benchmarks share: command line types, progress lines, facts of the machine, and aims beside measurements."""
+"""What all benchmarks share: command lines, processes of their own, facts of the machine, aims beside measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +47,21 @@ def at_most(name: str, target: float, measured: float | None, note: str = "") ->
     return Target(name, target, measured, at_least=False, note=note)
 
 
+# Each scenario's table and aims, made from its part of the document.
+Scenarios = Mapping[str, tuple[Callable[..., Iterable[str]], Callable[..., Iterable[Target]]]]
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is a module's docstring."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_quick(parser: argparse.ArgumentParser) -> bool:
+    """Add `--quick`; gives whether it was requested, because other defaults depend on it."""
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
+    return "--quick" in sys.argv
+
+
 def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
     """The argparse type of a comma-separated list of known names."""
     choices = tuple(known)
@@ -56,6 +73,25 @@ def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
         return names
 
     return parse
+
+
+def numbers(text: str) -> list[float]:
+    """The argparse type of a comma-separated list of numbers."""
+    return [float(number) for number in text.split(",")]
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def in_own_process(module: str, *words: object, **options: Any) -> Document:
+    """Run a module as a program; gives the document in the last line of its output."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, **options)
+    return json.loads(finished.stdout.splitlines()[-1])
 
 
 def say(text: str) -> None:
@@ -78,28 +114,24 @@ def start_document(name: str, arguments: argparse.Namespace, libraries: Iterable
     }
 
 
-def print_document(document: Document, lines: Iterable[str], aims: list[Target]) -> None:
+def print_scenarios(document: Document, scenarios: Scenarios) -> None:
+    """Print the tables and aims of the scenarios that are in the document, and the document."""
+    lines, aims = list[str](), list[Target]()
+    for name, (lines_of, targets_of) in scenarios.items():
+        if name in document:
+            lines += ["", *lines_of(document[name])]
+            aims += targets_of(document[name])
+    print_document(document, lines, aims)
+
+
+def print_document(document: Document, lines: Iterable[str], aims: Iterable[Target]) -> None:
     """Print the table, the aims and, as the last line, the document."""
-    machine = document["machine"]
+    machine, aims = document["machine"], list(aims)
     load = f"load average {machine['load_average']:.1f} before and {os.getloadavg()[0]:.1f} after"
     print(f"{machine['processor']}, {machine['cores']} cores, {load}")
     for line in (*lines, *aim_lines(aims)):
         print(line)
     print(json.dumps(document | {"targets": [aim.as_dict() for aim in aims]}))
-
-
-# Each scenario's table and aims, made from its part of the document.
-Scenarios = Mapping[str, tuple[Callable[..., Iterable[str]], Callable[..., Iterable[Target]]]]
-
-
-def scenario_lines(scenarios: Scenarios, document: Document) -> list[str]:
-    """The tables of the scenarios that are in the document."""
-    return [line for name, (lines, _) in scenarios.items() if name in document for line in lines(document[name])]
-
-
-def scenario_targets(scenarios: Scenarios, document: Document) -> list[Target]:
-    """The aims of the scenarios that are in the document."""
-    return [aim for name, (_, aims) in scenarios.items() if name in document for aim in aims(document[name])]
 
 
 def aim_lines(aims: Iterable[Target]) -> Iterator[str]:
@@ -131,10 +163,10 @@ def _machine() -> Document:
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in names:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

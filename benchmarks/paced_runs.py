@@ -23,11 +23,9 @@ import pyarrow as pa
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
-from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, RunReport
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -60,7 +58,7 @@ class PacedBackend:
     def prepare(self, texts: list[str]) -> int:
         return len(texts)
 
-    def forward(self, prepared: int, rows: Rows, progress: Progress) -> Costs:
+    def forward(self, prepared: int, rows: Rows, progress: Progress) -> ChunkMetrics:
         begun = time.perf_counter()
         if begun - self._due > _BEHIND_SECONDS:  # it was idle
             self._due = begun
@@ -71,7 +69,7 @@ class PacedBackend:
             time.sleep(min(left, 1.0))
             progress()
         seconds = time.perf_counter() - begun
-        return Costs(tokens=prepared, padded_tokens=prepared, forward_seconds=seconds)
+        return ChunkMetrics(prepared, prepared, seconds)
 
 
 class PacedPool(EncoderPool):
@@ -130,8 +128,8 @@ class _PacedCall:
     @property
     def metrics(self) -> EncodeMetrics:
         metrics = self._turn.result().metrics
-        pause = Costs(encode_seconds=self._call_seconds, shared_seconds=self._call_seconds)
-        return replace(metrics, costs=metrics.costs.plus(pause))
+        seconds = {name: getattr(metrics, name) + self._call_seconds for name in ("encode_seconds", "work_seconds")}
+        return replace(metrics, **seconds)
 
 
 @contextlib.contextmanager
@@ -153,7 +151,6 @@ def paced_pool(
         patch.dict(os.environ, {_SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}),
         PacedPool(spec, call_seconds, **options) if call_seconds else EncoderPool(spec, **options) as pool,
     ):
-        pool.start()
         yield pool
 
 
@@ -181,15 +178,14 @@ def embed(
     *,
     seen: Callable[[Event], None] = lambda event: None,
     publish_threads: int | None = None,
-    memory_limit: int | None = None,
 ) -> RunReport:
     """Execute a run to its end, calling `seen` with every event.
 
     Raises:
         RuntimeError: a partition failed.
     """
-    run = EmbeddingRun(partitions, store, pool, thresholds, publish_threads=publish_threads, memory_limit=memory_limit)
-    for event in learning(run, pool, store):
+    run = EmbeddingRun(partitions, store, pool, thresholds, publish_threads=publish_threads)
+    for event in run.events():
         seen(event)
     if run.failed:
         raise RuntimeError(f"partitions failed in the run: {run.report.partitions_failed[:3]}")

@@ -19,9 +19,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.harness import Document, Target, at_most, names_of, print_document, say, start_document
+from benchmarks.encode.inputs import SHAPES, write_model
+from benchmarks.harness import (
+    Document,
+    Target,
+    at_most,
+    command_line,
+    names_of,
+    numbers,
+    print_document,
+    say,
+    start_document,
+)
 from benchmarks.paced_runs import embed, paced_pool
-from benchmarks.shapes import SHAPES, write_model
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -81,7 +91,7 @@ def _case(pool: EncoderPool, sigma: float, seconds: float, repeats: int, folder:
         costs = known_costs(pool, store)
         plans.append(plan(sizes, text_bytes, costs, bounds, beside_bytes=beside_bytes))
         reports.append(embed(pool, partitions, open_store(output / f"{sigma}-{number}"), pinned))
-    predicted, walls = [one.forecast.wall_seconds for one in plans], [report.wall_seconds for report in reports]
+    predicted, walls = [planned.forecast.wall_seconds for planned in plans], [report.wall_seconds for report in reports]
     return {
         "texts": texts,
         "partitions": len(partitions),
@@ -95,16 +105,15 @@ def _case(pool: EncoderPool, sigma: float, seconds: float, repeats: int, folder:
 
 
 def prediction_lines(document: Document) -> list[str]:
-    """The table of the cases."""
     lines = [
         f"{'model':12}{'workers':>8}{'sigma':>7}{'texts':>10}{'alpha':>8}{'measured s':>12}{'error':>8}{'spread':>8}"
         f"{'flushes':>9}  errors of each plan"
     ]
     for case in document["cases"]:
-        made, done = case["plan"]["superbatches"], case["runs"][0]["superbatches"]
+        planned, done = case["plan"]["superbatches"], case["runs"][0]["superbatches"]
         lines.append(
             f"{case['model']:12}{case['workers']:8}{case['sigma']:7.2f}{case['texts']:10,}{case['plan']['alpha']:8.3f}"
-            f"{fmean(case['wall_seconds']):12.1f}{_error(case):8.1%}{case['spread']:8.1%}{made:5} /{done:3}  "
+            f"{fmean(case['wall_seconds']):12.1f}{_error(case):8.1%}{case['spread']:8.1%}{planned:5} /{done:3}  "
             + " ".join(f"{error:+.1%}" for error in case["prediction_errors"])
         )
     return lines
@@ -126,18 +135,14 @@ def _error(case: Document) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", type=names_of(MODELS), default=list(MODELS))
-    parser.add_argument("--sigmas", type=_numbers, default=[1.0, 1.72, 2.5])
-    parser.add_argument("--workers", type=_numbers, default=[1, 2])
+    parser.add_argument("--sigmas", type=numbers, default=[1.0, 1.72, 2.5])
+    parser.add_argument("--workers", type=numbers, default=[1, 2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run, about")
     parser.add_argument("--repeats", type=int, default=3)
     document = measure(parser.parse_args())
-    print_document(document, prediction_lines(document), list(prediction_targets(document)))
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(number) for number in text.split(",")]
+    print_document(document, prediction_lines(document), prediction_targets(document))
 
 
 if __name__ == "__main__":

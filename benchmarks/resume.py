@@ -11,25 +11,32 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import Document, Target, at_most, print_document, say, start_document
+from benchmarks.harness import (
+    Document,
+    Target,
+    add_quick,
+    at_most,
+    command_line,
+    in_own_process,
+    print_document,
+    say,
+    start_document,
+)
+from benchmarks.output import write_output
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.formats import file_name, new_writer
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.support.text_hash import text_hashes
 
 TARGET_OUTPUTS, TARGET_SECONDS = 40_000, 5.0
 _SECONDS = ("seconds", "cpu_seconds", "list_seconds")
@@ -37,35 +44,22 @@ SPACE = "bench-000000000000"
 _DIMENSION = 384
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """The decisions of one process; `list_seconds` is the part of `seconds` spent in listing."""
-
-    fresh: int
-    stale: int
-    missing: int
-    list_seconds: float
-    seconds: float
-    cpu_seconds: float
-
-
 def measure(arguments: argparse.Namespace) -> Document:
     """Write outputs, decide in fresh processes, and give the document."""
     document = start_document("resume", arguments, ("pyarrow",))
-    found = []
+    rounds: list[Document] = []
     with tempfile.TemporaryDirectory(prefix="surge-bench-") as folder:
         say(f"writing {arguments.outputs:,} outputs")
         write_outputs(Path(folder), arguments.outputs, arguments.seed)
         for index in range(arguments.rounds):
             say(f"  round {index + 1} of {arguments.rounds}")
-            found.append(_decide_in_fresh_process(folder, arguments.outputs))
-    medians = {name: statistics.median(one[name] for one in found) for name in _SECONDS}
-    decided = {name: found[0][name] for name in ("fresh", "stale", "missing")}
-    return document | medians | {"outputs": arguments.outputs, "decided": decided, "rounds": found}
+            rounds.append(in_own_process("benchmarks.resume", "--outputs", arguments.outputs, "--decide", folder))
+    medians = {name: statistics.median(decided[name] for decided in rounds) for name in _SECONDS}
+    decided = {name: rounds[0][name] for name in ("fresh", "stale", "missing")}
+    return document | medians | {"outputs": arguments.outputs, "decided": decided, "rounds": rounds}
 
 
 def targets(document: Document) -> list[Target]:
-    """The aim beside what was measured."""
     seconds = document["seconds"] if document["outputs"] == TARGET_OUTPUTS else None
     name = f"seconds to decide {TARGET_OUTPUTS:,} outputs by their footers"
     return [at_most(name, TARGET_SECONDS, seconds, note=f"{document['outputs']:,} outputs")]
@@ -78,8 +72,7 @@ def decided_wrongly(document: Document) -> bool:
 
 
 def lines(document: Document) -> Iterator[str]:
-    """The table."""
-    seconds = [one["seconds"] for one in document["rounds"]]
+    seconds = [decided["seconds"] for decided in document["rounds"]]
     yield f"{document['outputs']:,} outputs on local disk, a fresh process each"
     yield f"{'seconds':>9}{'rounds':>16}{'CPU seconds':>13}{'listing':>9}"
     spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
@@ -93,22 +86,19 @@ def write_outputs(folder: Path, outputs: int, seed: int) -> None:
     matrix = random.standard_normal((8, _DIMENSION)).astype(np.float32)
     ids = pa.array([f"id-{row}" for row in range(8)])
     texts = pa.array([f"a short text, number {row} of this partition" for row in range(8)], pa.large_string())
-    columns = schema(ids.type, _DIMENSION, "float32", include_text=True)
     (folder / SPACE).mkdir(parents=True)
     for index, count in enumerate(rows.tolist()):
         key, digest = _key(index), f"{index:032x}"
         version = desired_version(digest, SPACE)
         facts = FileFacts(key, SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0)
-        with (
-            pa.OSFile(str(folder / file_name(SPACE, key)), "wb") as sink,
-            new_writer("parquet", sink, columns, facts) as writer,
-        ):
-            writer.append(ids[:count], texts[:count], text_hashes(texts[:count]), matrix[:count])  # pyright: ignore[reportArgumentType]
-            writer.close()
+        write_output(folder / file_name(SPACE, key), facts, ids[:count], texts[:count], matrix[:count])  # pyright: ignore[reportArgumentType]
 
 
-def decide(folder: str, outputs: int) -> Decided:
-    """List an output and decide for each partition, as a run does; every tenth source has changed."""
+def decide(folder: str, outputs: int) -> Document:
+    """List an output and decide for each partition, as a run does; every tenth source has changed.
+
+    `list_seconds` is the part of `seconds` spent in listing.
+    """
     store = open_store(folder)
     partitions = [
         Partition(_key(index), f"v{index}" if index % 10 else "moved", lambda: iter(()), lambda: None)
@@ -117,39 +107,29 @@ def decide(folder: str, outputs: int) -> Decided:
     cpu, begun = time.process_time(), time.perf_counter()
     state = OutputState(store, SPACE)
     listed = time.perf_counter()
-    found = [state.freshness(partition).status for partition in state.looked_at(partitions)]
-    ended = time.perf_counter()
-    counts = {name: found.count(name) for name in ("fresh", "stale", "missing")}
-    return Decided(**counts, list_seconds=listed - begun, seconds=ended - begun, cpu_seconds=time.process_time() - cpu)
-
-
-def _decide_in_fresh_process(folder: str, outputs: int) -> Document:
-    command = [sys.executable, "-m", "benchmarks.resume", "--outputs", str(outputs), "--decide", folder]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    statuses = [state.status(partition) for partition in state.looked_at(partitions)]
+    seconds = {
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - cpu,
+        "list_seconds": listed - begun,
+    }
+    return {status: statuses.count(status) for status in ("fresh", "stale", "missing")} | seconds
 
 
 def _key(index: int) -> str:
     return f"category {index:05d}"
 
 
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
-    quick = parser.parse_known_args(words)[0].quick
+def main() -> None:
+    parser = command_line(__doc__)
+    add, quick = parser.add_argument, add_quick(parser)
     add("--outputs", type=int, default=200 if quick else TARGET_OUTPUTS, help=f"files to decide ({TARGET_OUTPUTS:,})")
     add("--rounds", type=int, default=1 if quick else 5, help="fresh processes (5)")
     add("--seed", type=int, default=0, help="of the files' sizes")
     add("--decide", metavar="FOLDER", help=argparse.SUPPRESS)
-    return parser.parse_args(words)
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    arguments = parse()
+    arguments = parser.parse_args()
     if arguments.decide:
-        print(json.dumps(asdict(decide(arguments.decide, arguments.outputs))))
+        print(json.dumps(decide(arguments.decide, arguments.outputs)))
         return
     document = measure(arguments)
     print_document(document, lines(document), targets(document))

@@ -1,39 +1,65 @@
-"""What sources cost: grouping a table whose rows stand in no order, and feeding runs from a sorted one and folders.
+"""What sources cost: grouping a table in no order, and feeding runs from a sorted one, a disk and a bucket.
 
     python -m benchmarks.sources --rows 10000000      # the size of the aims; the default is a fifth of it
 
-Each part runs in a process of its own, so that its peak of memory is its own. Each figure stands beside its aim, and
-the last line is one JSON document.
+- shuffled: listing a table whose rows stand in no order for the first time, which groups them, then reading it.
+- sorted: a run over a table in order, with an encoder that computes nothing.
+- folders: runs over folders of small files, on a disk and in a bucket that answers each request after a latency. The
+  encoder sleeps for as long as a CPU would encode, because one that computes takes its cores from what is measured. It
+  idles from the beginning of the run until the first texts are read, and whenever no further ones are ready.
+
+Each part runs in a process of its own, so that its peak of memory is its own; so does the server of the bucket. Prints
+a table and, as the last line of standard output, one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import hashlib
 import json
+import multiprocessing
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import Document, Target, at_most, print_document, say, start_document
+from benchmarks.harness import (
+    Document,
+    Target,
+    at_most,
+    command_line,
+    in_own_process,
+    print_document,
+    say,
+    start_document,
+)
 from benchmarks.paced_runs import paced_pool
-from benchmarks.source_folders import feed_from_folders, folders_lines, folders_targets, write_folders
+from surge_dagster.catalogs.synthetic import draw_texts
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import SuperBatchReport
+from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.store.object_client import StorageOptions
 
 AIM_ROWS_PER_SECOND = 1_200_000
 AIM_PEAK_BYTES = 600_000_000
 AIM_TEXTS_PER_SECOND = 1_000_000
+AIM_IDLE_SHARE = 0.02
+LATENCY_SECONDS = 0.02
+TEXTS_PER_SECOND = 1_200.0  # short texts on two cores with bf16
+TEXTS = 100  # of a folder
 _DIMENSION = 8
 _ROWS = 2_000_000
 _KEYS = 4_000
@@ -70,7 +96,7 @@ def group(source: Source, folder: Path) -> Document:
     begun = time.perf_counter()
     rows = sum(partition.rows or 0 for partition in source)
     grouped = time.perf_counter()
-    peak = _peak_bytes()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     read = sum(len(batch) for partition in source for batch in partition.read())
     if read != rows:
         raise SystemExit(f"{rows:,} rows were grouped and {read:,} came back")
@@ -98,36 +124,136 @@ def feed(source: Source, folder: Path) -> Document:
     return {"rows": rows, "list_seconds": listed - begun, "read_seconds": read - listed, "run_seconds": seconds}
 
 
-PARTS: dict[str, Callable[[Source, Path], Document]] = {"shuffled": group, "sorted": feed}
+def write_folders(folder: Path, partitions: int) -> None:
+    """Write a folder with one Parquet file for each partition."""
+    for number in range(partitions):
+        path = folder / f"category=c{number:05d}" / "0.parquet"
+        path.parent.mkdir(parents=True)
+        texts = draw_texts(0, number, np.arange(TEXTS, dtype=np.uint64))
+        pq.write_table(pa.table({"id": pa.array([f"{number}-{row}" for row in range(TEXTS)]), "text": texts}), path)
+
+
+def feed_from_folders(folder: Path) -> Document:
+    """Run over the folder `catalog` below `folder`, then over the same as a bucket; vectors go to the local disk."""
+    with paced_pool(TEXTS_PER_SECOND) as pool, _bucket_of(folder / "catalog") as (endpoint, requests):
+        options = StorageOptions(endpoint=endpoint, access_key_id="a", secret_access_key="b")
+        disk = _run(pool, open_source(folder / "catalog"), folder / "from-disk")
+        bucket = _run(pool, open_source("s3://bench", storage_options=options), folder / "from-bucket")
+        return {"disk": disk, "bucket": bucket | {"requests": requests()}}
+
+
+@contextlib.contextmanager
+def _bucket_of(folder: Path) -> Iterator[tuple[str, Callable[[], Document]]]:
+    """Serve a folder as the bucket `bench` from another process; gives the endpoint, and the requests so far by kind.
+
+    moto is not used, because it takes milliseconds of a core for each request, and the cores are those of what is
+    measured.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(folder, theirs), daemon=True)
+    server.start()
+
+    def requests() -> Document:
+        ours.send("count")
+        return ours.recv()
+
+    yield ours.recv(), requests
+    ours.send("end")
+    server.join()
+
+
+def _serve(folder: Path, pipe: Connection) -> None:
+    """Answer the part of S3's API that a source uses, each request after the latency, as many at a time as are sent."""
+    from aiohttp import web  # counts for the memory of what is measured
+
+    objects = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))}
+    etags = {key: f'"{hashlib.md5(content).hexdigest()}"' for key, content in objects.items()}
+    counts: Counter[str] = Counter()
+
+    async def read(request: web.Request) -> web.Response:
+        counts[request.method] += 1
+        await asyncio.sleep(LATENCY_SECONDS)
+        key = request.match_info["key"]
+        content = objects[key]
+        headers = {"ETag": etags[key], "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+        if "Range" not in request.headers:
+            return web.Response(headers=headers, body=content)
+        start, stop, _ = request.http_range.indices(len(content))
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        return web.Response(status=206, headers=headers, body=content[start:stop])
+
+    async def listing(request: web.Request) -> web.Response:
+        counts["LIST"] += 1
+        await asyncio.sleep(LATENCY_SECONDS)
+        entries = "".join(
+            f"<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>{etags[key]}</ETag><Size>{len(content)}</Size></Contents>"
+            for key, content in objects.items()
+            if key.startswith(request.query.get("prefix", ""))
+        )
+        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        return web.Response(text=body, content_type="application/xml")
+
+    async def serve() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/bench/{key:.+}", read), web.get("/bench{_:/?}", listing)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        while await asyncio.to_thread(pipe.recv) == "count":
+            pipe.send(dict(counts))
+        await runner.cleanup()
+
+    asyncio.run(serve())
+
+
+def _run(pool: EncoderPool, source: Source, output: Path) -> Document:
+    run = EmbeddingRun(source, open_store(output), pool)
+    encoded = 0.0
+    for event in run.events():
+        if isinstance(event, SuperBatchReport) and event.encode_span is not None:
+            encoded = max(encoded, event.encode_span.ended)
+    if run.failed or not encoded:
+        raise SystemExit(f"partitions failed: {run.report.partitions_failed[:3]}")
+    report = run.report
+    return {
+        "partitions": report.partitions_written,
+        "texts": report.texts_encoded,
+        "seconds": encoded,
+        "idle_share": max(0.0, 1 - report.encode_seconds / encoded),
+        "duty_cycle": report.duty_cycle,
+        "run_seconds": report.wall_seconds,
+    }
+
+
+_TABLES: dict[str, Callable[[Source, Path], Document]] = {"shuffled": group, "sorted": feed}
 
 
 def measure(arguments: argparse.Namespace) -> Document:
     """Measure every part; writing the sources is not part of any figure."""
     document = start_document("sources", arguments, ("pyarrow", "numpy"))
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        for name in PARTS:
+        for name in _TABLES:
             say(f"writing a {name} table of {arguments.rows:,} rows")
             keys = arguments.keys if name == "shuffled" else max(1, arguments.rows // _SORTED_ROWS_PER_KEY)
             path = Path(folder) / f"{name}.parquet"
             write_table(path, arguments.rows, keys, _TEXT_BYTES[name], is_sorted=name == "sorted")
             say(f"reading it, {path.stat().st_size / 1e6:,.0f} MB in {keys:,} keys")
-            document[name] = _in_own_process(name, folder)
+            document[name] = _measure(name, folder)
             path.unlink()
         write_folders(Path(folder) / "catalog", arguments.partitions)
         say(f"reading {arguments.partitions:,} folders from a disk and from a bucket")
-        document[_FOLDERS] = _in_own_process(_FOLDERS, folder)
+        document[_FOLDERS] = _measure(_FOLDERS, folder)
     return document
 
 
-def _in_own_process(part: str, folder: str) -> Document:
-    command = [sys.executable, "-m", "benchmarks.sources", "--part", part, "--folder", folder]
+def _measure(part: str, folder: str) -> Document:
     environment = {**os.environ, "SURGE_CACHE_DIR": f"{folder}/cache"}
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-    return json.loads(output.splitlines()[-1])
+    return in_own_process("benchmarks.sources", "--part", part, "--folder", folder, env=environment)
 
 
 def lines(document: Document) -> Iterator[str]:
-    """The table."""
     shuffled, ordered = document["shuffled"], document["sorted"]
     yield f"{'':44}{'rows':>12}{'seconds':>9}{'rows/s':>12}"
     for name, part, step in (
@@ -139,46 +265,49 @@ def lines(document: Document) -> Iterator[str]:
     ):
         yield f"{name:44}{part['rows']:>12,}{part[step]:>9.2f}{part['rows'] / part[step]:>12,.0f}"
     yield f"peak memory of the process that groups: {shuffled['peak_bytes'] / 1e6:,.0f} MB"
-    yield from folders_lines(document[_FOLDERS])
+    yield (
+        f"folders of {TEXTS} texts, an encoder of {TEXTS_PER_SECOND:,.0f} texts/s in place of a model; idle until the "
+        "last text is encoded"
+    )
+    for place, measured in document[_FOLDERS].items():
+        where = f"bucket, {1_000 * LATENCY_SECONDS:.0f} ms" if place == "bucket" else place
+        requests = sum(measured.get("requests", {}).values()) / measured["partitions"]
+        sent = f", {requests:.2f} requests per partition" if requests else ""
+        yield (
+            f"{where:16}{measured['partitions']:>6,} partitions{measured['seconds']:>8.1f} s, idle "
+            f"{measured['idle_share']:.1%}, duty with the last publications {measured['duty_cycle']:.3f}{sent}"
+        )
 
 
 def targets(document: Document) -> list[Target]:
-    """What was to be reached, on two cores."""
     shuffled, ordered = document["shuffled"], document["sorted"]
     return [
         Target("rows/s grouped", AIM_ROWS_PER_SECOND, shuffled["rows"] / shuffled["group_seconds"]),
         at_most("bytes of memory while grouping", AIM_PEAK_BYTES, shuffled["peak_bytes"]),
         Target("texts/s into a null encoder", AIM_TEXTS_PER_SECOND, ordered["rows"] / ordered["run_seconds"]),
-        *folders_targets(document[_FOLDERS]),
+        *(
+            at_most(f"idle share of a CPU's encoder that reads from a {place}", AIM_IDLE_SHARE, measured["idle_share"])
+            for place, measured in document[_FOLDERS].items()
+        ),
     ]
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--rows", type=int, default=_ROWS, help=f"of each table ({_ROWS:,}; the aims are for 10,000,000)")
     add("--keys", type=int, default=_KEYS, help=f"of the shuffled table ({_KEYS:,})")
     add("--partitions", type=int, default=_PARTITIONS, help=f"folders of small files ({_PARTITIONS:,})")
     add("--folder", help="where the tables, the grouped rows and the vectors are written (the temporary folder)")
-    add("--part", choices=(*PARTS, _FOLDERS), help=argparse.SUPPRESS)
-    return parser.parse_args(words)
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    arguments = parse()
+    add("--part", choices=(*_TABLES, _FOLDERS), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     if arguments.part:
         folder = Path(arguments.folder)
         if arguments.part == _FOLDERS:
             print(json.dumps(feed_from_folders(folder)))
             return
         source = open_source(folder / f"{arguments.part}.parquet", partition_by=["category"])
-        print(json.dumps(PARTS[arguments.part](source, folder)))
+        print(json.dumps(_TABLES[arguments.part](source, folder)))
         return
     document = measure(arguments)
     print_document(document, lines(document), targets(document))

@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from typing import Any
 from benchmarks.evaluation.aims import aims
 from benchmarks.evaluation.charts import draw
 from benchmarks.evaluation.experiments import EXPERIMENTS
-from benchmarks.evaluation.page import DOCUMENT, IMAGES, render, rows_of
+from benchmarks.evaluation.page import render, rows_of
 from benchmarks.evaluation.scales import SCALES
-from benchmarks.harness import Document, aim_lines, names_of, say, start_document
+from benchmarks.harness import Document, aim_lines, command_line, names_of, say, start_document
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "evaluation.json"
 _LIBRARIES = ("numpy", "pyarrow", "sentence-transformers", "torch", "openvino")
 
 
@@ -34,11 +34,11 @@ def measure(arguments: argparse.Namespace, before: Document) -> Iterator[Documen
     """
     document = start_document("evaluation", argparse.Namespace(), _LIBRARIES)
     kept = before["experiments"] if _measured_with(before) == _measured_with(document) else {}
-    document["experiments"] = {name: found for name, found in kept.items() if name in EXPERIMENTS}
+    document["experiments"] = {name: experiment for name, experiment in kept.items() if name in EXPERIMENTS}
     for name in arguments.only:
         say(name)
         load, begun = os.getloadavg()[0], time.perf_counter()
-        rows = [asdict(row) for row in EXPERIMENTS[name](SCALES[arguments.scale])]
+        rows = list(EXPERIMENTS[name](SCALES[arguments.scale]))
         document["experiments"][name] = {
             "scale": arguments.scale,
             "date": datetime.now(UTC).date().isoformat(),
@@ -57,12 +57,11 @@ def write(document: Document, path: Path) -> None:
     """Write a document, its page and its charts."""
     path.write_text(json.dumps(document, indent=1) + "\n")
     path.with_suffix(".md").write_text(render(document))
-    draw(rows_of(document), path.parent / IMAGES.name)
+    draw(rows_of(document), path.parent / "images")
 
 
 def main() -> None:
-    """Parse, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--scale", choices=SCALES, default="eval", help="sizes of the experiments (eval)")
     parser.add_argument("--only", type=names_of(EXPERIMENTS), default=list(EXPERIMENTS), help=",".join(EXPERIMENTS))
     parser.add_argument(

@@ -12,44 +12,97 @@ written by as many threads as a run has, but the next call waits for them: the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import accumulate, pairwise
-from typing import Protocol
+from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.files.facts import VectorFacts
-from surge_dagster.engine.files.formats import write_file
+from benchmarks.encode.inputs import short_workload
+from benchmarks.encode.peers import SentenceTransformersPool, Setting
+from benchmarks.evaluation.metering import Meter, MeteredPool
+from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.files.facts import FileFacts, desired_version
+from surge_dagster.engine.files.formats import file_name, write_file
 from surge_dagster.engine.files.rows import FileRows
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
-from surge_dagster.engine.run.superbatch import OpenPartition
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, read_rows
-from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
 
+_THREADS = 4  # of a run's publisher on a local disk
+_PILOT_TEXTS = 200
 
-class TextEncoder(Protocol):
-    """Encodes texts in one call; its vectors, [texts, dimension], are valid until the next one."""
 
-    space: Space
-    precision: str
-    workers: int
+class PoolTexts:
+    """Calls of this engine's pool for texts that lie in no slot: they are copied into one, which grows as needed."""
 
-    def encode(self, texts: pa.LargeStringArray) -> np.ndarray: ...
+    def __init__(self, pool: MeteredPool) -> None:
+        self.space: Space = pool.space
+        self._pool = pool
+        self._arena: Arena | None = None
+        self._slot: Slot | None = None
+
+    def encode(self, texts: pa.LargeStringArray) -> np.ndarray:
+        """The vectors of texts, [texts, dimension], over shared memory; valid until the next call."""
+        slot = self._empty_slot(len(texts), texts.nbytes)
+        slot.append(texts)
+        if len(texts):
+            self._pool.submit(slot).result()
+        return slot.matrix(0, len(slot))
+
+    def close(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+
+    def _empty_slot(self, texts: int, text_bytes: int) -> Slot:
+        if self._slot is not None:
+            self._slot.truncate(0)
+            free_texts, free_bytes = self._slot.room
+            if texts <= free_texts and text_bytes <= free_bytes:
+                return self._slot
+            texts, text_bytes = max(texts, 2 * free_texts), max(text_bytes, 2 * free_bytes)
+        self.close()
+        self._arena = self._pool.arena(slots=1, max_texts=max(1, texts), max_bytes=max(1, text_bytes))
+        self._slot = self._arena.acquire()
+        return self._slot
+
+
+class LibraryTexts:
+    """Calls of sentence-transformers' multi-process pool: what people have without this engine."""
+
+    def __init__(self, space: Space) -> None:
+        pilot, folder = short_workload(_PILOT_TEXTS, seed=0).texts, Path(space.model_path)
+        self.space = space
+        self.meter = Meter()
+        self._peer = SentenceTransformersPool(Setting(space, folder, folder, "cpu", pilot))
+
+    def encode(self, texts: pa.LargeStringArray) -> np.ndarray:
+        """The vectors of texts, float32 [texts, dimension]."""
+        begun = time.perf_counter()
+        vectors = self._peer.encode(texts.to_pylist())
+        self.meter.add_call(begun, len(texts))
+        return vectors
+
+    def close(self) -> None:
+        self._peer.close()
+
+
+Encoder = PoolTexts | LibraryTexts
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """All rows of a partition, in memory."""
 
-    opened: OpenPartition
+    partition: Partition
+    digest: str
     ids: list[pa.Array]
     texts: pa.LargeStringArray
 
@@ -57,16 +110,22 @@ class Gathered:
         return len(self.texts)
 
 
+def gather(partition: Partition) -> Gathered:
+    """Read a partition whole."""
+    digest, batches = ContentDigest(), list(read_rows(partition))
+    for batch in batches:
+        digest.update(batch)
+    texts = _joined([batch.texts for batch in batches])
+    return Gathered(partition, digest.hexdigest(), [batch.ids for batch in batches], texts)
+
+
 class Files:
-    """Writes whole partitions as the files of a space.
+    """Writes whole partitions as the files of a space."""
 
-    Args:
-        threads: that write concurrently.
-    """
-
-    def __init__(self, store: Store, space: Space, precision: str, threads: int) -> None:
-        self._target = SpaceTarget(store, claim_space(store, space), precision, include_text=True)
-        self._threads = ThreadPoolExecutor(threads)
+    def __init__(self, store: LocalStore, space: Space) -> None:
+        self._store = store
+        self._space = claim_space(store, space)
+        self._threads = ThreadPoolExecutor(_THREADS)
 
     def write(self, gathered: Sequence[Gathered], vectors: np.ndarray, order: np.ndarray | None = None) -> None:
         """Write partitions, and flush the folder.
@@ -76,40 +135,38 @@ class Files:
             order: where in `vectors` those of each row are, int64 [rows]; None where they are in the same order.
         """
 
-        def write(one: Gathered, part: slice) -> None:
-            self._write(one, vectors[part] if order is None else vectors[order[part]])
+        def write(rows: Gathered, stop: int) -> None:
+            part = slice(stop - len(rows), stop)
+            self._write(rows, vectors[part] if order is None else vectors[order[part]])
 
-        for _ in self._threads.map(write, gathered, _slices(gathered)):
+        for _ in self._threads.map(write, gathered, accumulate(map(len, gathered))):
             pass
-        self._target.sync()
+        self._store.sync(self._space.name)
 
     def _write(self, gathered: Gathered, matrix: np.ndarray) -> None:
-        opened, now = gathered.opened, datetime.now(UTC).isoformat(timespec="seconds")
-        id_type, hashes = opened.id_type or pa.string(), text_hashes(gathered.texts)
-        rows = FileRows(gathered.ids, id_type, gathered.texts, hashes, matrix)
-        vectors = VectorFacts(rows_encoded=len(matrix), oldest_encoded_at=now)
-        facts = self._target.facts(opened, rows=len(matrix), vectors=vectors)
-        with self._target.create(opened.key) as upload:
-            write_file(self._target.space.file_format, upload, rows, facts)
-            upload.publish(lambda: require_unchanged(opened.source))
+        key, space, digest = gathered.partition.key, self._space.name, gathered.digest
+        versions = (gathered.partition.source_version, digest, desired_version(digest, space))
+        facts = FileFacts(key, space, self._space.requested.model, "fp32", *versions, len(matrix), matrix.shape[1], 0)
+        id_type = gathered.ids[0].type if gathered.ids else pa.string()
+        rows = FileRows(gathered.ids, id_type, gathered.texts, text_hashes(gathered.texts), matrix)
+        with self._store.create(file_name(space, key)) as upload:
+            write_file("parquet", upload, rows, facts)
+            upload.publish(lambda: None)
 
-    def __enter__(self) -> Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._threads.shutdown()
 
 
-def partition_by_partition(partitions: Iterable[Partition], encoder: TextEncoder, files: Files, batch: int) -> None:
+def partition_by_partition(partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int) -> None:
     """PBP; `batch` has no meaning."""
     for gathered in map(gather, partitions):
         files.write([gathered], encoder.encode(gathered.texts))
 
 
-def fixed_size_batches(partitions: Iterable[Partition], encoder: TextEncoder, files: Files, batch: int) -> None:
+def fixed_size_batches(partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int) -> None:
     """FSB with B = `batch`; the files of a regrouped partition need one more copy of its vectors."""
     gathered = list(map(gather, partitions))
-    texts = pa.chunked_array([one.texts for one in gathered], pa.large_string())
+    texts = pa.chunked_array([rows.texts for rows in gathered], pa.large_string())
     labels = np.repeat(np.arange(len(gathered)), list(map(len, gathered)))
     vectors = np.empty((len(texts), encoder.space.dimension), encoder.space.dtype)
     for start in range(0, len(texts), batch):
@@ -118,65 +175,29 @@ def fixed_size_batches(partitions: Iterable[Partition], encoder: TextEncoder, fi
     files.write(gathered, vectors, np.argsort(labels, kind="stable"))
 
 
-def packed_partitions(partitions: Iterable[Partition], encoder: TextEncoder, files: Files, batch: int) -> None:
-    """PB-PBP-LB with B = `batch`.
+def packed_partitions(partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int) -> None:
+    """PB-PBP-LB with B = `batch`."""
+    for packed in first_fit_decreasing(list(partitions), batch):
+        gathered = list(map(gather, packed))
+        files.write(gathered, encoder.encode(_joined([rows.texts for rows in gathered])))
 
-    Raises:
-        ValueError: the source does not know how many rows a partition has.
+
+def first_fit_decreasing(partitions: Sequence[Partition], capacity: int) -> list[list[Partition]]:
+    """Pack partitions, largest first, each into the first bin that has room.
+
+    A partition above the capacity has a bin of its own, because partitions are not split.
     """
-    listed = list(partitions)
-    sizes = [one.rows for one in listed if one.rows is not None]
-    if len(sizes) < len(listed):
-        raise ValueError("packing needs the sizes of all partitions before the first is read, and this source has none")
-    for packed in first_fit_decreasing(sizes, batch):
-        gathered = [gather(listed[place]) for place in packed]
-        files.write(gathered, encoder.encode(_joined([one.texts for one in gathered])))
-
-
-def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack sizes, largest first, each into the first bin that has room; O(n log n).
-
-    A size above the capacity has a bin of its own, because partitions are not split.
-
-    Returns:
-        The places in `sizes` of what each bin holds.
-    """
-    # A tree over the bins: each node has the most room of any bin below it, so the first bin is found from the root.
-    leaves = 1 << max(0, len(sizes) - 1).bit_length()
-    room = [capacity] * (2 * leaves)
-    bins: list[list[int]] = []
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        size = min(sizes[place], capacity)
-        node = 1
-        while node < leaves:
-            node = 2 * node if size <= room[2 * node] else 2 * node + 1
-        if node - leaves == len(bins):
+    rooms: list[int] = []
+    bins: list[list[Partition]] = []
+    for partition in sorted(partitions, key=lambda partition: -(partition.rows or 0)):
+        size = min(partition.rows or 0, capacity)
+        first = next((number for number, room in enumerate(rooms) if size <= room), len(rooms))
+        if first == len(bins):
             bins.append([])
-        bins[node - leaves].append(place)
-        room[node] -= size
-        while node := node // 2:
-            room[node] = max(room[2 * node], room[2 * node + 1])
+            rooms.append(capacity)
+        bins[first].append(partition)
+        rooms[first] -= size
     return bins
-
-
-def gather(partition: Partition) -> Gathered:
-    """Read a partition whole."""
-    opened, digest = OpenPartition(partition), ContentDigest()
-    ids: list[pa.Array] = []
-    texts: list[pa.LargeStringArray] = []
-    for batch in read_rows(partition):
-        digest.update(batch)
-        opened.missing.count(batch)
-        opened.id_type = batch.ids.type
-        ids.append(batch.ids)
-        texts.append(batch.texts)
-    opened.content_digest = digest.hexdigest()
-    return Gathered(opened, ids, _joined(texts))
-
-
-def _slices(gathered: Sequence[Gathered]) -> Iterator[slice]:
-    """Where the rows of each lie among the rows of all."""
-    return (slice(*borders) for borders in pairwise(accumulate(map(len, gathered), initial=0)))
 
 
 def _joined(texts: Sequence[pa.LargeStringArray]) -> pa.LargeStringArray:

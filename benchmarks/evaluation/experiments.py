@@ -1,100 +1,91 @@
 """The experiments: a function for each table of the paper that compares strategies; `EXPERIMENTS` has them all.
 
-Each gives rows of frozen dataclasses with what was measured. What the paper published stands in `published`, and the
+Each gives rows with what was measured. What the paper published stands in `published`, and the
 page brings both together.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.encode.costs import PEER_SIZES, SIZES, peer_call_cost, pool_call_cost
 from benchmarks.evaluation import published
-from benchmarks.evaluation.calls import calls
 from benchmarks.evaluation.failures import failures
-from benchmarks.evaluation.scales import PARTITION_TEXTS, Scale, case_of
-from benchmarks.evaluation.serialization import serialization
-from benchmarks.evaluation.strategies import Case, measure, measure_on, opened
-from benchmarks.harness import say
-from benchmarks.storage_profiles import PROFILES
+from benchmarks.evaluation.metering import Meter
+from benchmarks.evaluation.scales import Scale, case_of
+from benchmarks.evaluation.stores import PROFILES
+from benchmarks.evaluation.strategies import MEMORY_FOLDER, Case, measure, measure_on, opened
+from benchmarks.harness import Document, say, seconds_of
+from benchmarks.output import drawn_rows, write_rows
+from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 
 _BINS = 10  # of a catalog that is smaller than the paper's B
-FIXED_BATCHES = {"FSB 10K": 10_000, "FSB 50K": 50_000, "FSB 100K": 100_000}
+_PEER_SIZES = PEER_SIZES[:4]  # the larger ones take most of the time
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A strategy's run.
+def calls(scale: Scale) -> Iterator[Document]:
+    """Section 4.1: c_ipc of this engine's pool and of sentence-transformers' with encoders that compute nothing.
 
-    Attributes:
-        group: what the run is one of: a model, a sigma, a profile, a number of texts. Empty where there is one group.
-        throughput: texts/s at the paper's clock; with a real encoder, as measured.
-        encoding: the same of the encode calls alone.
-        memory: GB above the start.
-        ttfo: seconds until the first file, at the paper's scale; with a real encoder, as measured.
-        ttfo_seconds: as measured.
-        exposed: seconds in which files were written and nothing was encoded, before the last call ended.
+    In milliseconds, with its 95 % interval.
     """
-
-    name: str
-    group: str
-    texts: int
-    partitions: int
-    throughput: float
-    encoding: float
-    duty: float
-    rho: float
-    memory: float
-    ttfo: float
-    ttfo_seconds: float
-    calls: int
-    largest: int
-    b_max: int
-    wall_seconds: float
-    encode_seconds: float
-    exposed: float
-    tail: float
+    for name, cost in (
+        ("this engine", pool_call_cost(SIZES, scale.call_rounds)),
+        ("sentence-transformers", peer_call_cost(_PEER_SIZES, scale.call_rounds, usable_cores())),
+    ):
+        yield {
+            "name": name,
+            "milliseconds": 1_000 * cost.intercept,
+            "low": 1_000 * cost.low,
+            "high": 1_000 * cost.high,
+        }
 
 
-def end_to_end(scale: Scale) -> Iterator[Measured]:
+def end_to_end(scale: Scale) -> Iterator[Document]:
     """Table 1: every strategy in a process of its own."""
     for name, strategy, b_min in (
         ("PBP", "pbp", published.B_MIN),
-        *((name, "fsb", b_min) for name, b_min in FIXED_BATCHES.items()),
+        *((f"FSB {thousands}K", "fsb", 1_000 * thousands) for thousands in (10, 50, 100)),
         ("SURGE sync", "surge-sync", published.B_MIN),
         ("SURGE async", "surge-async", published.B_MIN),
     ):
-        found = case_of(published.MINILM, scale.end_to_end, clock=scale.clock, b_min=b_min)
-        yield _measured(name, strategy, found, scale.clock)
+        yield _measured(name, strategy, case_of(published.MINILM, scale.end_to_end, clock=scale.clock, b_min=b_min))
     divided = case_of(published.MINILM, scale.end_to_end, clock=scale.clock, processes=published.MINILM.workers)
-    yield _measured("SURGE async, 4 processes", "surge-async", divided, scale.clock)
+    yield _measured("SURGE async, 4 processes", "surge-async", divided)
 
 
-def packing(scale: Scale) -> Iterator[Measured]:
+def packing(scale: Scale) -> Iterator[Document]:
     """Tables 2 and 5, which share an encoder and a sigma: PB-PBP-LB, and partition sizes of three spreads."""
     case = case_of(published.MINILM_ON_TWO, scale.packing, clock=scale.clock)
     with opened(case) as pool:
         for sigma in published.SIGMAS:
-            varied = replace(case, sigma=sigma)
-            yield _measured("PBP", "pbp", varied, scale.clock, f"{sigma}", pool)
-            yield _measured("SURGE async", "surge-async", varied, scale.clock, f"{sigma}", pool)
+            varied = replace(case, sigma=float(sigma))
+            yield _measured("PBP", "pbp", varied, sigma, pool)
+            yield _measured("SURGE async", "surge-async", varied, sigma, pool)
         for thousands in (100, 200):
             packed = case_of(published.MINILM_ON_TWO, scale.packing, clock=scale.clock, b_min=1_000 * thousands)
-            yield _measured(f"PB-PBP-LB {thousands}K", "pb-pbp-lb", packed, scale.clock, "1.72", pool)
+            yield _measured(f"PB-PBP-LB {thousands}K", "pb-pbp-lb", packed, "1.72", pool)
 
 
-def bound(scale: Scale) -> Iterator[Measured]:
+def bound(scale: Scale) -> Iterator[Document]:
     """Section 5.3 at sigma 2.5, where partitions pass B_max; at four times the speed, because the batches count."""
-    clock = 4 * scale.clock
-    case = case_of(published.MINILM_ON_TWO, scale.bound, clock=clock, sigma=2.5)
-    yield _measured("PB-PBP-LB 100K", "pb-pbp-lb", case, clock, "2.5")
-    yield _measured("SURGE async", "surge-async", case, clock, "2.5")
+    case = case_of(published.MINILM_ON_TWO, scale.bound, clock=4 * scale.clock, sigma=2.5)
+    yield _measured("PB-PBP-LB 100K", "pb-pbp-lb", case, "2.5")
+    yield _measured("SURGE async", "surge-async", case, "2.5")
 
 
-def ablation(scale: Scale) -> Iterator[Measured]:
+def ablation(scale: Scale) -> Iterator[Document]:
     """Table 3."""
     case = case_of(published.MINILM, scale.ablation, clock=scale.clock)
     with opened(case) as pool:
@@ -104,24 +95,24 @@ def ablation(scale: Scale) -> Iterator[Measured]:
             ("without async", "surge-sync"),
             ("without zero copy", "surge-without-zero-copy"),
         ):
-            yield _measured(name, strategy, case, scale.clock, pool=pool)
+            yield _measured(name, strategy, case, pool=pool)
     alone = CostConstants(published.MINILM.call_seconds, published.MINILM.text_seconds)
-    yield _measured("one worker", "surge-async", case_of(alone, scale.ablation, clock=scale.clock), scale.clock)
+    yield _measured("one worker", "surge-async", case_of(alone, scale.ablation, clock=scale.clock))
 
 
-def models(scale: Scale) -> Iterator[Measured]:
+def models(scale: Scale) -> Iterator[Document]:
     """Table 4 with the paper's constants."""
     for model, costs, dimension in (("bge-base", published.BGE_BASE, 768), ("E5-large", published.E5_LARGE, 1_024)):
         case = case_of(costs, scale.simulated_models, clock=scale.clock, dimension=dimension)
         with opened(case) as pool:
             for name, strategy in (("PBP", "pbp"), ("FSB 100K", "fsb"), ("SURGE async", "surge-async")):
-                yield _measured(name, strategy, case, scale.clock, model, pool)
+                yield _measured(name, strategy, case, model, pool)
 
 
-def real_models(scale: Scale) -> Iterator[Measured]:
+def real_models(scale: Scale) -> Iterator[Document]:
     """Table 4 with encoders that compute, on this machine; MiniLM also on sentence-transformers' pool."""
     for model, texts in scale.models.items():
-        case = Case(texts, max(2, texts // scale.partition_texts), model=model, precision="fp32")
+        case = Case(texts, max(2, texts // scale.partition_texts), model=model)
         packed = replace(case, thresholds=Thresholds(b_min=max(1, texts // _BINS)))
         baselines = {
             "PBP": ("pbp", case),
@@ -129,51 +120,76 @@ def real_models(scale: Scale) -> Iterator[Measured]:
             f"PB-PBP-LB, B = N/{_BINS}": ("pb-pbp-lb", packed),
         }
         with opened(case) as pool:
-            for name, (strategy, one) in {**baselines, "SURGE async": ("surge-async", case)}.items():
-                yield _measured(name, strategy, one, group=model, pool=pool)
+            for name, (strategy, its_case) in {**baselines, "SURGE async": ("surge-async", case)}.items():
+                yield _measured(name, strategy, its_case, model, pool)
         if model == "minilm":
             with opened(replace(case, library="sentence-transformers")) as library:
-                for name, (strategy, one) in baselines.items():
-                    yield _measured(f"{name}, sentence-transformers", strategy, one, group=model, pool=library)
+                for name, (strategy, its_case) in baselines.items():
+                    yield _measured(f"{name}, sentence-transformers", strategy, its_case, model, library)
 
 
-def profiles(scale: Scale) -> Iterator[Measured]:
+def profiles(scale: Scale) -> Iterator[Document]:
     """Table 6."""
     cases = {name: case_of(published.MINILM, scale.profiles, clock=scale.clock, profile=name) for name in PROFILES}
     with opened(cases["null"]) as pool:
         for profile, case in cases.items():
             for name in ("sync", "async"):
-                yield _measured(name, f"surge-{name}", case, scale.clock, profile, pool)
+                yield _measured(name, f"surge-{name}", case, profile, pool)
 
 
-def thresholds(scale: Scale) -> Iterator[Measured]:
+def thresholds(scale: Scale) -> Iterator[Document]:
     """Table 7."""
-    cases = {
-        b_min: case_of(published.MINILM, scale.thresholds, clock=scale.clock, b_min=b_min)
-        for b_min in published.THRESHOLDS
-    }
-    with opened(cases[published.B_MIN]) as pool:
-        for b_min, case in cases.items():
-            yield _measured(f"{b_min:,}", "surge-async", case, scale.clock, pool=pool)
+    with opened(case_of(published.MINILM, scale.thresholds, clock=scale.clock)) as pool:
+        for b_min in published.THRESHOLDS:
+            count = int(b_min.replace(",", ""))
+            case = case_of(published.MINILM, scale.thresholds, clock=scale.clock, b_min=count)
+            yield _measured(b_min, "surge-async", case, pool=pool)
 
 
-def scaling(scale: Scale) -> Iterator[Measured]:
+def serialization(scale: Scale) -> Iterator[Document]:
+    """Table 8: a Python list of floats of every row (listing 1), beside the engine's writer; MB beside the matrix."""
+    for rows in scale.serialization:
+        say(f"  {rows:,} rows")
+        both = []
+        for is_naive in (True, False):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+                both.append(fresh.submit(_write_one, rows, is_naive).result())
+        (naive_seconds, naive_mb), (seconds, mb) = both
+        naive = {"naive_seconds": naive_seconds, "naive_mb": naive_mb}
+        yield {"rows": rows, "seconds": seconds, "mb": mb} | naive
+
+
+def _write_one(rows: int, is_naive: bool) -> tuple[float, float]:
+    """Seconds and megabytes for a Parquet file in main memory."""
+    ids, texts, matrix = drawn_rows(rows)
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
+        path = Path(folder) / "one.parquet"
+
+        def write_naively() -> None:
+            lists = [row.tolist() for row in matrix]
+            pq.write_table(pa.table({"id": ids, "text": texts, "embedding": lists}), path)
+
+        write_rows(path, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
+        with Meter() as meter:
+            seconds = seconds_of(write_naively if is_naive else lambda: write_rows(path, ids, texts, matrix))
+        return seconds, meter.grown_bytes / 1e6
+
+
+def scaling(scale: Scale) -> Iterator[Document]:
     """Table 9 with the product as it is: its own cost of a call, and thresholds derived from it.
 
     Every run has a process of its own, and the paper's partitions and clock.
     """
-    clock = scale.scaling_clock
     for texts in scale.scaling:
-        paced = case_of(published.MINILM, texts, clock=clock, shrink=1.0)
+        paced = case_of(published.MINILM, texts, clock=scale.scaling_clock, shrink=1.0)
         case = replace(paced, call_seconds=0.0, thresholds=Thresholds())
-        yield _measured("SURGE async", "surge-async", case, clock, f"{texts}")
+        yield _measured("SURGE async", "surge-async", case, f"{texts}")
         if texts in scale.batched:
-            batched = replace(case, thresholds=Thresholds(b_min=published.B_MIN))
-            yield _measured("FSB 100K", "fsb", batched, clock, f"{texts}")
+            yield _measured("FSB 100K", "fsb", replace(case, thresholds=Thresholds(b_min=published.B_MIN)), f"{texts}")
 
 
-EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Any]]] = {
-    "calls": lambda scale: calls(scale.call_rounds),
+EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Document]]] = {
+    "calls": calls,
     "end_to_end": end_to_end,
     "packing": packing,
     "bound": bound,
@@ -182,49 +198,14 @@ EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Any]]] = {
     "real_models": real_models,
     "profiles": profiles,
     "thresholds": thresholds,
-    "serialization": lambda scale: serialization(scale.serialization),
+    "serialization": serialization,
     "scaling": scaling,
-    "failures": lambda scale: failures(scale.failures),
+    "failures": lambda scale: map(asdict, failures(scale.failures)),
 }
 
 
-def _measured(
-    name: str,
-    strategy: str,
-    case: Case,
-    clock: float = 1.0,
-    group: str = "",
-    pool: Any = None,
-) -> Measured:
-    """Run a strategy, in a process of its own or on a pool that is there; `clock` is that of a simulated encoder."""
+def _measured(name: str, strategy: str, case: Case, group: str = "", pool: Any = None) -> Document:
+    """Run a strategy, in a process of its own or on a pool that is there."""
     say(f"  {group} {name}, {case.texts:,} texts")
-    found = measure(strategy, case) if pool is None else measure_on(pool, strategy, case)
-    assert found.texts == case.texts
-    assert found.partitions == case.partitions
-    return Measured(
-        name=name,
-        group=group,
-        texts=found.texts,
-        partitions=found.partitions,
-        throughput=found.texts_per_second / clock,
-        encoding=found.texts / found.encode_seconds / clock,
-        duty=found.duty,
-        rho=found.overlap_ratio,
-        memory=found.peak_rss_bytes / 1e9,
-        ttfo=found.time_to_first_output_seconds * clock * _first_output_size(strategy, case),
-        ttfo_seconds=found.time_to_first_output_seconds,
-        calls=found.calls,
-        largest=found.largest_superbatch_texts,
-        b_max=case.thresholds.b_max or 0,
-        wall_seconds=found.wall_seconds,
-        encode_seconds=found.encode_seconds,
-        exposed=max(0.0, found.exposed_io_seconds - found.tail_seconds),
-        tail=found.tail_seconds,
-    )
-
-
-def _first_output_size(strategy: str, case: Case) -> float:
-    """How much more the paper encodes before its first file: all texts, or a larger batch."""
-    if not case.call_seconds:  # nothing but the encoder's speed is simulated, at the paper's own clock
-        return 1.0
-    return published.TEXTS / case.texts if strategy == "fsb" else PARTITION_TEXTS * case.partitions / case.texts
+    work = measure if pool is None else partial(measure_on, pool)
+    return asdict(work(name, strategy, case, group))

@@ -22,17 +22,19 @@ from benchmarks.paced_runs import paced_pool
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Event, Receipt
+from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 
 WORKERS, DIMENSION, TEXTS_PER_SECOND = 2, 64, 20_000.0
 FAULT_RATE = 0.05
 _PARTITION_TEXTS = 200
 _SUPERBATCHES = 40
+
+AtHalf = Callable[[int, EmbeddingRun], None]  # called with the texts that are published
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,10 @@ def failures(texts: int) -> Iterator[Failed]:
         build_synthetic_catalog(catalog, texts=texts, partitions=max(4, texts // _PARTITION_TEXTS))
         for name, spoil in (
             ("none", None),
-            ("a worker is killed at half", lambda: os.kill(pool.worker_pids[0], signal.SIGKILL)),
+            ("a worker is killed at half", lambda *_: os.kill(pool.worker_pids[0], signal.SIGKILL)),
         ):
             say(f"  {name}")
-            yield _run(name, pool, catalog, LocalStore(output), at_half=spoil)
+            yield _run(name, pool, catalog, LocalStore(output), spoil)
             shutil.rmtree(output)
         say("  the run is killed at half")
         yield _killed_and_resumed(pool, catalog, output)
@@ -83,22 +85,16 @@ def failures(texts: int) -> Iterator[Failed]:
         yield _run("a partition cannot be read", pool, catalog, LocalStore(output))
 
 
-def _run(
-    name: str,
-    pool: EncoderPool,
-    catalog: Path,
-    store: Store,
-    *,
-    at_half: Callable[[], None] | None = None,
-    published_before: int | None = None,
-) -> Failed:
-    run, source = _embedding_run(pool, catalog, store), open_source(str(catalog))
+def _run(name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtHalf | None = None) -> Failed:
+    source = open_source(str(catalog))
     texts = sum(partition.rows or 0 for partition in source)
-    published = 0
+    b_min = max(1, texts // _SUPERBATCHES)
+    run = EmbeddingRun(source, store, pool, Thresholds(b_min=b_min, b_max=5 * b_min))
+    published, published_before = 0, None
     for event in run.events():
-        published += _texts(event)
+        published += event.rows if isinstance(event, Receipt) and event.action == "encoded" else 0
         if at_half is not None and published >= texts / 2:
-            at_half()
+            at_half(published, run)
             at_half, published_before = None, published
     report, refused = run.report, {failure.key for failure in run.report.partitions_failed}
     return Failed(
@@ -108,10 +104,10 @@ def _run(
         published_before=published_before,
         encoded_after=report.texts_encoded,
         in_flight=report.max_in_flight_texts,
-        repeated=report.costs.replays + sum(report.storage_retries.values()),
+        repeated=report.replays + sum(report.storage_retries.values()),
         refused=len(refused),
         wrong=sum(
-            isinstance(found, Violation) and found.key not in refused for found in verify(source, store, run.space)
+            isinstance(result, Violation) and result.key not in refused for result in verify(source, store, run.space)
         ),
     )
 
@@ -124,19 +120,17 @@ def _killed_and_resumed(pool: EncoderPool, catalog: Path, output: Path) -> Faile
     published, in_flight = receiver.recv()
     mortal.join()
     assert mortal.exitcode == -signal.SIGKILL
-    resumed = _run("the run is killed at half", pool, catalog, LocalStore(output), published_before=published)
-    return replace(resumed, in_flight=in_flight)
+    resumed = _run("the run is killed at half", pool, catalog, LocalStore(output))
+    return replace(resumed, published_before=published, in_flight=in_flight)
 
 
 def _die_at_half(catalog: Path, output: Path, sender: Connection) -> None:
-    texts = sum(partition.rows or 0 for partition in open_source(str(catalog)))
+    def die(published: int, run: EmbeddingRun) -> None:
+        sender.send((published, run.in_flight.texts))
+        os.kill(os.getpid(), signal.SIGKILL)
+
     with _pool() as pool:
-        run, published = _embedding_run(pool, catalog, LocalStore(output)), 0
-        for event in run.events():
-            published += _texts(event)
-            if published >= texts / 2:
-                sender.send((published, run.memory.in_flight.texts))
-                os.kill(os.getpid(), signal.SIGKILL)
+        _run("", pool, catalog, LocalStore(output), die)
 
 
 def _with_faults(pool: EncoderPool, catalog: Path) -> Failed:
@@ -150,13 +144,3 @@ def _with_faults(pool: EncoderPool, catalog: Path) -> Failed:
 
 def _pool() -> contextlib.AbstractContextManager[EncoderPool]:
     return paced_pool(TEXTS_PER_SECOND / WORKERS, DIMENSION, workers=WORKERS)
-
-
-def _embedding_run(pool: EncoderPool, catalog: Path, store: Store) -> EmbeddingRun:
-    source = open_source(str(catalog))
-    b_min = max(1, sum(partition.rows or 0 for partition in source) // _SUPERBATCHES)
-    return EmbeddingRun(source, store, pool, Thresholds(b_min=b_min, b_max=5 * b_min))
-
-
-def _texts(event: Event) -> int:
-    return event.rows if isinstance(event, Receipt) and event.action == "encoded" else 0

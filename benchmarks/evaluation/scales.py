@@ -16,18 +16,17 @@ both, as that of a first SuperBatch of the paper's size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from benchmarks.evaluation import published
+from benchmarks.evaluation.stores import PROFILES
 from benchmarks.evaluation.strategies import Case
-from benchmarks.storage_profiles import PROFILES
 from surge_dagster.catalogs.synthetic import LOG_SIGMA
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 
 CLOCK, SHRINK = 2.0, 5.0
 B_MAX_FACTOR = 5
-PARTITION_TEXTS = published.TEXTS / published.PARTITIONS
 SEED = 1  # of sizes whose CV is close to the law's, and whose first SuperBatch is close to B_min
 
 
@@ -36,56 +35,42 @@ class Scale:
     """Sizes of the experiments, in texts unless they say otherwise.
 
     Attributes:
+        models: by model with a real encoder.
+        partition_texts: mean size of a partition with a real encoder.
+        serialization: in rows.
         scaling: of the catalogs that grow.
         batched: those of them that fixed-size batches encode too, which hold all vectors in memory.
         scaling_clock: their `CLOCK`; their `SHRINK` is 1.
-        models: by model with a real encoder.
-        partition_texts: mean size of a partition with a real encoder.
         call_rounds: timed calls of each size.
         clock: `CLOCK`.
     """
 
-    end_to_end: int
-    packing: int
-    bound: int
-    ablation: int
-    models: dict[str, int]
-    partition_texts: int
-    simulated_models: int
-    profiles: int
-    thresholds: int
-    serialization: tuple[int, ...]
-    scaling: tuple[int, ...]
-    batched: tuple[int, ...]
-    failures: int
+    end_to_end: int = 400_000
+    packing: int = 200_000
+    bound: int = 1_000_000
+    ablation: int = 200_000
+    models: dict[str, int] = field(default_factory=lambda: {"minilm": 2_400, "bge-base": 300, "e5-large": 90})
+    partition_texts: int = 9
+    simulated_models: int = 80_000
+    profiles: int = 260_000
+    thresholds: int = 250_000
+    serialization: tuple[int, ...] = (10_000, 50_000, 100_000)
+    scaling: tuple[int, ...] = (1_000_000, 2_000_000)
+    batched: tuple[int, ...] = (2_000_000,)
+    failures: int = 40_000
     scaling_clock: float = 1.0
     call_rounds: int = 9
     clock: float = CLOCK
 
 
 SCALES = {
-    "eval": Scale(
-        end_to_end=400_000,
-        packing=200_000,
-        bound=1_000_000,
-        ablation=200_000,
-        models={"minilm": 2_400, "bge-base": 300, "e5-large": 90},
-        partition_texts=9,
-        simulated_models=80_000,
-        profiles=260_000,
-        thresholds=250_000,
-        serialization=(10_000, 50_000, 100_000),
-        scaling=(1_000_000, 2_000_000),
-        batched=(2_000_000,),
-        failures=40_000,
-    ),
+    "eval": Scale(),
     "full": Scale(
         end_to_end=2_000_000,
         packing=1_000_000,
         bound=2_000_000,
         ablation=500_000,
         models={"minilm": 20_000, "bge-base": 3_000, "e5-large": 900},
-        partition_texts=9,
         simulated_models=500_000,
         profiles=500_000,
         thresholds=1_000_000,
@@ -96,20 +81,14 @@ SCALES = {
     ),
     # Shows that everything runs, and measures nothing.
     "tiny": Scale(
-        end_to_end=2_000,
-        packing=2_000,
-        bound=2_000,
-        ablation=2_000,
-        models={"minilm": 90, "bge-base": 45, "e5-large": 18},
-        partition_texts=9,
-        simulated_models=1_000,
-        profiles=1_000,
-        thresholds=1_000,
+        **dict.fromkeys(("end_to_end", "packing", "bound", "ablation"), 2_000),
+        models={"minilm": 90, "bge-base": 45},
+        **dict.fromkeys(("simulated_models", "profiles", "thresholds"), 1_000),
         serialization=(1_000,),
         scaling=(1_000, 2_000),
         batched=(1_000, 2_000),
+        failures=4_000,
         scaling_clock=1_000.0,
-        failures=2_000,
         call_rounds=1,
         clock=1_000.0,
     ),
@@ -136,7 +115,7 @@ def case_of(
     store, wanted = PROFILES[profile], max(1, round(b_min / shrink))
     return Case(
         texts,
-        max(2, round(texts * shrink / PARTITION_TEXTS)),
+        max(2, round(texts * shrink / published.MEAN_SIZE)),
         sigma,
         SEED,
         workers=processes,
@@ -144,6 +123,6 @@ def case_of(
         call_seconds=costs.call_seconds / (clock * shrink),
         dimension=dimension,
         profile=replace(store, latency_seconds=store.latency_seconds / (clock * shrink)),
-        bandwidth_scale=clock,
+        clock=clock,
         thresholds=Thresholds(b_min=wanted, b_max=B_MAX_FACTOR * wanted),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.browser import NoBrowser, browser_page
+from tests.dagster.browser import NoBrowser, browser_page
 from tests.dagster.dev_server import DevServer
 
 if TYPE_CHECKING:

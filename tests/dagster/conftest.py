@@ -38,7 +38,6 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from sqlalchemy import Engine, QueuePool, create_engine, event
 
-from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_server
 from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -49,6 +48,7 @@ from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
 from tests.dagster.dev_server import CHILD_PATH
+from tests.dagster.postgres_server import NoPostgres, PostgresServer, postgres_server
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 
 HERE = Path(__file__).parent

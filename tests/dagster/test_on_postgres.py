@@ -8,8 +8,8 @@ import dagster as dg
 import pytest
 import yaml
 
-from benchmarks.postgres_server import PostgresServer
 from tests.dagster.conftest import ROOT, Workbench
+from tests.dagster.postgres_server import PostgresServer
 from tests.dagster.test_back_off import *  # noqa: F403
 from tests.dagster.test_failures import *  # noqa: F403
 from tests.dagster.test_launch import *  # noqa: F403

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.encode.inputs import Workload
+from benchmarks.encode.peers import Daft, OnnxRuntime, Peer, SentenceTransformers, SentenceTransformersPool, Setting
 from benchmarks.harness import Document, cpu_instructions, first_line, say
-from benchmarks.inputs import Workload
-from benchmarks.peers import Daft, OnnxRuntime, Peer, SentenceTransformers, SentenceTransformersPool, Setting
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError

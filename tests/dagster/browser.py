@@ -1,4 +1,4 @@
-"""A headless Chromium for the benchmark of Dagster's pages and for tests that photograph them.
+"""A headless Chromium for tests that photograph pages of Dagster, and for the benchmark of these pages.
 
 Debian has the browser as the package `chromium`; Playwright, which drives it, is in the extra `dev`.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.encode_sides import REFERENCE
+from benchmarks.encode.sides import REFERENCE
 from benchmarks.harness import Document, Target, at_most
 
 _CPU_RATIOS = (
@@ -16,35 +16,32 @@ _CPU_RATIOS = (
 
 
 def lines(document: Document) -> Iterator[str]:
-    """The table."""
     for workload in document["workloads"]:
         yield from _workload(workload)
     yield ""
-    if call := document.get("call_cost"):
-        for name in ("pool", "sentence_transformers_pool"):
-            low, high = call[name]["interval_ms"]
-            yield f"fixed cost of a call, {name}: {call[name]['c_ipc_ms']:.3f} ms (95 %: {low:.3f} to {high:.3f})"
-        yield f"fixed cost of a call, published system: {call['published_ms']:.0f} ms"
-    if start := document.get("start"):
-        yield (
-            f"start with warm caches: pool {start['pool_start_seconds']:.2f} s, plain sentence-transformers load "
-            f"{start['sentence_transformers_load_seconds']:.2f} s, ratio {start['ratio']:.2f}"
-        )
+    call, start = document["call_cost"], document["start"]
+    for name in ("pool", "sentence_transformers_pool"):
+        low, high = call[name]["interval_ms"]
+        yield f"fixed cost of a call, {name}: {call[name]['c_ipc_ms']:.3f} ms (95 %: {low:.3f} to {high:.3f})"
+    yield f"fixed cost of a call, published system: {call['published_ms']:.0f} ms"
+    yield (
+        f"start with warm caches: pool {start['pool_start_seconds']:.2f} s, plain sentence-transformers load "
+        f"{start['sentence_transformers_load_seconds']:.2f} s, ratio {start['ratio']:.2f}"
+    )
 
 
 def targets(document: Document) -> list[Target]:
     """All aims with what this run measured."""
-    short = _rows(document, "short")
-    large = next((found["superbatch"] for found in _workloads(document, "short") if found["superbatch"]), {})
-    run = next((row for row in short if row["kind"] == "run"), {})
-    call, start = document.get("call_cost"), document.get("start")
+    short = [workload for workload in document["workloads"] if workload["input"] == "short"]
+    large = next((workload["superbatch"] for workload in short if workload["superbatch"]), {})
+    run = next((row for workload in short for row in workload["rows"] if row["kind"] == "run"), {})
     name = "padding of short texts in one call" + (f" of {large['texts']:,}" if large else "")
     return [
         *(_gpu_targets(document) if document["device"] != "cpu" else _cpu_targets(document)),
         at_most(name, 0.03, large.get("padding_ratio")),
         at_most("idle share of the workers' time in a run", 0.05, run.get("worker_idle_ratio")),
-        at_most("c_ipc in ms, upper end", 1.0, call and call["pool"]["interval_ms"][1]),
-        at_most("start, ratio to a plain load", 1.3, start and start["ratio"]),
+        at_most("c_ipc in ms, upper end", 1.0, document["call_cost"]["pool"]["interval_ms"][1]),
+        at_most("start, ratio to a plain load", 1.3, document["start"]["ratio"]),
     ]
 
 
@@ -56,8 +53,6 @@ def _cpu_targets(document: Document) -> Iterator[Target]:
         yield Target(f"{workload}, {side}, lowest cosine", cosine, row.get("lowest_cosine"), note=note)
         if workload == "short":
             yield Target(f"{workload}, {side}, cold share of warm", 0.8, row.get("cold_share"), note=note)
-            share = row.get("share_of_matmul_limit")
-            yield Target(f"{workload}, {side}, share of the matmul limit", 0.85, share, note=note)
 
 
 def _gpu_targets(document: Document) -> Iterator[Target]:
@@ -69,17 +64,9 @@ def _gpu_targets(document: Document) -> Iterator[Target]:
     yield Target("short, pool fp16, lowest cosine", 0.9999, row.get("lowest_cosine"), note=note)
 
 
-def _workloads(document: Document, name: str) -> list[Document]:
-    """The workloads of this name."""
-    return [found for found in document["workloads"] if found["input"] == name]
-
-
-def _rows(document: Document, workload: str) -> list[Document]:
-    return [row for found in _workloads(document, workload) for row in found["rows"]]
-
-
 def _row(document: Document, workload: str, side: str) -> Document:
-    return next((row for row in _rows(document, workload) if row["side"] == side), {"missing": "not requested"})
+    rows = [row for each in document["workloads"] if each["input"] == workload for row in each["rows"]]
+    return next((row for row in rows if row["side"] == side), {"missing": "not requested"})
 
 
 def _workload(workload: Document) -> Iterator[str]:
@@ -89,8 +76,7 @@ def _workload(workload: Document) -> Iterator[str]:
         f"{workload['mean_tokens']:.1f} tokens on average, {workload['model']}"
     )
     yield (
-        f"{'':40}{'texts/s':>10}{'ratio':>8}{'rounds':>14}{'lowest cos':>12}{'mean cos':>11}"
-        f"{'limit':>7}{'padding':>9}{'idle':>7}"
+        f"{'':40}{'texts/s':>10}{'ratio':>8}{'rounds':>14}{'lowest cos':>12}{'mean cos':>11}{'padding':>9}{'idle':>7}"
     )
     for row in workload["rows"]:
         if "missing" in row:
@@ -101,7 +87,6 @@ def _workload(workload: Document) -> Iterator[str]:
         yield (
             f"{row['side'] + batch:40}{row['texts_per_second']:>10,.0f}{row['ratio']:>7.2f}x{spread:>14}"
             f"{_cell(row.get('lowest_cosine'), '.7f', 12)}{_cell(row.get('mean_cosine'), '.7f', 11)}"
-            f"{_cell(row.get('share_of_matmul_limit'), '.0%', 7)}"
             f"{_cell(row.get('padding_ratio'), '.1%', 9)}{_cell(row.get('worker_idle_ratio'), '.1%', 7)}"
         )
         others = [(name, ratio) for name, ratio in row["ratio_to"].items() if name != REFERENCE]
@@ -111,11 +96,6 @@ def _workload(workload: Document) -> Iterator[str]:
             yield (
                 f"    first pass {row['cold_share']:.0%} of warm; {row['backend']} on {row['device']}: "
                 f"{row['device_reason']}"
-            )
-        if "matmul_limit_gflops" in row:
-            yield (
-                f"    matmul limit {row['matmul_limit_gflops']:,.0f} GFLOP/s with {row['matmul_limit_library']}, "
-                f"{row['share_of_matmul_limit_inside_passes']:.0%} of it inside the forward passes"
             )
     if large := workload["superbatch"]:
         yield (

@@ -1,4 +1,4 @@
-"""A temporary Postgres server on a free port of 127.0.0.1, for benchmarks and tests."""
+"""A temporary Postgres server on a free port of 127.0.0.1, for tests and benchmarks."""
 
 from __future__ import annotations
 

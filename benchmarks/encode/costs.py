@@ -19,13 +19,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Document, say
-from benchmarks.null_backend import BACKEND
+from benchmarks.paced_runs import paced_pool
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -44,14 +44,12 @@ _LOAD = (
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """The line seconds = intercept + slope · size, the 95 % interval of its intercept, and the points it was fit to."""
+    """The line seconds = intercept + slope · size, and the 95 % interval of its intercept."""
 
     intercept: float
     slope: float
     low: float
     high: float
-    sizes: Sequence[int]
-    seconds: Sequence[float]
 
 
 def call_cost_document(quick: bool) -> Document:
@@ -70,7 +68,7 @@ def pool_call_cost(sizes: Sequence[int], calls: int) -> CallCost:
     """The cost of a call of this engine's pool with an encoder that computes nothing."""
     texts = draw_texts(0, 1, np.arange(max(sizes), dtype=np.uint64)).cast(pa.large_string())
     with (
-        EncoderPool(EncodingSpec("hash://8"), backend=BACKEND, devices="cpu") as pool,
+        paced_pool(dimension=8) as pool,
         pool.arena(slots=len(sizes), max_texts=max(sizes), max_bytes=texts.nbytes) as arena,
     ):
         slots = {size: arena.acquire() for size in sizes}
@@ -83,7 +81,7 @@ def peer_call_cost(sizes: Sequence[int], calls: int, processes: int) -> CallCost
     """The cost of a call of sentence-transformers' multi-process pool with a model that computes nothing."""
     from sentence_transformers import SentenceTransformer
 
-    from benchmarks.null_module import NullModule
+    from benchmarks.encode.null_module import NullModule
 
     texts = draw_texts(0, 1, np.arange(max(sizes), dtype=np.uint64)).to_pylist()
     model = SentenceTransformer(modules=[NullModule()], device="cpu")
@@ -111,13 +109,7 @@ def measure_calls(call: Callable[[int], object], sizes: Sequence[int], calls: in
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> CallCost:
-    """Weighted least squares with weights 1 / seconds², and the 95 % interval of the intercept.
-
-    Raises:
-        ValueError: fewer than three different sizes, which leave no degree of freedom for the interval.
-    """
-    if len(sizes) != len(seconds) or len(set(sizes)) < 3:
-        raise ValueError(f"a line needs a timing for each of at least three sizes, not {len(seconds)} for {sizes}")
+    """Weighted least squares with weights 1 / seconds², and the 95 % interval of the intercept."""
     from scipy import stats  # takes a second of every process that collects tests
 
     y = np.asarray(seconds, np.float64)
@@ -128,7 +120,7 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> CallCost:
     freedom = len(y) - 2
     variance = float(weights @ (y - intercept - slope * x[:, 1]) ** 2) / freedom
     margin = float(stats.t.ppf(0.975, freedom)) * float(np.sqrt(variance * inverse[0, 0]))
-    return CallCost(intercept, slope, intercept - margin, intercept + margin, tuple(sizes), tuple(seconds))
+    return CallCost(intercept, slope, intercept - margin, intercept + margin)
 
 
 def start_cost_document(spec: EncodingSpec, device: str, repeats: int) -> Document:
@@ -156,7 +148,6 @@ def _milliseconds(cost: CallCost) -> Document:
         "c_ipc_ms": 1e3 * cost.intercept,
         "interval_ms": [1e3 * cost.low, 1e3 * cost.high],
         "microseconds_per_text": 1e6 * cost.slope,
-        "samples": asdict(cost),
     }
 
 

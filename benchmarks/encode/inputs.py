@@ -1,9 +1,12 @@
-"""Texts of the encode benchmark.
+"""Texts of the encode benchmark, and models of known shapes.
 
 - demo: docstrings of the installed Python packages, in their partitions.
 - short: the synthetic catalog's texts, 47 bytes on average, in partitions of log-normal sizes.
 - long: the same words in texts of 16 to 512 tokens, uniform in the logarithm of the length. Every side is set to read
   512 tokens, also for models that read fewer by default.
+
+The shapes have random weights: speed depends on the shape alone, and nothing has to be downloaded. Their tokenizer is
+the demo model's, so texts have the same tokens on every shape.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.tables.opening import open_source
 
 INPUTS = ("demo", "short", "long")
+# hidden size, intermediate size, layers, heads
+SHAPES = {"bge-base": (768, 3_072, 12, 12), "e5-large": (1_024, 4_096, 24, 16)}
 LONG_TOKENS = (16, 512)
 
 _TEXTS_PER_PARTITION = 2_500  # of the papers' workload: 10M texts in 4,000 partitions
@@ -117,3 +122,31 @@ def token_lengths(space: Space, texts: list[str]) -> np.ndarray:
     """Tokens of each text, special ones included, at most as many as the model reads."""
     encoded = load_tokenizer(space).encode_batch_fast(texts)
     return np.minimum([len(tokens) for tokens in encoded], space.max_length)
+
+
+def write_model(name: str, folder: Path) -> str:
+    """A sentence-transformers folder with a BERT of this shape, mean pooling and normalization; its path."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    hidden, intermediate, layers, heads = SHAPES[name]
+    demo = EncodingSpec().resolve().model_path
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(demo, local_files_only=True)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=512,
+    )
+    plain = folder / "plain"
+    BertModel(config).save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    transformer = Transformer(str(plain), max_seq_length=512)
+    model = SentenceTransformer(modules=[transformer, Pooling(hidden, "mean"), Normalize()], device="cpu")
+    model.save(str(folder / name))
+    return str(folder / name)

@@ -1,0 +1,1 @@
+"""The encoder beside other libraries, on the same texts."""

@@ -1,0 +1,96 @@
+"""Stores of a known slowness: an object appears after its profile's latency plus its bytes over the bandwidth."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from surge_dagster.engine.files.formats import format_of
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.local_upload import is_hidden
+from surge_dagster.engine.store.store import StoredObject, Upload
+
+
+@dataclass(frozen=True, slots=True)
+class StorageProfile:
+    """A store's latency per object in seconds and its bandwidth per object in bytes per second (None: no limit)."""
+
+    name: str
+    latency_seconds: float
+    bytes_per_second: float | None
+
+
+# The latencies of HDFS, GCS and cross-region, and the bandwidth of GCS, are the paper's; the others are chosen.
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        StorageProfile("null", 0.0, None),
+        StorageProfile("hdfs", 0.002, 1_000e6),
+        StorageProfile("gcs", 0.010, 200e6),
+        StorageProfile("s3", 0.020, 200e6),
+        StorageProfile("cross-region", 0.050, 100e6),
+    )
+}
+
+
+class SlowStore(LocalStore):
+    """A local store whose objects appear after the profile's delay.
+
+    Published files are emptied, so that a large output takes no memory.
+
+    Args:
+        scale: of the profile's bandwidth.
+
+    Attributes:
+        files: when each file was begun, and when it stood at its final name.
+        published: when each file of a partition stood at its final name.
+    """
+
+    def __init__(self, root: Path, profile: StorageProfile, scale: float) -> None:
+        super().__init__(root)
+        self.files: list[tuple[float, float]] = []
+        self.published: list[float] = []
+        self._profile = profile
+        self._scale = scale
+
+    def create(self, name: str) -> Upload:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _SlowUpload(super().create(name), self, is_delayed=not name.endswith(".json"))
+
+    def wait(self, size: int) -> None:
+        """Wait as long as an object of this size takes."""
+        rate = self._profile.bytes_per_second
+        time.sleep(self._profile.latency_seconds + (size / rate / self._scale if rate else 0.0))
+
+
+class _SlowUpload(Upload):
+    def __init__(self, upload: Upload, store: SlowStore, *, is_delayed: bool) -> None:
+        self.sink = upload.sink
+        self._upload = upload
+        self._store = store
+        self._is_delayed = is_delayed
+        self._begun = time.perf_counter()
+
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        if self._is_delayed:
+            self._store.wait(self.sink.tell())
+        stored = self._upload.publish(still_wanted)
+        ended = time.perf_counter()
+        self._store.files.append((self._begun, ended))
+        if format_of(stored.name) is not None and not is_hidden(stored.name):  # others describe or are parts
+            self._store.published.append(ended)
+            os.truncate(self._store.root / stored.name, 0)
+        return stored
+
+    def __enter__(self) -> Self:
+        self._upload.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._upload.__exit__(kind, error, trace)
