@@ -30,12 +30,17 @@ class DerivedRows:
     Args:
         space: the derived space.
 
+    Attributes:
+        compared: vectors so far.
+        seed: None, as all rows are compared.
+
     Raises:
         ConfigError: the output does not have its parent any more.
     """
 
     def __init__(self, store: Store, space: Space) -> None:
         assert space.derived
+        self.compared, self.seed = 0, None
         self._store, self._space = store, space
         self._parent = named_space(store, space.derived.parent)
         self._files = OutputState(store, self._parent.name, self._parent.file_format)
@@ -61,6 +66,7 @@ class DerivedRows:
         except DataError as error:
             self._found(key, error.finding)
             return
+        self.compared += len(expected)
         if len(expected) != len(matrix):
             self._found(key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}")
         elif not np.array_equal(expected.view(np.uint8), matrix.view(np.uint8)):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,11 +59,8 @@ def find_derived(store: Store, wanted: Space) -> Space | None:
     return next((space for space in list_spaces(store) if _derives_same(space, wanted)), None)
 
 
-def claim_derived(store: Store, space: Space, notes: Mapping[str, Any]) -> None:
+def claim_derived(store: Store, space: Space) -> None:
     """Prepare the folder of a derived space and describe the space there, with the catalog of its parent.
-
-    Args:
-        notes: further entries of its space.json, which replace those of the same names.
 
     Raises:
         ConfigError: the output has another space under that name.
@@ -76,18 +72,12 @@ def claim_derived(store: Store, space: Space, notes: Mapping[str, Any]) -> None:
         _require_free(store, space.name)
     store.prepare(space.name)
     store.sweep(space.name)
-    document = space.to_json() | (own.document if own else {}) | dict(notes)
+    document = space.to_json() | (own.document if own else {})
     for shared in ("catalog", "model_folder"):
         if parent is not None and shared in parent.document:
             document[shared] = parent.document[shared]
     if own is None or document != own.document:
         _write(store, space, document, own.catalog if own else None)
-
-
-def noted(store: Store, space: Space, name: str) -> Any:
-    """A further entry of a space's space.json; None where it has none of that name."""
-    described = _described(store, space.name)
-    return described.document.get(name) if described else None
 
 
 def require_format(store: Store, space: Space, file_format: FileFormat) -> None:

@@ -112,7 +112,7 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
     for event in verify(source, store, space):
         if isinstance(event, Verified):
             verified, rows = verified + 1, rows + event.rows
-        elif event.kind != "orphan":
+        elif isinstance(event, Violation) and event.kind != "orphan":
             found.append(event)
     if found and all(violation.kind == "unread" for violation in found):
         raise TransientError(
