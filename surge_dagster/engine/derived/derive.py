@@ -95,9 +95,7 @@ class DeriveRun:
     """Brings a derived space up to date with its parent; begins it where the output does not have it yet.
 
     Args:
-        store: the output.
         parent: the space with float32 vectors, as the output has it.
-        dtype: of the derived vectors.
         dimension: leading dimensions that are kept; None is all.
         removed: whether files whose parent's file was removed are deleted, or only reported.
         threads: files that are converted concurrently.
@@ -235,12 +233,7 @@ class DeriveRun:
             return TransientError(f"partition {key!r}: {reason}. Run again.", key)
 
     def _write(self, file: PublishedFile) -> PublishedFile:
-        """Write the file of one partition.
-
-        Raises:
-            DataError: the parent's file is damaged, or a vector cannot be converted.
-            TransientError: the file cannot be read or written now, or was replaced.
-        """
+        """Write the file of one partition."""
         space = self.space
         facts = replace(
             file.facts,

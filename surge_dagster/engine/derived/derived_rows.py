@@ -50,11 +50,7 @@ class DerivedRows:
         self._rest = np.empty((0, 0))
 
     def add(self, facts: FileFacts, first_row: int, texts: pa.Array, matrix: np.ndarray) -> None:
-        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored vectors.
-
-        Raises:
-            TransientError: the parent's file cannot be read now.
-        """
+        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored vectors."""
         key = facts.partition_key
         try:
             if first_row == 0:

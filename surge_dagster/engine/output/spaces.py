@@ -81,14 +81,7 @@ def claim_derived(store: Store, space: Space) -> None:
 
 
 def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
-    """Refuse to write files of another format into a space: its readers look for those of one.
-
-    Args:
-        space: as the output has it.
-
-    Raises:
-        ConfigError: its files are of the other format.
-    """
+    """Raise `ConfigError` where a space, as the output has it, has files of another format: readers look for one."""
     if space.file_format != file_format:
         raise ConfigError(
             f"the space {space.name} in {store.url!r} has files in the format {space.file_format!r}; the settings "
@@ -98,20 +91,13 @@ def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
 
 
 def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
-    """The catalog whose embeddings a space holds; None where no run has recorded it.
-
-    Raises:
-        ConfigError: its space.json is damaged.
-    """
+    """The catalog whose embeddings a space holds; None where no run has recorded it."""
     described = _described(store, space.name)
     return described.catalog if described else None
 
 
 def record_catalog(store: Store, space: Space, catalog: CatalogRecord) -> None:
     """Record the catalog of a run that writes nothing else; where that fails, the log says so.
-
-    Args:
-        space: as the output has it.
 
     Raises:
         ConfigError: the space holds another catalog.
@@ -196,8 +182,8 @@ class _Described:
     def turns(self) -> list[tuple[dict[str, Any], int]]:
         """Each request that the space answers, with its turn: the higher it is, the later the claim was."""
         requests = [self.space.requested.as_dict(), *self.document.get("also_requested", [])]
-        turns = self.document.get("turns", [])  # missing where no other space answers the request
-        return [(request, turns[place] if place < len(turns) else 0) for place, request in enumerate(requests)]
+        turns = self.document.get("turns") or [0] * len(requests)
+        return list(zip(requests, turns, strict=False))
 
     def turn(self, request: dict[str, Any]) -> int | None:
         """The turn of a request; None where the space does not answer it."""

@@ -25,14 +25,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify.file_check import (
-    REMOVE_FILE,
-    Fault,
-    FaultKind,
-    Samples,
-    compare_with_source,
-    opened,
-)
+from surge_dagster.engine.verify.file_check import REMOVE_FILE, Fault, FaultKind, Samples, compare_with_source, opened
 from surge_dagster.engine.verify.reencoding import SampledRows
 
 Kind = FaultKind | Literal["vectors", "source", "unread", "orphan"]
@@ -117,7 +110,6 @@ def verify(
     """Check every partition of a source against its file, and every file of the space against the source.
 
     Args:
-        source, store, space: what was embedded, and where to.
         pool: a pool of the same space, to encode rows again; None: no row is encoded again. A derived space needs none.
         reencode: rows of each partition to encode again; None is all.
         seed: draws the rows; None: other ones each time.
@@ -169,10 +161,7 @@ def verify(
 def verify_partition(
     partition: Partition, store: Store, space: Space, samples: Samples | None = None
 ) -> Verified | Violation:
-    """Check one partition against its file.
-
-    Args:
-        samples: gets the rows that are to be encoded again.
+    """Check one partition against its file; `samples` gets the rows that are to be encoded again.
 
     Raises:
         StoreUnavailable: the store does not answer any more.
