@@ -60,7 +60,6 @@ def _measure(
             if stored.name.endswith(".parquet"):
                 store.delete(stored.name)
         run = DeriveRun(store, parent, dtype, dimension, threads=1)
-        run._measure = lambda: None  # the recall is no part of the conversion
         list(run.events())
 
     memory = [_rates(in_memory, len(matrix)) for _ in range(rounds)]

@@ -37,7 +37,7 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.urls import is_object_store
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import switch_space
-from surge_dagster.engine.verify.verification import Verified, Violation
+from surge_dagster.engine.verify.verification import Compared, Verified, Violation
 from surge_dagster.engine.verify.verification import verify as verify_output
 from surge_dagster.terminal import (
     TERMINATED_CODE,
@@ -132,12 +132,15 @@ def verify(
     catalog = recorded_source(settings, store, space)
     pool = start_pool(settings, spec) if rows != 0 and not space.derived else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
+    compared = Compared(0, 0, 0, None)
     with pool or nullcontext(), progress_bar("partitions", quiet=quiet) as show:
         total = sum(1 for _ in catalog)
         for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
             if isinstance(event, Verified):
                 partitions, texts = partitions + 1, texts + event.rows
                 show(partitions, total)
+            elif isinstance(event, Compared):
+                compared = event
             else:
                 is_warning = event.is_warning or (partial and event.has_no_file)
                 (warnings if is_warning else violations).append(event)
@@ -149,9 +152,11 @@ def verify(
     verdict = counted(len(violations), "violation") if violations else "no violation"
     if warnings:
         verdict += f", {counted(len(warnings), 'warning')}"
-    again = f"{'all rows' if rows is None else counted(rows, 'row') + ' of each partition'} encoded again"
-    if space.derived:
-        again = f"all vectors computed again from {space.derived.parent}"
+    again = f"{counted(compared.vectors, 'vector')} of {counted(compared.partitions, 'partition')} compared"
+    if compared.partitions_not_compared:
+        again += f" and those of {compared.partitions_not_compared:,} not"
+    if compared.seed is not None:
+        again += f" (seed {compared.seed})"
     if not quiet:
         print(
             f"{space.name}: {counted(partitions, 'partition')}, {without_file:,} without a file, "
@@ -160,6 +165,11 @@ def verify(
     if as_json:
         listed = [asdict(violation) | {"reason": violation.reason} for violation in findings]
         counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
+        counts |= {
+            "vectors_compared": compared.vectors,
+            "partitions_not_compared": compared.partitions_not_compared,
+            "seed": compared.seed,
+        }
         print_json({"space": space.name} | counts | {"violations": listed})
     raise typer.Exit(1 if violations else 0)
 

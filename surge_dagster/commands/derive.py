@@ -28,6 +28,9 @@ def derive(
     removed: Annotated[
         Literal["report", "delete"], typer.Option(help="What to do with files whose partition was removed there.")
     ] = "report",
+    recall: Annotated[
+        bool, typer.Option("--recall", help="Measure how many of the ten nearest rows are still found.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -43,6 +46,8 @@ def derive(
             if isinstance(event, Failure):
                 complain(f"refused: {event.reason}")
             show(report.rows, None)
+        if recall:
+            run.measure_recall()
     for key in report.partitions_removed if removed == "report" else ():
         complain(f"partition {key!r} was removed from {parent.name}; --removed delete deletes its file")
     if not quiet:

@@ -56,7 +56,8 @@ def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
     assert set(DOCUMENTED.split()) <= set(report)
     again = surge.json("embed", catalog, "out", *MODEL)
     assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (0, 3, 0)
-    assert surge.json("verify", catalog, "out", *MODEL, "--reencode", "all")["violations"] == []
+    verified = surge.json("verify", catalog, "out", *MODEL, "--reencode", "all")
+    assert (verified["violations"], verified["vectors_compared"], verified["seed"]) == ([], 34, None)
     [hit] = surge.json("search", "out", "pears number 2", *MODEL, "-k", 1)["hits"]
     assert (hit["key"], hit["id"]) == ("pears", "pears-2")
 

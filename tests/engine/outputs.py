@@ -12,7 +12,7 @@ import pytest
 from surge_dagster import Embeddings
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, new_writer
-from surge_dagster.engine.files.rows import embedding_table, schema
+from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
@@ -63,7 +63,7 @@ class Output:
             new_writer(self.space.file_format, upload.sink, columns, facts) as writer,
         ):
             kept = texts if include_text else None
-            writer.append_table(embedding_table(columns, ids, kept, text_hashes(texts), matrix))
+            writer.append(ids, kept, text_hashes(texts), matrix)
             writer.close()
             upload.publish(lambda: None)
         return matrix

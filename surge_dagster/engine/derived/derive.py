@@ -5,7 +5,7 @@ the rows (`rows_version`) and the source version that the parent's file names no
 every other file is. Files pass through a row group at a time, several of them concurrently.
 
 The ranges of int8 are measured once, over all vectors of the parent, when the space is begun, and are part of it. Later
-values beyond them are clipped; `recall.py` measures what is lost.
+values beyond them are clipped; `recall.py` measures what is lost, on request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import Found, OutputState
-from surge_dagster.engine.output.spaces import claim_derived, find_derived, noted
+from surge_dagster.engine.output.spaces import claim_derived, find_derived
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.rewriting import write_rows
 from surge_dagster.engine.store.store import Store
@@ -53,8 +53,8 @@ class DeriveReport:
         partitions_failed: whose files could not be derived.
         partitions_removed: keys or file names whose files in the parent were removed; deleted here where requested.
         rows: written.
-        wall_seconds: of everything, calibration and recall included; `convert_seconds` is that of the files alone.
-        recall: of the space after the run; None where it has too few rows.
+        wall_seconds: of everything, calibration included; `convert_seconds` is that of the files alone.
+        recall: of the space, where it was measured.
     """
 
     space: str
@@ -95,9 +95,7 @@ class DeriveRun:
     """Brings a derived space up to date with its parent; begins it where the output does not have it yet.
 
     Args:
-        store: the output.
         parent: the space with float32 vectors, as the output has it.
-        dtype: of the derived vectors.
         dimension: leading dimensions that are kept; None is all.
         removed: whether files whose parent's file was removed are deleted, or only reported.
         threads: files that are converted concurrently.
@@ -134,7 +132,7 @@ class DeriveRun:
             space = find_derived(store, wanted) or parent.derive(dtype, dimension, ranges)
         space = space or wanted
         keep_current(store, space)
-        claim_derived(store, space, {})
+        claim_derived(store, space)
         self.space = space
         self.report = DeriveReport(space.name, parent.name, space.dtype, space.dimension, calibrated_rows=calibrated)
 
@@ -177,8 +175,15 @@ class DeriveRun:
         report.convert_seconds = perf_counter() - converting
         if requested is None:
             self._handle_removed(parents, own)
-        self._measure()
         report.wall_seconds = perf_counter() - self._begun
+
+    def measure_recall(self) -> None:
+        """Measure the recall of the space for the report; None where it has too few rows.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        self.report.recall = measure_recall(self._store, self._parent, self.space, self._usable())
 
     def _own_name(self, file: PublishedFile) -> str:
         return file_name(self.space.name, file.facts.partition_key, self.space.file_format)
@@ -228,12 +233,7 @@ class DeriveRun:
             return TransientError(f"partition {key!r}: {reason}. Run again.", key)
 
     def _write(self, file: PublishedFile) -> PublishedFile:
-        """Write the file of one partition.
-
-        Raises:
-            DataError: the parent's file is damaged, or a vector cannot be converted.
-            TransientError: the file cannot be read or written now, or was replaced.
-        """
+        """Write the file of one partition."""
         space = self.space
         facts = replace(
             file.facts,
@@ -275,13 +275,3 @@ class DeriveRun:
 
     def _receipt(self, file: PublishedFile, action: Literal["derived", "fresh"]) -> Receipt:
         return Receipt.of(file.facts, file.stored, self._store.location(file.stored.name), action=action)
-
-    def _measure(self) -> None:
-        """Measure the recall where files have changed, and note it in space.json."""
-        known = noted(self._store, self.space, "recall")
-        if known is not None and not self.report.partitions_written and not self.report.partitions_removed:
-            self.report.recall = Recall(**known)
-            return
-        self.report.recall = measure_recall(self._store, self._parent, self.space, self._usable())
-        if self.report.recall is not None:
-            claim_derived(self._store, self.space, {"recall": asdict(self.report.recall)})

@@ -30,12 +30,17 @@ class DerivedRows:
     Args:
         space: the derived space.
 
+    Attributes:
+        compared: vectors so far.
+        seed: None, as all rows are compared.
+
     Raises:
         ConfigError: the output does not have its parent any more.
     """
 
     def __init__(self, store: Store, space: Space) -> None:
         assert space.derived
+        self.compared, self.seed = 0, None
         self._store, self._space = store, space
         self._parent = named_space(store, space.derived.parent)
         self._files = OutputState(store, self._parent.name, self._parent.file_format)
@@ -45,11 +50,7 @@ class DerivedRows:
         self._rest = np.empty((0, 0))
 
     def add(self, facts: FileFacts, first_row: int, texts: pa.Array, matrix: np.ndarray) -> None:
-        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored vectors.
-
-        Raises:
-            TransientError: the parent's file cannot be read now.
-        """
+        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored vectors."""
         key = facts.partition_key
         try:
             if first_row == 0:
@@ -61,6 +62,7 @@ class DerivedRows:
         except DataError as error:
             self._found(key, error.finding)
             return
+        self.compared += len(expected)
         if len(expected) != len(matrix):
             self._found(key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}")
         elif not np.array_equal(expected.view(np.uint8), matrix.view(np.uint8)):

@@ -26,12 +26,7 @@ _BATCH_ROWS = 1024
 def parent_rows(
     store: Store, parent: Space, file: PublishedFile, columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file as it was listed, `columns` of them, compared with their checksums.
-
-    Raises:
-        DataError: the file is damaged.
-        TransientError: it was replaced since it was listed, or cannot be read now.
-    """
+    """The rows of a file as it was listed, without empty batches; errors are those of `open_listed`."""
     with open_listed(store, parent, file) as reader:
         yield from (batch for batch in reader.read(columns=columns, batch_rows=_BATCH_ROWS) if batch.num_rows)
 

@@ -26,7 +26,6 @@ from surge_dagster.engine.files.rows import (
     OutputFile,
     check_schema,
     require_carried,
-    row_group_rows_of,
     vector_bytes,
 )
 from surge_dagster.engine.support.columns import value_parts
@@ -46,7 +45,7 @@ class ArrowWriter(FileWriter):
     """Writes one file as record batches; `parquet.ParquetWriter` describes the arguments."""
 
     def __init__(self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes]) -> None:
-        super().__init__(columns, min(row_group_rows_of(columns), WRITE_BATCH_ROWS))
+        super().__init__(columns, WRITE_BATCH_ROWS)
         self._batches_written = 0
         self._writer = pa.ipc.new_file(sink, columns, metadata=dict(metadata))
 
@@ -103,14 +102,7 @@ class ArrowFile(OutputFile):
 
 
 def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
-    """The facts and columns of a file.
-
-    Args:
-        end: its last bytes, at least its footer and what follows it.
-
-    Raises:
-        InvalidFile: it is no complete output file.
-    """
+    """The facts and columns of a file from its last bytes, at least its footer and what follows it."""
     # pyarrow checks that a file begins with its magic bytes, and reads nothing else there.
     reader = _open(pa.BufferReader(MAGIC + b"\0\0" + end))
     return _facts(reader), reader.schema
@@ -149,11 +141,7 @@ def _checksums(batch: pa.RecordBatch, number: int) -> str:
 
 
 def _compare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, number: int) -> None:
-    """Compare a batch, or some columns of it, with its checksums.
-
-    Raises:
-        InvalidFile: they differ.
-    """
+    """Raise `InvalidFile` where a batch, or some columns of it, do not have their checksums."""
     try:
         written = dict(entry.split(b":") for entry in (metadata or {}).get(_CHECKSUMS, b"").split())
         batch.validate()

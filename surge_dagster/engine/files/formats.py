@@ -53,11 +53,9 @@ def format_of(name: str) -> FileFormat | None:
 def new_writer(
     file_format: FileFormat, sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, *, compress: bool = True
 ) -> FileWriter:
-    """A writer of one file.
+    """A writer of one file with these columns (`schema`); the caller closes the sink.
 
     Args:
-        sink: an open Arrow output stream or file-like object; the caller closes it.
-        columns: of the rows (`schema`).
         compress: whether ids and texts are compressed in Parquet; in Arrow they never are.
     """
     form = arrow if file_format == "arrow" else parquet

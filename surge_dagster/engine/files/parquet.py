@@ -27,7 +27,6 @@ from surge_dagster.engine.files.rows import (
     carried_columns,
     require_carried,
     row_group_rows,
-    row_group_rows_of,
 )
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 
@@ -45,8 +44,7 @@ class ParquetWriter(FileWriter):
     """Writes one file, in one piece or in several, as row groups.
 
     Args:
-        sink: an open Arrow output stream or file-like object; the caller closes it.
-        columns: of the rows (`schema`).
+        sink: the caller closes it.
         metadata: of the file (`guarded_metadata`).
         compress: whether ids and texts are compressed.
     """
@@ -54,7 +52,7 @@ class ParquetWriter(FileWriter):
     def __init__(
         self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes], *, compress: bool = True
     ) -> None:
-        super().__init__(columns, row_group_rows_of(columns))
+        super().__init__(columns)
         self._writer = pq.ParquetWriter(
             sink,
             columns,
@@ -121,11 +119,7 @@ def _compressed(columns: pa.Schema) -> dict[str, str]:
 
 
 def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:
-    """The facts in the footer of an output file; see `read_guarded`.
-
-    Args:
-        columns: of the footer, where they are known.
-    """
+    """The facts in the footer of an output file; see `read_guarded`."""
     facts = read_guarded(footer, FileFacts, FORMAT)
     require_carried(facts.carried_columns, columns or footer.schema.to_arrow_schema())
     return facts
@@ -154,25 +148,13 @@ def read_rows(
     batch_rows: int = 4096,
     row_groups: list[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Stream the rows of a file, checking page checksums if the reader was opened to do so.
-
-    Raises:
-        InvalidFile: a page is damaged.
-        OSError: the operating system did not return it.
-    """
+    """Stream the rows of a file; raises `InvalidFile` for a damaged page, `OSError` where the system gives none."""
     with invalid_when_damaged("pages are"):
         yield from reader.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False)
 
 
 def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
-    """The facts and columns of a file.
-
-    Args:
-        end: its last bytes, at least its footer and what follows it.
-
-    Raises:
-        InvalidFile: it is no complete output file.
-    """
+    """The facts and columns of a file from its last bytes, at least its footer and what follows it."""
     with invalid_when_damaged("footer is"):
         footer = pq.read_metadata(pa.BufferReader(end))
         columns = footer.schema.to_arrow_schema().remove_metadata()

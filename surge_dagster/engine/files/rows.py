@@ -29,13 +29,10 @@ class FileRows:
     """All rows of one output file.
 
     Attributes:
-        ids: in one piece or in several.
-        id_type: string, int64 or binary.
         texts: None leaves the column out.
         text_hashes: of all texts, those included that the file leaves out.
         matrix: [rows, dimension], contiguous.
-        carried: further columns of the source, in one piece or in several.
-        carried_columns: names and types of these; None without them.
+        carried: further columns of the source; `carried_columns` are their names and types.
     """
 
     ids: Sequence[pa.Array]
@@ -56,9 +53,9 @@ class FileWriter(ABC):
         rows: written so far.
     """
 
-    def __init__(self, columns: pa.Schema, row_group_rows: int) -> None:
+    def __init__(self, columns: pa.Schema, most_rows: int = MAX_ROW_GROUP_ROWS) -> None:
         self.columns = columns
-        self.row_group_rows = row_group_rows
+        self.row_group_rows = min(most_rows, row_group_rows(vector_bytes(columns.field("embedding").type), 1))
         self.rows = 0
 
     def __enter__(self) -> Self:
@@ -82,7 +79,10 @@ class FileWriter(ABC):
         Args:
             texts, carried: None where the file has no such columns.
         """
-        self.append_table(embedding_table(self.columns, ids, texts, text_hashes, matrix, carried))
+        further = () if carried is None else carried.columns
+        columns = (ids, texts, text_hashes, *further, embedding_array(self.columns, matrix))
+        present = [column for column in columns if column is not None]
+        self.append_table(pa.Table.from_arrays(present, schema=self.columns))
 
     def append_table(self, table: pa.Table) -> None:
         """Write rows that have the file's columns already."""
@@ -126,12 +126,7 @@ class OutputFile(ABC):
     def read(
         self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Stream rows.
-
-        Args:
-            columns: None is all.
-            batch_rows: most rows of a batch.
-            groups: numbers of row groups or record batches; None is all.
+        """Stream rows, at most `batch_rows` at a time: of all columns and row groups, or of some.
 
         Raises:
             InvalidFile: what is read is damaged, or the file has fewer or more rows than its facts promise. Checksums
@@ -157,11 +152,7 @@ class OutputFile(ABC):
 
     @abstractmethod
     def reading_bytes(self, widest_row: int) -> int:
-        """Upper estimate of the memory that reading takes beside the rows that are read, in bytes.
-
-        Args:
-            widest_row: most bytes of id and text that a row has.
-        """
+        """Upper estimate of the memory that reading takes beside the rows, of at most `widest_row` bytes, in bytes."""
 
     @abstractmethod
     def _batches(
@@ -202,7 +193,7 @@ def schema(
     return pa.schema(columns)
 
 
-def check_schema(found: pa.Schema, *, dimension: int, dtype: str | None = None) -> None:
+def check_schema(columns: pa.Schema, *, dimension: int, dtype: str | None = None) -> None:
     """Refuse a file with other columns.
 
     Args:
@@ -211,49 +202,39 @@ def check_schema(found: pa.Schema, *, dimension: int, dtype: str | None = None) 
     Raises:
         InvalidFile: a column is missing, superfluous or of another type.
     """
-    id_type = found.field("id").type if "id" in found.names else None
+    id_type = columns.field("id").type if "id" in columns.names else None
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
     allowed = [*map(str, _DTYPES), *_BITS] if dtype is None else [dtype]
-    has_text, carried = "text" in found.names, carried_columns(found)
-    expected = [in_words(schema(id_type, dimension, one, include_text=has_text, carried=carried)) for one in allowed]
-    if in_words(found) not in expected:
-        raise InvalidFile(f"its columns are {in_words(found)}; expected {' or '.join(expected)}")
+    has_text, carried = "text" in columns.names, carried_columns(columns)
+    expected = [in_words(schema(id_type, dimension, each, include_text=has_text, carried=carried)) for each in allowed]
+    if in_words(columns) not in expected:
+        raise InvalidFile(f"its columns are {in_words(columns)}; expected {' or '.join(expected)}")
 
 
 def carried_columns(columns: pa.Schema) -> pa.Schema | None:
     """Which columns of a file were carried from the source; None where it has none."""
-    names = columns.names
-    begin = names.index("text_hash") + 1 if "text_hash" in names else len(names)
-    carried = [columns.field(place) for place in range(begin, len(names)) if names[place] not in OWN_COLUMNS]
-    return pa.schema([pa.field(field.name, field.type) for field in carried]) if carried else None
+    carried = [pa.field(field.name, field.type) for field in columns if field.name not in OWN_COLUMNS]
+    return pa.schema(carried) if carried else None
 
 
-def require_carried(stated: str, found: pa.Schema) -> None:
-    """Compare the carried columns of a file with those that its facts state.
-
-    Raises:
-        InvalidFile: they differ.
-    """
-    carried = in_words(carried_columns(found))
+def require_carried(stated: str, columns: pa.Schema) -> None:
+    """Raise `InvalidFile` where a file does not carry the columns that its facts state."""
+    carried = in_words(carried_columns(columns))
     if carried != stated:
         raise InvalidFile(f"its metadata promise the carried columns {stated!r}; it has {carried!r}")
 
 
 def in_words(columns: pa.Schema | None) -> str:
     """Names and types of columns; "" for None."""
-    found = columns or ()
-    return ", ".join(f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in found)
+    return ", ".join(
+        f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in columns or ()
+    )
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:
     """Rows of a full row group: at most 65,536, and at most 1 MiB of embeddings."""
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
-
-
-def row_group_rows_of(columns: pa.Schema) -> int:
-    """`row_group_rows` of a file with these columns."""
-    return row_group_rows(vector_bytes(columns.field("embedding").type), 1)
 
 
 def vector_bytes(vectors: pa.DataType) -> int:
@@ -266,21 +247,6 @@ def vector_bytes(vectors: pa.DataType) -> int:
 def rows_at_a_time(widest_row: int, dimension: int, itemsize: int) -> int:
     """How many rows to read at a time, so that they are about `READ_BYTES`."""
     return max(1, min(_MOST_READ_ROWS, READ_BYTES // (widest_row + dimension * itemsize)))
-
-
-def embedding_table(
-    columns: pa.Schema,
-    ids: pa.Array | pa.ChunkedArray,
-    texts: pa.Array | None,
-    text_hashes: pa.Array,
-    matrix: np.ndarray,
-    carried: pa.Table | None = None,
-) -> pa.Table:
-    """Rows as a table; the arguments are those of `FileWriter.append`."""
-    embeddings = embedding_array(columns, matrix)
-    further = () if carried is None else carried.columns
-    arrays = [column for column in (ids, texts, text_hashes, *further, embeddings) if column is not None]
-    return pa.Table.from_arrays(arrays, schema=columns)
 
 
 def embedding_array(columns: pa.Schema, matrix: np.ndarray) -> pa.Array:

@@ -1,1 +1,1 @@
-"""From vectors to published files: publishing, split partitions, freshness and vector spaces."""
+"""The state of an output: its vector spaces, the current one, the catalog on record, and which files are fresh."""

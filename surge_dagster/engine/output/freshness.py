@@ -131,27 +131,19 @@ class OutputState:
         # Loading the cache takes longer than reading a few files.
         with self._cached() if self.store.is_remote and len(unread) > CONCURRENT_READS else contextlib.nullcontext():
             self._read_all(names)
-        found: dict[str, Found | TransientError] = {}
+        files: dict[str, Found | TransientError] = {}
         for name in names:
-            file = found[name] = self._unreadable.get(name) or self._found[name]
+            file = files[name] = self._unreadable.get(name) or self._found[name]
             if isinstance(file, PublishedFile) and file.stored != self._listed[name]:
-                found[name] = FileNotFoundError(f"{self.store.location(name)!r} was replaced after it was listed")
-        return found
+                files[name] = FileNotFoundError(f"{self.store.location(name)!r} was replaced after it was listed")
+        return files
 
     def freshness(self, partition: Partition) -> Freshness:
-        """Whether a partition needs work.
-
-        Raises:
-            StoreUnavailable: the store does not answer at all.
-        """
+        """Whether a partition needs work; raises `StoreUnavailable` where the store does not answer at all."""
         return self._freshness(partition.key, partition.source_version)
 
     def freshness_beside(self, parent: PublishedFile) -> Freshness:
-        """The same of a derived file: whether it names the rows and the source version that its parent's file has.
-
-        Raises:
-            StoreUnavailable: the store does not answer at all.
-        """
+        """The same of a derived file: whether it names the rows and the source version that its parent's file has."""
         return self._freshness(parent.facts.partition_key, parent.facts.source_version, parent.facts.rows_version)
 
     def refuse(self, file: PublishedFile, reason: str) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,11 +59,8 @@ def find_derived(store: Store, wanted: Space) -> Space | None:
     return next((space for space in list_spaces(store) if _derives_same(space, wanted)), None)
 
 
-def claim_derived(store: Store, space: Space, notes: Mapping[str, Any]) -> None:
+def claim_derived(store: Store, space: Space) -> None:
     """Prepare the folder of a derived space and describe the space there, with the catalog of its parent.
-
-    Args:
-        notes: further entries of its space.json, which replace those of the same names.
 
     Raises:
         ConfigError: the output has another space under that name.
@@ -76,7 +72,7 @@ def claim_derived(store: Store, space: Space, notes: Mapping[str, Any]) -> None:
         _require_free(store, space.name)
     store.prepare(space.name)
     store.sweep(space.name)
-    document = space.to_json() | (own.document if own else {}) | dict(notes)
+    document = space.to_json() | (own.document if own else {})
     for shared in ("catalog", "model_folder"):
         if parent is not None and shared in parent.document:
             document[shared] = parent.document[shared]
@@ -84,21 +80,8 @@ def claim_derived(store: Store, space: Space, notes: Mapping[str, Any]) -> None:
         _write(store, space, document, own.catalog if own else None)
 
 
-def noted(store: Store, space: Space, name: str) -> Any:
-    """A further entry of a space's space.json; None where it has none of that name."""
-    described = _described(store, space.name)
-    return described.document.get(name) if described else None
-
-
 def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
-    """Refuse to write files of another format into a space: its readers look for those of one.
-
-    Args:
-        space: as the output has it.
-
-    Raises:
-        ConfigError: its files are of the other format.
-    """
+    """Raise `ConfigError` where a space, as the output has it, has files of another format: readers look for one."""
     if space.file_format != file_format:
         raise ConfigError(
             f"the space {space.name} in {store.url!r} has files in the format {space.file_format!r}; the settings "
@@ -108,20 +91,13 @@ def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
 
 
 def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
-    """The catalog whose embeddings a space holds; None where no run has recorded it.
-
-    Raises:
-        ConfigError: its space.json is damaged.
-    """
+    """The catalog whose embeddings a space holds; None where no run has recorded it."""
     described = _described(store, space.name)
     return described.catalog if described else None
 
 
 def record_catalog(store: Store, space: Space, catalog: CatalogRecord) -> None:
     """Record the catalog of a run that writes nothing else; where that fails, the log says so.
-
-    Args:
-        space: as the output has it.
 
     Raises:
         ConfigError: the space holds another catalog.
@@ -206,8 +182,8 @@ class _Described:
     def turns(self) -> list[tuple[dict[str, Any], int]]:
         """Each request that the space answers, with its turn: the higher it is, the later the claim was."""
         requests = [self.space.requested.as_dict(), *self.document.get("also_requested", [])]
-        turns = self.document.get("turns", [])  # missing where no other space answers the request
-        return [(request, turns[place] if place < len(turns) else 0) for place, request in enumerate(requests)]
+        turns = self.document.get("turns") or [0] * len(requests)
+        return list(zip(requests, turns, strict=False))
 
     def turn(self, request: dict[str, Any]) -> int | None:
         """The turn of a request; None where the space does not answer it."""

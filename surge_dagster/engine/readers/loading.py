@@ -36,12 +36,7 @@ _NAMED = 5
 
 
 class Embeddings:
-    """The embeddings of one space, as they were when this was opened; made by `open_embeddings`.
-
-    Args:
-        store: the output.
-        space: which of its spaces.
-    """
+    """The embeddings of one space, as they were when this was opened; made by `open_embeddings`."""
 
     def __init__(self, store: Store, space: Space) -> None:
         self.store = store
@@ -129,16 +124,16 @@ class Embeddings:
         if isinstance(partitions, str):
             partitions = [partitions]
         keys = None if partitions is None else list(partitions)
-        found = self._files.files(keys)
+        listed = self._files.files(keys)
         names = {file_name(self.space.name, key, self.space.file_format): key for key in keys or []}
-        if missing := [key for name, key in names.items() if name not in found]:
+        if missing := [key for name, key in names.items() if name not in listed]:
             more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
             raise ConfigError(
                 f"{self.store.location(self.space.name)!r} has no embeddings of "
                 f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
                 "(`surge-dagster embed`, or materialize `embeddings`), or choose among keys()."
             )
-        files = [usable_file(self.store, self.space, name, file) for name, file in found.items()]
+        files = [usable_file(self.store, self.space, name, file) for name, file in listed.items()]
         return sorted(files, key=lambda file: file.facts.partition_key) if keys is None else files
 
     def _usable(self, name: str, file: Found | TransientError) -> Found | TransientError:

@@ -26,11 +26,7 @@ _BATCH_ROWS = 16_384
 
 
 def as_lazy_frame(store: Store, space: Space, files: Sequence[PublishedFile], schema: pa.Schema) -> pl.LazyFrame:
-    """The rows of `files`, in their order.
-
-    Args:
-        schema: of the rows: partition, id, perhaps text, embedding.
-    """
+    """The rows of `files`, in their order; `schema` is that of the rows, from the partition to the embedding."""
     import polars as pl
     from polars.io.plugins import register_io_source
 
@@ -62,12 +58,7 @@ def as_lazy_frame(store: Store, space: Space, files: Sequence[PublishedFile], sc
 
 
 def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema, file_format: str) -> ds.Dataset:
-    """The rows of `files`, in their order; a filter on `partition` reads only the files of these partitions.
-
-    Args:
-        schema: of the rows: partition, id, perhaps text, embedding.
-        file_format: of the files.
-    """
+    """The rows of `files`, in their order; a filter on `partition` reads only the files of these partitions."""
     import pyarrow.dataset as ds
 
     if file_format == "arrow":

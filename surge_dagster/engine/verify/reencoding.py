@@ -37,6 +37,10 @@ class SampledRows:
         rows: how many rows of each partition are drawn; None is all.
         seed: the same seed draws the same rows of a partition.
 
+    Attributes:
+        compared: vectors so far.
+        seed: which draws; None where all rows are compared.
+
     Raises:
         SurgeError: the pool is of another space.
     """
@@ -47,7 +51,8 @@ class SampledRows:
         pool.require_documents()
         self._pool = pool
         self._rows = rows
-        self._seed = seed
+        self.seed = None if rows is None else seed
+        self.compared = 0
         self._drawn: tuple[str, frozenset[int]] | None = None
         self._waiting: list[_SampledRow] = []
         self._bytes = 0
@@ -76,6 +81,7 @@ class SampledRows:
             return
         again = self._pool.vectors(pa.concat_arrays([row.text for row in waiting]))  # pyright: ignore[reportArgumentType]
         found = cosines(np.stack([row.vector for row in waiting]), again)
+        self.compared += len(waiting)
         for row, cosine in zip(waiting, found.tolist(), strict=True):
             if not cosine >= row.lowest and row.key not in self._reported:
                 self._reported.add(row.key)
@@ -93,6 +99,6 @@ class SampledRows:
         if self._rows is None or self._rows >= facts.rows:
             return range(facts.rows)
         if self._drawn is None or self._drawn[0] != facts.partition_key:
-            drawn = random.Random(f"{self._seed}:{facts.partition_key}").sample(range(facts.rows), self._rows)
+            drawn = random.Random(f"{self.seed}:{facts.partition_key}").sample(range(facts.rows), self._rows)
             self._drawn = facts.partition_key, frozenset(drawn)
         return self._drawn[1]

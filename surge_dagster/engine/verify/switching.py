@@ -18,10 +18,15 @@ from surge_dagster.engine.output.current_space import CurrentSpace, read_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify.verification import Verified, Violation, verify
+from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
 
 _KEPT = 200
 _NAMED = 10
+_INCOMPLETE: dict[str, tuple[Kind, str, str]] = {
+    "stale": ("stale", "its file was made from an earlier source version.", ""),
+    "foreign": ("space", "its file holds vectors of another space.", "Move it away."),
+    "missing": ("missing", "it has no valid file.", ""),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +80,10 @@ def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Viola
     for partition in outputs.looked_at(source):
         partitions += 1
         freshness = outputs.freshness(partition)
-        match freshness.status:
-            case "stale":
-                found.append(Violation(partition.key, "stale", "its file was made from an earlier source version."))
-            case "foreign":
-                found.append(
-                    Violation(partition.key, "space", "its file holds vectors of another space.", "Move it away.")
-                )
-            case "missing":
-                found.append(Violation(partition.key, "missing", "it has no valid file."))
-            case "unread":
-                raise freshness.error or AssertionError
+        if freshness.error is not None:
+            raise freshness.error
+        if freshness.status in _INCOMPLETE:
+            found.append(Violation(partition.key, *_INCOMPLETE[freshness.status]))
     return found, partitions
 
 
@@ -112,7 +110,7 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
     for event in verify(source, store, space):
         if isinstance(event, Verified):
             verified, rows = verified + 1, rows + event.rows
-        elif event.kind != "orphan":
+        elif isinstance(event, Violation) and event.kind != "orphan":
             found.append(event)
     if found and all(violation.kind == "unread" for violation in found):
         raise TransientError(

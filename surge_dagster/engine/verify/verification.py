@@ -12,6 +12,7 @@ is a violation too, because nothing was proven about it, and the other files are
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -24,14 +25,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify.file_check import (
-    REMOVE_FILE,
-    Fault,
-    FaultKind,
-    Samples,
-    compare_with_source,
-    opened,
-)
+from surge_dagster.engine.verify.file_check import REMOVE_FILE, Fault, FaultKind, Samples, compare_with_source, opened
 from surge_dagster.engine.verify.reencoding import SampledRows
 
 Kind = FaultKind | Literal["vectors", "source", "unread", "orphan"]
@@ -87,6 +81,23 @@ class Verified:
     truncated: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The last event of a verification that computes vectors again.
+
+    Attributes:
+        vectors: that were compared.
+        partitions: of which every vector that was drawn was compared.
+        partitions_not_compared: that have a file and in which not every vector could be; each has a violation.
+        seed: which drew the rows; None where every row was compared.
+    """
+
+    vectors: int
+    partitions: int
+    partitions_not_compared: int
+    seed: int | None
+
+
 def verify(
     source: Source,
     store: Store,
@@ -94,17 +105,18 @@ def verify(
     *,
     pool: EncoderPool | None = None,
     reencode: int | None = 3,
-    seed: int = 0,
-) -> Iterator[Violation | Verified]:
+    seed: int | None = None,
+) -> Iterator[Violation | Verified | Compared]:
     """Check every partition of a source against its file, and every file of the space against the source.
 
     Args:
-        source, store, space: what was embedded, and where to.
         pool: a pool of the same space, to encode rows again; None: no row is encoded again. A derived space needs none.
-        reencode: rows of each partition to encode again, drawn with `seed`; None is all.
+        reencode: rows of each partition to encode again; None is all.
+        seed: draws the rows; None: other ones each time.
 
     Yields:
         Violations as they are found, and a `Verified` after each partition. Violations of vectors may come after it.
+        Where vectors are computed again, a `Compared` is the last one.
 
     Raises:
         StoreUnavailable: the store does not answer any more.
@@ -114,17 +126,21 @@ def verify(
     if space.derived:
         samples = DerivedRows(store, space)
     elif pool is not None:
-        samples = SampledRows(pool, space, reencode, seed)
+        samples = SampledRows(pool, space, reencode, secrets.randbelow(10**9) if seed is None else seed)
     expected: set[str] = set()
     incomplete: set[str] = set()
+    compared = not_compared = 0
     for partition in source:
         name = file_name(space.name, partition.key, space.file_format)
         expected.add(name)
         found = verify_partition(partition, store, space, samples)
         if isinstance(found, Violation):
             yield found
+            not_compared += not found.has_no_file
             found = Verified(partition.key, 0)
             incomplete.add(name)
+        else:
+            compared += 1
         yield found
         if samples is not None:
             yield from _wrong_vectors(samples)
@@ -139,15 +155,13 @@ def verify(
     if samples is not None:
         samples.compare()
         yield from _wrong_vectors(samples)
+        yield Compared(samples.compared, compared, not_compared, samples.seed)
 
 
 def verify_partition(
     partition: Partition, store: Store, space: Space, samples: Samples | None = None
 ) -> Verified | Violation:
-    """Check one partition against its file.
-
-    Args:
-        samples: gets the rows that are to be encoded again.
+    """Check one partition against its file; `samples` gets the rows that are to be encoded again.
 
     Raises:
         StoreUnavailable: the store does not answer any more.

@@ -173,7 +173,7 @@ def test_second_of_two_concurrent_first_runs_takes_the_ranges_of_the_other(
     of_other_run = made.of(MODEL).derive("int8", ranges=((-1.0,) * 16, (1.0,) * 16))
 
     def find_as_another_run_begins(*arguments: Any) -> tuple[Ranges, int]:
-        claim_derived(made.store, of_other_run, {})
+        claim_derived(made.store, of_other_run)
         return find_ranges(*arguments)
 
     monkeypatch.setattr("surge_dagster.engine.derived.derive.find_ranges", find_as_another_run_begins)

@@ -22,7 +22,7 @@ from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
 from surge_dagster.engine.model.spec import FileFormat, Space
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
-from surge_dagster.engine.verify.verification import Violation, verify
+from surge_dagster.engine.verify.verification import Compared, Violation, verify
 from tests.engine.runs import finish, in_memory, make_run
 from tests.small_catalogs import numbered_rows
 from tests.spaces import KEYS, ROWS, Spaces
@@ -87,7 +87,8 @@ def test_loading_gives_the_stored_vectors(
 
 def test_complete_derived_space_is_verified_and_can_become_current(made: Spaces) -> None:
     space = derived(made, "binary")
-    assert violations(made, space) == []
+    *_, compared = verify(made.source, made.store, space)
+    assert violations(made, space) == [] and compared == Compared(ROWS * len(KEYS), len(KEYS), 0, None)
     assert switch_space(made.source, made.store, space).current.space == space.name
     assert open_embeddings(made.store).space.name == space.name
 

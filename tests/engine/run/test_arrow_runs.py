@@ -142,7 +142,7 @@ class TestVerify:
         assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
             key: len(rows) for key, rows in CATALOG.items()
         }
-        assert len(found) == len(CATALOG)
+        assert not [each for each in found if isinstance(each, Violation)]
 
     def test_flipped_bit_in_a_vector_is_reported_as_damage(self, copy: Path, hash_pool: EncoderPool) -> None:
         path = copy / "out" / space_of(copy, hash_pool).name / "big.arrow"

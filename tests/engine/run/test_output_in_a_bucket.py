@@ -37,6 +37,7 @@ def test_space_in_a_bucket_is_derived_and_followed(
             assert [(event.key, getattr(event, "action", event)) for event in run.events()] == [
                 (key, action) for key in KEYS
             ]
+        run.measure_recall()
         assert run.report.recall is not None
         assert not [event for event in verify(made.source, store, run.space) if isinstance(event, Violation)]
     store.delete(made.of(MODEL).name + "/b.parquet")

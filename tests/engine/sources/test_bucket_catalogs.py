@@ -85,7 +85,7 @@ def test_run_reads_a_bucket_and_the_next_one_finds_everything_fresh(
     events = list(
         verify(bucket.open(scheme), open_store(tmp_path / "out"), hash_pool.space, pool=hash_pool, reencode=None)
     )
-    assert len(events) == 6 and not [event for event in events if isinstance(event, Violation)]
+    assert len(events) == 7 and not [event for event in events if isinstance(event, Violation)]
 
 
 def test_footers_of_unchanged_objects_are_not_read_again_in_another_process(bucket: Bucket) -> None:

@@ -28,7 +28,7 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
-from surge_dagster.engine.verify.verification import Verified, Violation, verify
+from surge_dagster.engine.verify.verification import Compared, Verified, Violation, verify
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import DIMENSION, FailingStore, rewrite, with_vectors
 
@@ -80,7 +80,7 @@ def test_output_of_a_run_has_no_violation(embedded: Path, pool: EncoderPool) -> 
     assert violations(embedded, pool, reencode=None) == []
 
 
-def unread(events: Iterable[Violation | Verified]) -> list[str]:
+def unread(events: Iterable[object]) -> list[str]:
     found = [event for event in events if isinstance(event, Violation) and event.kind == "unread"]
     assert all(one.reason.endswith("Nothing is known about it until it is checked again.") for one in found)
     assert not any(one.is_warning for one in found), "a verification with it does not pass"
@@ -93,6 +93,33 @@ def test_file_that_cannot_be_read_now_is_a_violation_and_the_others_are_read(cop
     assert unread(events) == ["a", f"{pool.space.name}/b.parquet"]
     assert [event for event in events if isinstance(event, Verified)] == [Verified("Köln", ROWS), Verified("a", 0)]
     assert len(events) == 4
+
+
+def test_comparison_says_how_many_vectors_it_judged_and_of_how_many_files_it_could_not(
+    embedded: Path, pool: EncoderPool
+) -> None:
+    source = open_source(embedded / "catalog")
+    for store, reencode, expected in (
+        (LocalStore(embedded / "out"), 3, (9, 3, 0)),
+        (LocalStore(embedded / "out"), None, (3 * ROWS, 3, 0)),
+        (FailingStore(embedded / "out", "a"), 3, (6, 2, 1)),
+    ):
+        *events, last = verify(source, store, pool.space, pool=pool, reencode=reencode)
+        assert isinstance(last, Compared)
+        assert (last.vectors, last.partitions, last.partitions_not_compared) == expected
+        assert (last.seed is None) == (reencode is None)
+        assert len(unread(events)) == expected[2], "what could not be judged is a violation"
+
+
+def test_rows_that_are_encoded_again_are_drawn_anew_each_time(embedded: Path, pool: EncoderPool) -> None:
+    source, store = open_source(embedded / "catalog"), LocalStore(embedded / "out")
+    drawn: set[str] = set()
+    for _ in range(4):
+        *_, last = verify(source, store, pool.space, pool=pool, reencode=1)
+        drawn.add(repr(last))
+    assert len(drawn) > 1
+    *_, again = verify(source, store, pool.space, pool=pool, reencode=1, seed=5)
+    assert isinstance(again, Compared) and again.seed == 5
 
 
 def test_source_that_cannot_be_read_now_is_a_violation(
