@@ -197,9 +197,9 @@ def _storage(made: Plan, costs: RunCosts) -> str:
     found = made.forecast
     if not found.publish_seconds:
         return "not measured yet on this output: --calibrate or the first run does; counted as free here"
-    serialize, upload = costs.io.serialize.values, costs.io.upload.values
+    of_file, of_byte = costs.io.write.values
     text = (
-        f"a file costs {_time(serialize[0] + upload[0])} and a megabyte {_time(1e6 * (serialize[1] + upload[1]))} of a "
+        f"a file costs {_time(of_file)} and a megabyte {_time(1e6 * of_byte)} of a "
         f"thread; {found.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
         f"{counted(made.workers_per_machine or 1, 'such worker')}"
     )
