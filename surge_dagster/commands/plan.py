@@ -165,10 +165,10 @@ def _storage(planned: Plan, costs: RunCosts) -> str:
     forecast = planned.forecast
     if not forecast.publish_seconds:
         return "not measured yet on this output: --calibrate or the first run does; counted as free here"
-    serialize, upload = costs.io.serialize.values, costs.io.upload.values
+    of_file, of_byte = costs.io.write.values
     text = (
-        f"a file costs {_time(serialize[0] + upload[0])} and a megabyte {_time(1e6 * (serialize[1] + upload[1]))} of a "
-        f"thread; {forecast.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
+        f"a file costs {_time(of_file)} and a megabyte {_time(1e6 * of_byte)} of a thread; "
+        f"{forecast.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
         f"{counted(planned.workers_per_machine or 1, 'such worker')}"
     )
     if forecast.exposed_io_seconds > 0.01 * forecast.wall_seconds:

@@ -30,7 +30,7 @@ def use_gated_backend() -> None:
 
 class GatedBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
-        super().__init__(prompt=space.prompt, max_length=space.max_length)
+        super().__init__(space, settings)
         repaired = Path(os.environ.get("GATED_DEVICE", os.devnull))
         if _broken(repaired).exists() and not repaired.exists():
             raise RuntimeError("the device is broken")

@@ -26,7 +26,7 @@ def reached(pause: Path) -> Path:
 
 class PausedBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
-        super().__init__(prompt=space.prompt, max_length=space.max_length)
+        super().__init__(space, settings)
         self._pause = Path(os.environ[PAUSE_VARIABLE])
         self._parent = os.getppid()
 

@@ -17,7 +17,6 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -44,10 +43,8 @@ class Arena:
 
     Args:
         slots: SuperBatches that can be alive concurrently.
-        max_texts: rows of a slot.
-        max_bytes: UTF-8 bytes of a slot.
-        dimension: columns of a slot's matrix.
-        dtype: type of the matrix.
+        max_texts, max_bytes: rows and UTF-8 bytes of a slot.
+        dimension, dtype: of a slot's matrix.
         on_close: called once, when the arena is closed.
     """
 
@@ -79,12 +76,7 @@ class Arena:
         self._closed = False
 
     def acquire(self, cancelled: Callable[[], bool] | None = None) -> Slot:
-        """An empty slot; waits until one is free.
-
-        Raises:
-            Cancelled: `cancelled()` became true while waiting.
-            ArenaClosed: the arena is closed.
-        """
+        """An empty slot; waits until one is free, or raises Cancelled when `cancelled()`, or ArenaClosed."""
         with self._changed:
             while True:
                 if self._closed:
@@ -116,16 +108,14 @@ class Arena:
     def __enter__(self) -> Arena:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class Slot:
     """One SuperBatch: texts first, then, after `EncoderPool.encode`, their vectors. Used by one thread at a time.
 
-    A row may have its vector from the start (`KnownVectors`).
+    A row may have its vector from the start (`KnownVectors`); `text_bytes` counts the UTF-8 bytes of all rows.
     """
 
     def __init__(self, arena: Arena, memory: mmap.mmap, index: int) -> None:
@@ -136,7 +126,7 @@ class Slot:
         self._arrays = slot_arrays(memory, arena.layout, index)
         self._arrays.offsets[0] = 0
         self._rows = 0
-        self._text_bytes = 0
+        self.text_bytes = 0
         self._pins = 0
         self._released = False
         self._known: np.ndarray | None = None  # uint8 per row; None where no row has a vector yet
@@ -146,14 +136,9 @@ class Slot:
         return self._rows
 
     @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of all rows."""
-        return self._text_bytes
-
-    @property
     def room(self) -> tuple[int, int]:
         """Rows and bytes that still fit."""
-        return self.arena.layout.max_texts - self._rows, self.arena.layout.max_bytes - self._text_bytes
+        return self.arena.layout.max_texts - self._rows, self.arena.layout.max_bytes - self.text_bytes
 
     @property
     def offsets(self) -> np.ndarray:
@@ -171,15 +156,11 @@ class Slot:
         parts: tuple[np.ndarray, memoryview] | None = None,
         known: KnownVectors | None = None,
     ) -> None:
-        """Appends a copy of `texts`.
+        """Appends a copy of `texts`; raises ValueError where they do not fit or one of them is null.
 
         Args:
-            texts: the new rows.
             parts: their `value_parts`, if the caller has them already.
             known: vectors that some of them have already.
-
-        Raises:
-            ValueError: they do not fit, or one of them is null.
         """
         count = len(texts)
         if count == 0:
@@ -187,7 +168,7 @@ class Slot:
         if texts.null_count:
             raise ValueError(f"{texts.null_count} of {count} texts are null")
         offsets, values = parts or value_parts(texts)
-        size, rows, end = len(values), self._rows, self._text_bytes
+        size, rows, end = len(values), self._rows, self.text_bytes
         free_rows, free_bytes = self.room
         if count > free_rows or size > free_bytes:
             raise ValueError(
@@ -201,10 +182,9 @@ class Slot:
         if known is not None:
             self._put(known, rows)
         self._rows = rows + count
-        self._text_bytes = end + size
+        self.text_bytes = end + size
 
     def _put(self, known: KnownVectors, first: int) -> None:
-        """Enters vectors of rows that begin at `first`."""
         if self._known is None:
             self._known = np.zeros(self.arena.layout.max_texts, np.uint8)
         rows = first + known.rows
@@ -237,7 +217,7 @@ class Slot:
     def texts(self, start: int, stop: int) -> pa.LargeStringArray:
         """Rows start..stop as an Arrow array over the shared memory."""
         self._check(start, stop)
-        data = self._arrays.data[: self._text_bytes]
+        data = self._arrays.data[: self.text_bytes]
         return pa.LargeStringArray.from_buffers(
             stop - start, pa.py_buffer(self._arrays.offsets[start : stop + 1]), pa.py_buffer(data), None, 0
         )
@@ -296,13 +276,10 @@ class Slot:
         if self._known is not None:
             self._known[rows : self._rows] = 0
         self._rows = rows
-        self._text_bytes = int(self._arrays.offsets[rows])
+        self.text_bytes = int(self._arrays.offsets[rows])
 
     def release(self) -> None:
-        """Gives the slot back to the arena, and its memory to the system; its views are no longer valid.
-
-        Releasing twice is harmless.
-        """
+        """Gives the slot back to the arena, and its memory to the system; its views are invalid then."""
         with self._lock:
             if self._released:
                 return

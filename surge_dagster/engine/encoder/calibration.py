@@ -8,7 +8,6 @@ its SuperBatches: B_min and the planner's predictions follow from these.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,18 +17,14 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
 MEASURING_LOCK = "calibration/.measuring"
-# Increased when the way this package drives a backend or the parity texts change, so that older cached answers are not
-# used.
-_REVISION = 5
+# Increased when the way this package drives a backend, the parity texts or the rows of observations change, so that
+# older cached answers are not used.
+_REVISION = 6
 OBSERVATIONS = 256  # kept of each kind
 
 
 class Calibration:
-    """The cached measurements of one space on one kind of device.
-
-    Args:
-        name: file name in the disk cache, see `calibration_name`.
-    """
+    """The cached measurements of one space on one kind of device; `name` is that of `calibration_name`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,24 +38,15 @@ class Calibration:
         with disk_cache.lock("calibration/.lock"):
             disk_cache.write_json(self.name, (disk_cache.read_json(self.name) or {}) | values)
 
-    def observations(self, name: str, columns: int) -> list[list[float]]:
-        """The rows of numbers kept under a name, oldest first.
-
-        Those that are not `columns` finite numbers are left out: another version of this package may keep others.
-        """
-        kept = self.read(name)
-        return [row for row in kept if _is_row(row, columns)] if isinstance(kept, list) else []
+    def observations(self, name: str) -> list[list[float]]:
+        """The rows of numbers kept under a name, oldest first."""
+        return self.read(name) or []
 
     def observe(self, name: str, rows: Iterable[Iterable[float]], *, anew: bool = False) -> None:
-        """Adds rows of numbers to those kept under a name, of which the newest stay.
-
-        Args:
-            anew: forget the earlier ones.
-        """
+        """Adds rows of numbers to those kept under a name, or puts them in their place; the newest stay."""
         with disk_cache.lock("calibration/.lock"):
             document = disk_cache.read_json(self.name) or {}
-            kept = document.get(name)
-            before = kept if isinstance(kept, list) and not anew else []
+            before = [] if anew else document.get(name, [])
             document[name] = [*before, *([float(f"{value:.6g}") for value in row] for row in rows)][-OBSERVATIONS:]
             disk_cache.write_json(self.name, document)
 
@@ -72,20 +58,6 @@ def cache_key(*facts: object) -> str:
 
 
 def calibration_name(space: Space, *, backend: str, detail: str, precision: str, machine: str) -> str:
-    """The file name of a calibration.
-
-    Args:
-        backend: name of the backend.
-        detail: the backend's library and settings.
-        machine: kind of device and the threads of a worker.
-    """
+    """The file name of a calibration; `machine` is the kind of device and the threads of a worker."""
     key = cache_key(space.vectors_key, backend, detail, precision, machine)
     return f"calibration/{key}.json"
-
-
-def _is_row(row: Any, columns: int) -> bool:
-    return (
-        isinstance(row, list)
-        and len(row) == columns
-        and all(isinstance(value, int | float) and math.isfinite(value) for value in row)
-    )

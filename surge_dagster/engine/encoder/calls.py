@@ -16,7 +16,6 @@ class EncodeMetrics:
     """What an encode call cost, and which of its texts failed.
 
     Attributes:
-        workers: number of workers of the pool.
         failed: texts that ended every worker that encoded them, one of each group (see `EncoderPool.submit`).
         gpu_utilisation: mean over devices and time, 0 to 1; None where nothing measures it.
         gpu_memory_bytes: maximum in use on all devices together; None where nothing measures it.
@@ -39,13 +38,13 @@ class EncodeMetrics:
         )
 
 
-def shared_seconds(costs: Costs, chunks: int, workers: int) -> float:
+def shared_seconds(costs: Costs, encode_seconds: float, chunks: int, workers: int) -> float:
     """What a call takes of a pool that has other calls as well, so that no worker waits for the last one.
 
     Tokenizing and computing divide among workers; what the message of a lone chunk takes does not.
     """
     if workers == 1:
-        return costs.encode_seconds
+        return encode_seconds
     computing = min(costs.work_seconds, costs.tokenize_seconds + costs.forward_seconds)
     busy = max(1, min(workers, chunks))
     return computing / workers + (costs.work_seconds - computing) / busy
@@ -60,11 +59,7 @@ class EncodeCall:
         self._abandon = abandon
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
-        """Waits for the end of the call; None after the timeout. Can be called again.
-
-        Raises:
-            EncoderError: the pool failed; the message holds the last output of the failed worker.
-        """
+        """Waits for the end of the call, or raises what ended the pool; None after the timeout. Can be called again."""
         if not wait_in_turns(self._job.done.wait, timeout_seconds):
             return None
         if self._job.error is not None:
@@ -90,9 +85,15 @@ class EncodeCall:
         """The costs so far."""
         job = self._job
         samples = job.gpu_samples
-        costs = replace(job.costs, texts_computed=job.rows, encode_seconds=job.encode_seconds, replays=job.replays)
+        costs = replace(
+            job.costs,
+            texts_computed=job.rows,
+            encode_seconds=job.encode_seconds,
+            shared_seconds=shared_seconds(job.costs, job.encode_seconds, len(job.encoded), self._workers),
+            replays=job.replays,
+        )
         return EncodeMetrics(
-            replace(costs, shared_seconds=shared_seconds(costs, len(job.encoded), self._workers)),
+            costs,
             workers=self._workers,
             failed=job.failed,
             gpu_utilisation=sum(rate for rate, _ in samples) / len(samples) if samples else None,

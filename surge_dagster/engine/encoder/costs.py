@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -43,13 +43,7 @@ _SHORT, _LONG = (6, 10, 2 * _LENGTHS), (60, 100, 2)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An encode call that was timed.
-
-    Attributes:
-        texts, tokens: of the texts that were encoded.
-        equal_texts: others, which got the vector of an equal one.
-        text_bytes: of both.
-    """
+    """An encode call that was timed; `text_bytes` counts the `equal_texts` too, which got another one's vector."""
 
     texts: float
     text_bytes: float
@@ -60,12 +54,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Costs that are not negative, with how certain they are.
-
-    Attributes:
-        values: seconds per unit of each column.
-        covariance: of `values`; None where there is too little to tell.
-    """
+    """Seconds per unit of each column, none negative; `covariance` is None where there is too little to tell."""
 
     values: np.ndarray
     covariance: np.ndarray | None = None
@@ -75,7 +64,7 @@ class Fit:
         return amounts @ self.values
 
     def margin(self, amounts: np.ndarray) -> float | None:
-        """Half of the 95 % confidence interval of the seconds of these amounts."""
+        """Half of the 95 % confidence interval of the seconds of these amounts, as every margin here."""
         if self.covariance is None:
             return None
         return _NORMAL_95 * float(np.sqrt(max(0.0, amounts @ self.covariance @ amounts)))
@@ -85,9 +74,7 @@ def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | fl
     """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with fewest costs.
 
     Args:
-        amounts: [observations, columns]
-        seconds: [observations]
-        weights: of the observations, beside that of 1/seconds.
+        amounts: [observations, columns]; `weights` of them are beside that of 1/seconds.
     """
     rows, columns = amounts.shape
     best, values, covariance = np.inf, np.zeros(columns), None
@@ -97,12 +84,12 @@ def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | fl
     weighted, target = amounts * weights[:, None], seconds * weights
     for count in range(1, min(rows, columns) + 1):
         for chosen in map(list, itertools.combinations(range(columns), count)):
-            found, _, rank, _ = np.linalg.lstsq(weighted[:, chosen], target)
-            error = float(np.sum((weighted[:, chosen] @ found - target) ** 2))
-            if rank < count or (found < 0).any() or error >= best - _EQUAL * float(target @ target):
+            fitted, _, rank, _ = np.linalg.lstsq(weighted[:, chosen], target)
+            error = float(np.sum((weighted[:, chosen] @ fitted - target) ** 2))
+            if rank < count or (fitted < 0).any() or error >= best - _EQUAL * float(target @ target):
                 continue
             best, values = error, np.zeros(columns)
-            values[chosen] = found
+            values[chosen] = fitted
             covariance = None
             if rows > count:
                 square = weighted[:, chosen].T @ weighted[:, chosen]
@@ -117,7 +104,6 @@ class EncodeCosts:
 
     Attributes:
         fit: seconds of a call, of one of its first texts, of a text and of a token, on all workers together.
-        workers: G.
         tokens_per_byte, tokens_per_text: encoded tokens; the bytes are those of equal texts too.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
     """
@@ -148,7 +134,7 @@ class EncodeCosts:
 
     @classmethod
     def given(cls, call_seconds: float, text_seconds: float, workers: int) -> EncodeCosts:
-        """Costs from the command line: c_ipc, and c_enc of one text on one worker whatever its length."""
+        """Costs of the command line: c_ipc, and c_enc of one text on one worker whatever its length."""
         return cls(Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0])), workers)
 
     @property
@@ -167,7 +153,6 @@ class EncodeCosts:
 
     @property
     def call_margin(self) -> float | None:
-        """Half of the 95 % confidence interval of c_ipc."""
         return self.fit.margin(_OF_CALL)
 
     @property
@@ -199,7 +184,6 @@ class EncodeCosts:
         return max(_LEAST_SECONDS, float(self._of_text(tokens) @ self.fit.values))
 
     def text_margin(self, tokens: float | None = None) -> float | None:
-        """Half of the 95 % confidence interval of `text_seconds`."""
         return self.fit.margin(self._of_text(tokens))
 
     @property
@@ -223,10 +207,7 @@ def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]
     """Time calls with growing numbers of short texts, then of long ones; of each size the faster of two.
 
     All sizes are timed before the first one is timed again: a moment in which the machine was stopped or busy would
-    otherwise make small calls look as slow as large ones, and B_min many times too large.
-
-    Args:
-        encode: gives the tokens and the seconds of a call.
+    otherwise make small calls look as slow as large ones. `encode` gives the tokens and the seconds of a call.
     """
     calls: dict[tuple[int, int], Call] = {}
     for is_first in (True, False):
@@ -263,8 +244,7 @@ def timed_calls(
 ) -> tuple[list[Call], list[Call]]:
     """The calls that were timed with these devices, measured now if there are none, and those of runs.
 
-    Args:
-        anew: measure now, and forget both, with the waits of workers in runs.
+    `anew` measures now, and forgets both, with the waits of workers in runs.
     """
     measured = [] if anew else known_calls(calibration, f"calls {devices}")
     if not measured:
@@ -277,5 +257,4 @@ def timed_calls(
 
 
 def known_calls(calibration: Calibration, name: str) -> list[Call]:
-    """The calls kept under a name."""
-    return [Call(*row) for row in calibration.observations(name, len(fields(Call)))]
+    return [Call(*row) for row in calibration.observations(name)]

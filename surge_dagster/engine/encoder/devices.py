@@ -43,11 +43,7 @@ class DeviceChoice:
 
 
 def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
-    """Devices for "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names.
-
-    Raises:
-        ConfigError: a name is invalid, a device is missing, or CPU and GPU are mixed.
-    """
+    """Devices for "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names; ConfigError without them."""
     names = device_names(requested)
     if names == ["auto"]:
         gpus, why_not = _usable_gpus()
@@ -96,7 +92,7 @@ def device_names(requested: str | Sequence[str]) -> list[str]:
 
 
 def device_kind(name: str) -> str | None:
-    """The kind of a device name: "auto", "cpu" or "cuda"; None for an invalid name."""
+    """ "auto", "cpu" or "cuda"; None for an invalid name."""
     if re.fullmatch(r"cuda:\d+", name):
         return "cuda"
     return name if name in ("auto", "cpu", "cuda") else None
@@ -105,7 +101,7 @@ def device_kind(name: str) -> str | None:
 def choose_precision(requested: str, choice: DeviceChoice) -> str:
     """The requested precision; "auto" is fp32 on the CPU and fp16 on GPUs."""
     if requested == "auto":
-        requested = "fp32" if choice.on_cpu else "fp16"
+        return "fp32" if choice.on_cpu else "fp16"
     if requested not in PRECISIONS:
         raise ConfigError(f"precision is auto or one of {', '.join(PRECISIONS)}, not {requested!r}")
     if choice.on_cpu and requested == "fp16":
@@ -139,25 +135,20 @@ def worker_threads(choice: DeviceChoice) -> int:
 
 
 class GpuMonitor:
-    """Samples utilisation and memory of the pool's GPUs through NVIDIA's management library.
+    """Samples utilisation and memory of the pool's CUDA devices through NVIDIA's management library.
 
     The pool's process samples, not the workers: the library answers for the whole device, needs no CUDA context and
     does not delay a forward pass. Where the library or the driver is missing there are no samples.
-
-    Args:
-        devices: as the pool names them; those that are not CUDA devices are ignored.
-        library: the module `pynvml` (package nvidia-ml-py); imported when it is None.
     """
 
-    def __init__(self, devices: Sequence[str], library: Any = None) -> None:
-        self._nvml = library
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._nvml: Any = None  # the module `pynvml` of the package nvidia-ml-py (extra: gpu)
         self._handles: list[Any] = []
         numbers = sorted({int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")})
         if not numbers:
             return
         try:
-            if self._nvml is None:
-                self._nvml = importlib.import_module("pynvml")
+            self._nvml = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
             self._handles = [self._handle(number) for number in numbers]
         except Exception as error:  # a missing package, driver or device: each library version has its own error
@@ -206,11 +197,11 @@ def _usable_gpus() -> tuple[list[str], str]:
 
 def _torch_has_cuda() -> bool:
     """Read from torch's version file: importing torch takes seconds and memory, which only workers should spend."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
         return False
     try:
-        text = (Path(found.origin).parent / "version.py").read_text()
+        text = (Path(torch.origin).parent / "version.py").read_text()
     except OSError:
         return False
     return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
@@ -229,9 +220,9 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return "unknown"
-    facts = dict(line.split(":", 1) for line in lines[:60] if ":" in line)
-    found = {key.strip(): value.strip() for key, value in facts.items()}
-    return f"{found.get('model name', found.get('CPU part', ''))} {found.get('flags', found.get('Features', ''))}"
+    pairs = (line.partition(":") for line in lines[:60])
+    facts = {name.strip(): value.strip() for name, _, value in pairs}
+    return f"{facts.get('model name', facts.get('CPU part', ''))} {facts.get('flags', facts.get('Features', ''))}"
 
 
 def usable_cores() -> int:

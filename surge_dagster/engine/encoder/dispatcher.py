@@ -37,37 +37,24 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
 _SAMPLE_SECONDS = 0.5
+_START_TIMEOUT_SECONDS = 900.0  # to load the model
 _CHUNKS_PER_WORKER = 2
 _GRACE_SECONDS = 2.0
 
 
 class Dispatcher:
-    """Runs the workers of one pool.
-
-    Args:
-        seats: one per worker.
-        hang_timeout_seconds: how long a worker with work may show no progress.
-        start_timeout_seconds: how long loading the model may take.
-        max_respawns: processes that a seat may lose in a row.
+    """Runs the workers of one pool, one per seat.
 
     Attributes:
         started: set when every seat had a ready worker, or when the pool has failed.
         ready_messages: the first ready message of each seat.
         failure: the error that ended the pool.
-        replays: chunks that were encoded again because their worker was lost.
+        replays: see `Costs`.
     """
 
-    def __init__(
-        self,
-        seats: list[WorkerSeat],
-        *,
-        hang_timeout_seconds: float,
-        start_timeout_seconds: float,
-        max_respawns: int,
-    ) -> None:
+    def __init__(self, seats: list[WorkerSeat], hang_timeout_seconds: float, max_respawns: int) -> None:
         self._seats = seats
         self._hang_timeout_seconds = hang_timeout_seconds
-        self._start_timeout_seconds = start_timeout_seconds
         self._max_respawns = max_respawns
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -78,7 +65,7 @@ class Dispatcher:
         self._workers: dict[int, WorkerProcess] = {}
         self._losses: dict[int, int] = {seat.index: 0 for seat in seats}
         self._schedule = Schedule(len(seats))
-        self._arenas: dict[int, tuple[int, Arena]] = {}
+        self._arenas: dict[int, int] = {}  # a duplicate of the descriptor of each
         self._stopping = False
         self._ended = False
         self._posting = threading.Lock()
@@ -94,7 +81,7 @@ class Dispatcher:
     # Called from other threads.
 
     def encode(self, job: Job) -> None:
-        """Starts a job; its `done` is set when it is finished or has failed."""
+        """Starts a job; its `done` is set when all of it is finished or has failed."""
         self._post(lambda: self._accept(job))
 
     def abandon(self, job: Job) -> None:
@@ -105,7 +92,7 @@ class Dispatcher:
         """Registers an arena; workers get its memory before their first chunk of it."""
         # A duplicate: the arena may be closed before a worker has received it.
         descriptor = os.dup(arena.fd)
-        self._post(lambda: self._add_arena(descriptor, arena))
+        self._post(lambda: self._add_arena(arena.key, descriptor))
 
     def drop_arena(self, arena: Arena) -> None:
         """Removes an arena here and in the workers."""
@@ -190,16 +177,16 @@ class Dispatcher:
         else:
             self._schedule.add(job)
 
-    def _add_arena(self, descriptor: int, arena: Arena) -> None:
+    def _add_arena(self, key: int, descriptor: int) -> None:
         if self._ended:
             os.close(descriptor)
         else:
-            self._arenas[arena.key] = (descriptor, arena)
+            self._arenas[key] = descriptor
 
     def _drop_arena(self, key: int) -> None:
-        known = self._arenas.pop(key, None)
-        if known is not None:
-            os.close(known[0])
+        descriptor = self._arenas.pop(key, None)
+        if descriptor is not None:
+            os.close(descriptor)
             for worker in self._workers.values():
                 worker.drop_arena(key)
 
@@ -254,12 +241,11 @@ class Dispatcher:
                     self._assign(worker, chunk)
 
     def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
-        known = self._arenas.get(chunk.job.slot.arena.key)
-        if known is None:
+        descriptor = self._arenas.get(chunk.job.slot.arena.key)
+        if descriptor is None:
             self._cancel(chunk.job, EncoderError("the arena was closed while one of its slots was being encoded"))
-            return
-        descriptor, arena = known
-        worker.assign(chunk, arena, descriptor)
+        else:
+            worker.assign(chunk, descriptor)
 
     def _cancel(self, job: Job, error: Exception | None) -> None:
         """Ends a job early, with `error`; workers still finish the chunks that they have."""
@@ -294,7 +280,7 @@ class Dispatcher:
         # A worker that has just proved that it can encode, and ends over one quarantined chunk, is not the cause.
         alone = len(chunks) == 1 and chunks[0].quarantined is not None
         self._losses[index] += not alone
-        reason = _failure_text(worker, report) if report else _end_text(worker, hung or describe_exit(code))
+        reason = _failure_text(worker, report) if report else f"{worker.name} ended: {hung or describe_exit(code)}"
         summary = reason.splitlines()[0]
         for chunk in chunks:
             chunk.job.lose(chunk, summary)
@@ -317,7 +303,7 @@ class Dispatcher:
         for worker in list(self._workers.values()):
             if worker.ready and not worker.assigned:
                 continue
-            limit = self._hang_timeout_seconds if worker.ready else self._start_timeout_seconds
+            limit = self._hang_timeout_seconds if worker.ready else _START_TIMEOUT_SECONDS
             if now - worker.moved_at > limit:
                 # One per round: ending it may take seconds, and requests must not wait for several.
                 self._end_hung(worker, limit)
@@ -328,7 +314,7 @@ class Dispatcher:
         if self.failure is None and worker.seat.index not in self.ready_messages:
             # Another process would most likely hang too, and a caller waits for the pool to start.
             reason = (
-                f"worker {worker.pid} on {worker.seat.device} was not ready after {limit:.0f} s; giving up. Check "
+                f"{worker.name} was not ready after {limit:.0f} s; giving up. Check "
                 "whether the device and the model's files answer; if they are only slow, run again"
             )
             self._fail(EncoderError(worker.with_output(reason)))
@@ -378,12 +364,5 @@ def _takes_no_second(worker: WorkerProcess) -> bool:
     return any(chunk.quarantined is not None or chunk.job.abandoned for chunk in worker.assigned[:1])
 
 
-def _end_text(worker: WorkerProcess, how: str) -> str:
-    return f"worker {worker.pid} on {worker.seat.device} ended: {how}"
-
-
 def _failure_text(worker: WorkerProcess, report: protocol.Message) -> str:
-    return (
-        f"worker {worker.pid} on {worker.seat.device} failed with {report['type']}: {report['message']}\n"
-        f"{report['trace']}"
-    )
+    return f"{worker.name} failed with {report['type']}: {report['message']}\n{report['trace']}"

@@ -13,7 +13,7 @@ class KnownVectors:
 
     Attributes:
         rows: places of these rows among the appended ones, int64 [n], ascending.
-        matrix: their vectors, [n, dimension], of the slot's type.
+        matrix: [n, dimension], of the slot's type.
         truncated: whether the model saw only the first tokens of their texts, bool [n].
         sampled: which of them are encoded all the same, to be compared, bool [n].
     """

@@ -8,9 +8,9 @@
 
 `submit` does not wait: when the next SuperBatch is submitted early, no worker idles between two of them.
 
-Workers are started once and serve every call, from any thread. A start compares the backend with sentence-transformers
-and measures its speed; both answers are cached on disk, so the second start only loads the model. The pool's own
-process imports neither torch nor a model: it holds the arenas.
+Workers are started once, by the first call that needs them, and serve every call, from any thread. A start compares the
+backend with sentence-transformers and measures its speed; both answers are cached on disk, so the second start only
+loads the model. The pool's own process imports neither torch nor a model: it holds the arenas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from surge_dagster.engine.encoder.devices import (
     worker_threads,
 )
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.schedule import Job
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
@@ -59,7 +59,6 @@ class PoolFacts:
 
     Attributes:
         backend, backend_detail: the library that computes, and its version and settings.
-        precision: in which all workers compute.
         lowest_cosine: to sentence-transformers' own vectors; None where there is no model to compare with.
         notes: one line for each thing that an operator should know.
         device_reason: why these devices and this backend.
@@ -87,11 +86,7 @@ class EncoderPool:
         devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
         precision: "auto" (fp32 on the CPU; on GPUs fp16, or bf16 where fp16 overflows), "fp32", "fp16" or "bf16".
         backend: "auto", "torch", "openvino", or "module:Class" for your own.
-        token_budget: tokens of one forward pass; None is the backend's choice.
-        check_parity: compare with sentence-transformers at the start, and refuse vectors below the promised cosine.
         hang_timeout_seconds: a worker with work that shows no progress for this long is replaced.
-        start_timeout_seconds: how long a worker may take to load the model; the pool does not start when one of its
-            first workers takes longer.
         max_respawns: processes that one worker's seat may lose in a row before the pool gives up.
 
     Attributes:
@@ -112,16 +107,11 @@ class EncoderPool:
         devices: str | Sequence[str] = "auto",
         precision: str = "auto",
         backend: str = "auto",
-        token_budget: int | None = None,
-        check_parity: bool = True,
         hang_timeout_seconds: float = DEFAULT_HANG_TIMEOUT_SECONDS,
-        start_timeout_seconds: float = 900.0,
         max_respawns: int = 3,
     ) -> None:
         if backend not in BACKENDS and ":" not in backend:
             raise ConfigError(f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}")
-        if token_budget is not None and token_budget < 1:
-            raise ConfigError(f"token_budget is at least 1, not {token_budget}")
         self._spec, self._task = spec, task
         self._choice = choice = choose_devices(devices)
         self.device = ",".join(dict.fromkeys(choice.devices))
@@ -130,18 +120,12 @@ class EncoderPool:
         self.workers = len(choice.devices)
         self.start_seconds = 0.0
         self._backend = backend
-        self._check_parity = check_parity
         self._settings = {
             "precision": choose_precision(precision, choice),
             "threads": worker_threads(choice),
-            "token_budget": token_budget,
             "fallback_precision": fallback_precision(precision, choice),
         }
-        self._limits = {
-            "hang_timeout_seconds": hang_timeout_seconds,
-            "start_timeout_seconds": start_timeout_seconds,
-            "max_respawns": max_respawns,
-        }
+        self._hang_timeout_seconds, self._max_respawns = hang_timeout_seconds, max_respawns
         self._starting = threading.RLock()
         self._dispatcher: Dispatcher | None = None
         self._facts: PoolFacts | None = None
@@ -150,11 +134,7 @@ class EncoderPool:
 
     @cached_property
     def space(self) -> Space:
-        """The vector space; finding the model for it starts no worker.
-
-        Raises:
-            ConfigError: the model is missing or is not what it was.
-        """
+        """The vector space; finding the model for it, or refusing it with a ConfigError, starts no worker."""
         return replace(_with_folder(self._spec), task=self._task)
 
     @property
@@ -189,12 +169,7 @@ class EncoderPool:
             return self._facts
 
     def _start_workers(self) -> PoolFacts:
-        message = {
-            "op": "load",
-            "space": asdict(self.space),
-            "backend": self._backend,
-            "check_parity": self._check_parity,
-        }
+        message = {"op": "load", "space": asdict(self.space), "backend": self._backend}
         environment = worker_environment(self._choice)
         seats = [
             WorkerSeat(index, device, message | {"settings": self._settings | {"device": device}}, environment)
@@ -202,7 +177,7 @@ class EncoderPool:
         ]
         if self._closed:
             raise EncoderError("the encoder pool is closed")
-        self._dispatcher = Dispatcher(seats, **self._limits)
+        self._dispatcher = Dispatcher(seats, self._hang_timeout_seconds, self._max_respawns)
         if self._closed:  # by another thread, which may not have seen the dispatcher
             self._dispatcher.close()
         wait_in_turns(self._dispatcher.started.wait)
@@ -231,12 +206,10 @@ class EncoderPool:
 
     @property
     def precision(self) -> str:
-        """In which the workers compute."""
         return self.start().precision
 
     @property
     def calibration(self) -> Calibration:
-        """What earlier starts and runs measured."""
         return (self._facts or self.start()).calibration
 
     @property
@@ -247,11 +220,7 @@ class EncoderPool:
         return self._costs
 
     def read_costs(self, *, anew: bool = False) -> EncodeCosts:
-        """Take the costs of encode calls from what was timed so far, measured now if nothing was; they become `costs`.
-
-        Args:
-            anew: measure again, and forget what was timed before.
-        """
+        """Take `costs` from what was timed so far, or measure now: if nothing was, or `anew`, forgetting it."""
         calls = timed_calls(self.calibration, self.all_devices, self._time, anew=anew)
         self._costs = EncodeCosts.of(*calls, self.workers)
         return self._costs
@@ -267,11 +236,7 @@ class EncoderPool:
         return self._dispatcher.worker_pids() if self._dispatcher else []
 
     def require_documents(self) -> None:
-        """Refuse to encode a catalog as queries.
-
-        Raises:
-            ConfigError: the pool was started for queries, which this model encodes in another way.
-        """
+        """Refuse to encode a catalog as queries, with a ConfigError, where the model encodes those in another way."""
         if self.space.side == "query":
             raise ConfigError('the pool encodes queries; start it with task="document" for the texts of a catalog')
 
@@ -310,11 +275,7 @@ class EncoderPool:
         return EncodeCall(job, self.workers, dispatcher.abandon)
 
     def encode(self, slot: Slot) -> EncodeMetrics:
-        """Fills the slot's matrix with the vectors of its texts, and waits for it.
-
-        Raises:
-            EncoderError: the pool failed, or a text cannot be encoded: the error names its row.
-        """
+        """Fills the slot's matrix with the vectors of its texts; EncoderError names one that cannot be encoded."""
         call = self.submit(slot)
         try:
             metrics = call.result()
@@ -328,18 +289,8 @@ class EncoderPool:
         return metrics
 
     def vectors(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """The vectors of some texts as float32, [n, dimension], for callers that have no arena.
-
-        Raises:
-            EncoderError: see `encode`.
-        """
-        with self.arena(slots=1, max_texts=max(1, len(texts)), max_bytes=max(1, texts.nbytes)) as arena:
-            slot = arena.acquire()
-            slot.append(texts)
-            self.encode(slot)
-            vectors = slot.matrix(0, len(texts)).astype(np.float32)  # a copy
-            slot.release()
-        return vectors
+        """The vectors of some texts as float32, [n, dimension], for callers that have no arena."""
+        return self._encode_copy(texts)[1]
 
     def close(self) -> None:
         """Ends the workers and waits for them. Closing twice, or a pool that was not started, is harmless."""
@@ -347,22 +298,24 @@ class EncoderPool:
         if self._dispatcher is not None:
             self._dispatcher.close()
 
-    def _time(self, texts: list[str]) -> tuple[float, float]:
-        """Encode `texts`; gives their tokens and the seconds, those of a pool that has other calls as well."""
-        column = pa.array(texts, pa.large_string())
-        with self.arena(slots=1, max_texts=len(texts), max_bytes=max(1, column.nbytes)) as arena:
+    def _encode_copy(self, texts: pa.LargeStringArray) -> tuple[Costs, np.ndarray]:
+        with self.arena(slots=1, max_texts=max(1, len(texts)), max_bytes=max(1, texts.nbytes)) as arena:
             slot = arena.acquire()
-            slot.append(column)
-            metrics = self.encode(slot)
+            slot.append(texts)
+            costs = self.encode(slot).costs
+            vectors = slot.matrix(0, len(texts)).astype(np.float32)  # a copy
             slot.release()
-        return metrics.costs.tokens, metrics.costs.shared_seconds
+        return costs, vectors
+
+    def _time(self, texts: list[str]) -> tuple[float, float]:
+        """Tokens of `texts`, and the seconds of their call in a pool that has other calls as well."""
+        costs, _ = self._encode_copy(pa.array(texts, pa.large_string()))
+        return costs.tokens, costs.shared_seconds
 
     def __enter__(self) -> EncoderPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

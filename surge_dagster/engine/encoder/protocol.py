@@ -34,12 +34,7 @@ _ALIGNMENT = 64
 
 
 def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-    """Sends one message with open file descriptors.
-
-    Raises:
-        ValueError: the message is longer than `MAX_MESSAGE_BYTES`.
-        OSError: the other side has closed.
-    """
+    """Sends one message with open file descriptors; raises OSError when the other side has closed."""
     # Worker reports may hold any character: UTF-8 with lone surrogates needs few bytes for each.
     content = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
     if len(content) > MAX_MESSAGE_BYTES:
@@ -64,14 +59,7 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """The size of a slot and the starts of its regions, in bytes.
-
-    Attributes:
-        max_texts: rows a slot can hold.
-        max_bytes: UTF-8 bytes a slot can hold.
-        dimension: columns of the matrix.
-        dtype: type of the matrix, "float32" or "float16".
-    """
+    """The size of a slot, in rows and in bytes of UTF-8, and the starts of its regions, in bytes."""
 
     max_texts: int
     max_bytes: int

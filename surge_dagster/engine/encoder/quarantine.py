@@ -69,11 +69,7 @@ class Quarantine:
         self._waiting.append(QuarantinedRows(start, stop))
 
     def bisect(self, rows: QuarantinedRows, reason: str) -> int:
-        """Narrows down rows that were encoded alone when their worker was lost.
-
-        Returns:
-            How many rows (0 or 1) have failed for good.
-        """
+        """Narrows down rows that were encoded alone when their worker was lost; gives the rows (0, 1) that failed."""
         self.losses += 1
         rows.losses += 1
         count = rows.stop - rows.start
@@ -106,7 +102,6 @@ class Quarantine:
         return None, skipped
 
     def clear(self) -> None:
-        """Drops all waiting rows."""
         self._waiting.clear()
 
     def _needed(self, rows: QuarantinedRows) -> list[QuarantinedRows]:

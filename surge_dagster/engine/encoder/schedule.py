@@ -12,10 +12,8 @@ tokenized. All of this belongs to the dispatcher's thread and does no input or o
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,17 +55,15 @@ class Chunk:
 class Job:
     """The state of one encode call: rows that are not assigned, and the costs of the finished chunks.
 
-    Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final.
-
-    It counts its rows from 0 on: where only some rows of the slot are encoded, these are places in `chosen`.
+    Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final. It counts its rows from
+    0 on: where only some rows of the slot are encoded, these are places in `chosen`.
 
     Attributes:
-        borders: first rows of the slot's groups that fail as a whole when one of their texts cannot be encoded.
-        chosen: rows of the slot to encode, ascending; None: all.
+        borders, chosen: `borders` and `rows` of `EncoderPool.submit`.
         ends: total weight of the rows before each row, int64 [rows + 1].
         encoded: ranges of rows that have their vectors.
         costs: of finished chunks.
-        encode_seconds: from the first assigned chunk, or the end of the job before, to the last answer.
+        encode_seconds: see `Costs`.
         gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
     """
 
@@ -156,7 +152,7 @@ class Schedule:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._jobs: deque[Job] = deque()
+        self._jobs: list[Job] = []
         self._rates: dict[int, float] = {}  # weight per second of each seat that has finished a chunk
 
     @property
@@ -165,7 +161,6 @@ class Schedule:
         return list(self._jobs)
 
     def add(self, job: Job) -> None:
-        """Appends a job."""
         self._jobs.append(job)
 
     def next_chunk(self, seat: int, *, idle: bool) -> Chunk | None:
@@ -183,13 +178,11 @@ class Schedule:
         return None
 
     def measure(self, seat: int, chunk: Chunk, seconds: float) -> None:
-        """Updates the speed of a worker that has just finished a chunk."""
         if chunk.weight >= _SMALLEST_TIMED_WEIGHT:
             rate = chunk.weight / max(seconds, 1e-6)
             self._rates[seat] = _NEWEST_SHARE * rate + (1 - _NEWEST_SHARE) * self._rates.get(seat, rate)
 
     def end_if_finished(self, job: Job) -> None:
-        """Ends a job whose rows all have vectors or have failed."""
         if job.finished and not job.done.is_set():
             self.end(job)
 
@@ -204,10 +197,10 @@ class Schedule:
         now, place = time.monotonic(), self._jobs.index(job)
         if job.started_at is not None:
             job.encode_seconds = now - job.started_at
-            for earlier in itertools.islice(self._jobs, place):
+            for earlier in self._jobs[:place]:
                 if earlier.started_at is not None:
                     earlier.started_at += job.encode_seconds
-        for later in itertools.islice(self._jobs, place + 1, None):
+        for later in self._jobs[place + 1 :]:
             if later.started_at is not None:
                 later.started_at = now
         del self._jobs[place]
@@ -225,9 +218,8 @@ def chunk_end(ends: np.ndarray, start: int, share: float, workers: int, rate: fl
     """The end of the chunk that begins at row `start`.
 
     Args:
-        ends: total weight of the rows before each row, int64 [rows + 1].
+        ends: see `Job`.
         share: of the pool's speed that this worker has, in (0, 1].
-        workers: in the pool.
         rate: weight per second of this worker, where it is known.
     """
     weight = LARGEST_CHUNK_WEIGHT

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from surge_dagster.engine.encoder import protocol
-from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.schedule import Chunk
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeat:
-    """The place of a worker: a device as the user names it, and an environment. Each process on it may be replaced."""
+    """The place of a worker: a device as the user names it, and an environment; its process may be replaced."""
 
     index: int
     device: str
@@ -102,6 +101,11 @@ class WorkerProcess:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def name(self) -> str:
+        """Of this process in messages."""
+        return f"worker {self.pid} on {self.seat.device}"
+
     def note_progress(self, progress: int | None = None) -> None:
         """Records that the worker progressed: it sent an answer (None), or its progress counter changed."""
         if progress is None or progress != self._progress:
@@ -109,8 +113,9 @@ class WorkerProcess:
         if progress is not None:
             self._progress = progress
 
-    def assign(self, chunk: Chunk, arena: Arena, descriptor: int) -> None:
-        """Sends a chunk, and its arena's memory file before the first chunk of that arena."""
+    def assign(self, chunk: Chunk, descriptor: int) -> None:
+        """Sends a chunk, and the descriptor of its arena's memory file before the first chunk of that arena."""
+        arena = chunk.job.slot.arena
         if not self.assigned:
             self.note_progress()
             self._chunk_started_at = self.moved_at
@@ -164,7 +169,6 @@ class WorkerProcess:
         return f"{reason}\nIts last output:\n{lines}" if lines else f"{reason}; it printed nothing"
 
     def kill(self) -> None:
-        """Sends SIGKILL."""
         self._killed_at = self._killed_at or time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
@@ -199,10 +203,10 @@ class WorkerProcess:
         os.close(self._lifeline)
         if code is None:
             log.warning(
-                "worker %d on %s was killed and does not end: it hangs inside the kernel, which happens after a fault "
+                "%s was killed and does not end: it hangs inside the kernel, which happens after a fault "
                 "of a GPU's driver or on a mount that does not answer. It keeps its memory, the device's too, until "
                 "the kernel lets it end; dmesg may say why. Restart the machine if it stays",
-                *(self.pid, self.seat.device),
+                self.name,
             )
         return code
 

@@ -32,7 +32,7 @@ class Io:
     Attributes:
         reused: texts that kept their old vectors.
         file_bytes: of its vectors and texts.
-        serialize_seconds, upload_seconds: summed over threads.
+        write_seconds: to serialize and upload, summed over threads.
         publish_seconds: from when the first thread began, by the clock.
     """
 
@@ -41,21 +41,14 @@ class Io:
     reused: float
     file_bytes: float
     read_seconds: float
-    serialize_seconds: float
-    upload_seconds: float
+    write_seconds: float
     publish_seconds: float
 
 
 def learning(run: EmbeddingRun, pool: EncoderPool, store: Store) -> Generator[Event]:
     """Run, and yield its events; a run that ends by itself gets its prediction into its report, and is remembered.
 
-    Closing the generator stops the run, as closing its events does.
-
-    Args:
-        pool, store: those of the run.
-
-    Raises:
-        EncoderError, ConfigError: see `EmbeddingRun.events`.
+    Closing the generator stops the run, as closing its events does. `pool` and `store` are those of the run.
     """
     log: RunLog | None = None
     with contextlib.closing(run.events()) as events:
@@ -69,12 +62,7 @@ def learning(run: EmbeddingRun, pool: EncoderPool, store: Store) -> Generator[Ev
 
 
 class RunLog:
-    """The SuperBatches of one run, for its prediction and for later ones; 48 bytes of each, however many.
-
-    Args:
-        pool: that the run uses; its costs are those before the run.
-        store: that the run writes to.
-    """
+    """The SuperBatches of one run, for its prediction and for later ones; 48 bytes of each, however many."""
 
     def __init__(self, pool: EncoderPool, store: Store) -> None:
         self._pool = pool
@@ -85,7 +73,6 @@ class RunLog:
         self._first_begun: float | None = None
 
     def add(self, superbatch: SuperBatchReport) -> None:
-        """Add a SuperBatch that was published."""
         costs, span = superbatch.costs, superbatch.encode_span
         compared = max(0, costs.texts_computed + costs.texts_deduplicated - costs.texts_encoded)
         flush = superbatch.texts, superbatch.partitions, superbatch.text_bytes, costs.rows_reused, compared
@@ -115,24 +102,23 @@ class RunLog:
 def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
     """What the pool's encode calls, reading, and publishing to this kind of store have taken so far."""
     calibration, kind = pool.calibration, store_kind(store)
-    rows = calibration.observations(f"io {kind}", len(fields(Io)))
-    starts = calibration.observations(f"starts {kind}", 1)
-    waits = calibration.observations(f"waits {pool.all_devices}", 1)
+    rows = calibration.observations(f"io {kind}")
+    starts = calibration.observations(f"starts {kind}")
+    waits = calibration.observations(f"waits {pool.all_devices}")
     vector_bytes = pool.dimension * np.dtype(pool.space.dtype).itemsize
-    waiting_seconds = mean(one for [one] in waits) if waits else 0.0
-    io = io_costs([Io(*row) for row in rows], [one for [one] in starts])
+    waiting_seconds = mean(seconds for [seconds] in waits) if waits else 0.0
+    io = io_costs([Io(*row) for row in rows], [seconds for [seconds] in starts])
     return RunCosts(pool.costs, io, vector_bytes, waiting_seconds)
 
 
 def io_costs(seen: Sequence[Io], starts: Sequence[float] = ()) -> IoCosts:
     """Fit the costs of reading and publishing to what was observed."""
-    columns = np.array([astuple(one) for one in seen], float).reshape(-1, len(fields(Io))).T
-    files, texts, reused, file_bytes, read, serialize, upload, publish = columns
+    columns = np.array([astuple(superbatch) for superbatch in seen], float).reshape(-1, len(fields(Io))).T
+    files, texts, reused, file_bytes, read, write, publish = columns
     written = np.column_stack([files, file_bytes])
     return IoCosts(
         fit_costs(np.column_stack([files, texts, reused]), read),
-        fit_costs(written, serialize),
-        fit_costs(written, upload),
+        fit_costs(written, write),
         fit_costs(np.column_stack([np.ones(len(seen)), written]), publish),
         median(starts) if starts else 0.0,
     )
@@ -172,7 +158,6 @@ def io_of(report: SuperBatchReport, vector_bytes: int) -> Io:
         costs.rows_reused,
         report.text_bytes + report.texts * vector_bytes,
         costs.read_seconds,
-        costs.serialize_seconds,
-        costs.upload_seconds,
+        costs.serialize_seconds + costs.upload_seconds,
         max(0.0, costs.publish_seconds - waited),
     )

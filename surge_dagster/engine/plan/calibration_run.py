@@ -48,20 +48,14 @@ def calibrate(
 ) -> int:
     """Measure what a run over these partitions costs, in place of what earlier runs have shown.
 
-    Args:
-        output: where the run would write.
-        thresholds, memory_limit: of the run.
-        seconds: of encoding, about.
-
-    Returns:
-        The texts that were encoded for it.
+    Takes about so many seconds of encoding, and returns how many texts were encoded.
     """
     pool.read_costs(anew=True)
     thresholds = thresholds or Thresholds()
     encoded, shuffled = 0, random.Random(0).sample(partitions, len(partitions))
-    sizes = np.array([_UNCOUNTED_ROWS if one.rows is None else one.rows for one in shuffled], float)
-    counted = [one for one in partitions if one.rows]
-    text_bytes, rows_counted = estimate_bytes(counted)[0].sum(), sum(one.rows or 0 for one in counted)
+    sizes = np.array([_UNCOUNTED_ROWS if each.rows is None else each.rows for each in shuffled], float)
+    counted = [partition for partition in partitions if partition.rows]
+    text_bytes, rows_counted = estimate_bytes(counted)[0].sum(), sum(partition.rows or 0 for partition in counted)
     for share, first_b_min in _SHARES.items():
         tokens = float(text_bytes) * pool.costs.tokens_per_single_byte / max(1, rows_counted)
         # At least one row, which shows how much of long texts the model reads.

@@ -30,13 +30,7 @@ CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
 
 @dataclass(frozen=True, slots=True)
 class CostConstants:
-    """The measured costs of an encoder pool.
-
-    Attributes:
-        call_seconds: c_ipc, fixed cost of one encode call.
-        text_seconds: c_enc, cost of one text on one worker.
-        workers: G.
-    """
+    """The measured costs of an encoder pool: c_ipc of a call, c_enc of a text on one worker, and G."""
 
     call_seconds: float
     text_seconds: float
@@ -135,7 +129,6 @@ def predict_flushes(
     """The SuperBatches that the aggregator will make of these partitions, in their order, if no row has a vector yet.
 
     Args:
-        sizes: texts of each partition.
         text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are met exactly where the
             rows of a partition are of equal size.
         beside_bytes: mean size of a row's other columns.

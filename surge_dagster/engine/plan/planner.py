@@ -40,14 +40,13 @@ class IoCosts:
 
     Attributes:
         read: seconds of a partition, of a row, and of a row that keeps its old vector.
-        serialize, upload: seconds of a file and of a byte, summed over threads.
+        write: seconds of a file and of a byte, to serialize and upload them, summed over threads.
         publish: seconds of a SuperBatch, of a file and of a byte, by the clock.
         start_seconds: from the beginning of a run to its first encode call, without reading.
     """
 
     read: Fit
-    serialize: Fit
-    upload: Fit
+    write: Fit
     publish: Fit
     start_seconds: float = 0.0
 
@@ -57,7 +56,6 @@ class RunCosts:
     """All that a prediction is made from.
 
     Attributes:
-        vector_bytes: of one vector.
         waiting_seconds: of a run, in which workers wait for the last one of them: at its end, and where a small
             SuperBatch at its beginning does not divide.
     """
@@ -88,7 +86,6 @@ class Forecast:
 
 
 def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
-    """Predict the times of a run that makes these SuperBatches."""
     if not flushes:
         return Forecast()
     texts, partitions, text_bytes, reused, compared = np.array([astuple(flush) for flush in flushes], float).T
@@ -123,11 +120,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The workers that finish in time, and the machines that they are divided among.
-
-    Attributes:
-        wall_seconds: with them; above the deadline where no number of workers is enough.
-    """
+    """The workers that finish in time, and their machines; no number is enough where `wall_seconds` is too long."""
 
     deadline_seconds: float
     workers: int
@@ -157,8 +150,6 @@ class Plan:
     """The prediction of a run.
 
     Attributes:
-        forecast: its times.
-        bounds: the thresholds of its SuperBatches.
         superbatches_bound: the paper's ceil(N / B_min).
         call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one worker.
         call_margin, text_margin: half of their 95 % confidence intervals; None where they were given.
@@ -240,7 +231,7 @@ def plan(
     counts, in_bytes = np.asarray(sizes, dtype=np.int64), np.asarray(text_bytes, dtype=float)
     partitions, texts, encode = len(counts), int(counts.sum()), costs.encode
     flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes)
-    found = forecast(flushes, costs)
+    times = forecast(flushes, costs)
     mean_bytes = float(in_bytes.sum()) / max(1, texts)
     mean_tokens = mean_bytes * encode.tokens_per_single_byte
     text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
@@ -251,18 +242,18 @@ def plan(
     alpha, break_even = own.alpha(partitions, texts), encode.break_even_texts(mean_tokens) / encoded_share
     phi, cv, gain = small_share(counts, break_even), variation(counts), speedup(alpha, len(flushes), partitions)
     file_bytes = texts * (mean_bytes + costs.vector_bytes)
-    if bandwidth is None and found.publish_seconds > 0:
-        bandwidth = file_bytes / found.publish_seconds
+    if bandwidth is None and times.publish_seconds > 0:
+        bandwidth = file_bytes / times.publish_seconds
     served = None
     if bandwidth is not None and texts:
         served = max(1, int(bandwidth * row_seconds / (mean_bytes + costs.vector_bytes)))
     fleet = None
     if deadline_seconds is not None:
         model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
-        other = costs.io.start_seconds + costs.waiting_seconds + found.publish_seconds / max(1, len(flushes))
+        other = costs.io.start_seconds + costs.waiting_seconds + times.publish_seconds / max(1, len(flushes))
         fleet = size_fleet(model, texts, len(flushes), other, deadline_seconds, served)
     return Plan(
-        forecast=found,
+        forecast=times,
         bounds=bounds,
         partitions=partitions,
         texts=texts,
@@ -293,7 +284,7 @@ def plan(
         peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
-        cost_per_million_texts=price_per_hour * found.wall_seconds / texts / 3.6e-3
+        cost_per_million_texts=price_per_hour * times.wall_seconds / texts / 3.6e-3
         if price_per_hour and texts
         else None,
         fleet=fleet,

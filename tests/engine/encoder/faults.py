@@ -37,9 +37,6 @@ class Panic(BaseException):
 
 
 class FaultyBackend(HashBackend):
-    def __init__(self, space: Space, settings: BackendSettings) -> None:
-        super().__init__(prompt=space.prompt, max_length=space.max_length)
-
     def prepare(self, texts: list[str]) -> list[bytes]:
         for text in texts:
             verb, _, path = text.partition(" ")

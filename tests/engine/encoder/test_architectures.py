@@ -16,7 +16,7 @@ import pytest
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.encoder.worker.loading import load_backend, make_backend
 from surge_dagster.engine.encoder.worker.sentence_model import ReferenceBackend, load_reference
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
@@ -86,7 +86,7 @@ def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(name: 
     model = _made(name, tmp_path)
     best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
     for requested, used in (("auto", best), ("torch", "torch")):
-        loaded = load_backend(model.space, _SETTINGS, requested, check_parity=True)
+        loaded = load_backend(model.space, _SETTINGS, requested)
         assert (loaded.backend.name, loaded.notes) == (used, ())
         assert loaded.lowest_cosine is not None
         assert loaded.lowest_cosine >= FLOOR
@@ -104,8 +104,8 @@ def test_vectors_and_flags_go_to_the_rows_of_their_texts_and_to_no_other(tmp_pat
     space = EncodingSpec(str(folder), max_length=12, dimension=16, dtype="float16").resolve()
     settings = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=64)
     names = ["torch", *(["openvino"] if importlib.util.find_spec("openvino") is not None else [])]
-    made = [load_backend(space, settings, name, check_parity=False).backend for name in names]
-    for backend in (*made, ReferenceBackend(space, load_reference(space, "cpu"), "torch")):
+    backends = [make_backend(name, space, settings) for name in names]
+    for backend in (*backends, ReferenceBackend(space, load_reference(space, "cpu"), "torch")):
         expected, flags, _ = _vectors(backend, space)
         places = np.flatnonzero(np.arange(3 * len(flags)) % 3 == 1)
         matrix, truncated = np.full((3 * len(flags), 16), 7, np.float16), np.full(3 * len(flags), 7, np.uint8)
@@ -120,15 +120,14 @@ def test_token_budget_does_not_change_vectors(tmp_path: Path) -> None:
     found = []
     for budget in (1, 64, 100_000):
         settings = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=budget)
-        backend = load_backend(model.space, settings, "torch", check_parity=False).backend
-        found.append(_vectors(backend, model.space)[0])
+        found.append(_vectors(make_backend("torch", model.space, settings), model.space)[0])
     assert parity.lowest_cosine(found[0], found[2]) >= FLOOR
     assert parity.lowest_cosine(found[1], found[2]) >= FLOOR
 
 
 def test_static_embeddings_use_sentence_transformers_and_a_note_says_so(tmp_path: Path) -> None:
     model = _made("static_embedding", tmp_path)
-    loaded = load_backend(model.space, _SETTINGS, "auto", check_parity=True)
+    loaded = load_backend(model.space, _SETTINGS, "auto")
     assert parity.lowest_cosine(_vectors(loaded.backend, model.space)[0], model.expected) >= FLOOR
     assert "through sentence-transformers' encode" in loaded.backend.detail
     if importlib.util.find_spec("openvino") is not None:
@@ -142,7 +141,7 @@ def test_texts_with_names_of_special_tokens_equal_sentence_transformers_where_th
     file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": True}))
     space = EncodingSpec(str(folder)).resolve()
     assert any("[SEP]" in text for text in parity.PARITY_TEXTS)
-    loaded = load_backend(space, _SETTINGS, "torch", check_parity=True)
+    loaded = load_backend(space, _SETTINGS, "torch")
     assert isinstance(loaded.backend, ReferenceBackend)
     assert loaded.lowest_cosine is not None
     assert loaded.lowest_cosine >= FLOOR
@@ -161,7 +160,7 @@ def test_reference_backend_counts_cut_texts(tmp_path: Path) -> None:
 def test_decoder_with_left_padding_works_with_a_measured_token_budget(tmp_path: Path) -> None:
     model = _made("qwen2_last_token", tmp_path)
     settings = BackendSettings(device="cpu", precision="fp32", threads=2)
-    loaded = load_backend(model.space, settings, "auto", check_parity=True)
+    loaded = load_backend(model.space, settings, "auto")
     assert loaded.lowest_cosine is not None and loaded.notes == ()
     found = _vectors(loaded.backend, model.space)[0]
     assert parity.lowest_cosine(found, model.expected) >= FLOOR

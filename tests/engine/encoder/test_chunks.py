@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,13 +115,13 @@ def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(monk
 
 def test_call_is_charged_with_the_work_of_its_workers_and_not_with_their_waits() -> None:
     """Of four workers one computes for 8 s; the 2 s that messages take do not divide among them."""
-    of_one = Costs(encode_seconds=10.0, work_seconds=10.0, tokenize_seconds=1.0, forward_seconds=7.0)
-    assert shared_seconds(of_one, chunks=1, workers=4) == 2 + 8 / 4
-    assert shared_seconds(replace(of_one, work_seconds=9.5), chunks=1, workers=1) == 10.0
+    of_one = Costs(work_seconds=10.0, tokenize_seconds=1.0, forward_seconds=7.0)
+    assert shared_seconds(of_one, 10.0, chunks=1, workers=4) == 2 + 8 / 4
+    assert shared_seconds(of_one, 10.5, chunks=1, workers=1) == 10.5
     many = Costs(work_seconds=44.0, tokenize_seconds=1.0, forward_seconds=39.0)
-    assert shared_seconds(many, chunks=40, workers=4) == 44 / 4
+    assert shared_seconds(many, 12.0, chunks=40, workers=4) == 44 / 4
     tokenized_ahead = Costs(work_seconds=10.0, tokenize_seconds=3.0, forward_seconds=9.0)
-    assert shared_seconds(tokenized_ahead, chunks=0, workers=2) == 5.0
+    assert shared_seconds(tokenized_ahead, 6.0, chunks=0, workers=2) == 5.0
 
 
 def test_abandoned_job_has_no_further_chunks() -> None:
@@ -220,27 +220,28 @@ class Nvml:
 
 
 class TestGpuMonitor:
-    def test_utilisation_is_averaged_and_memory_is_summed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture(autouse=True)
+    def nvml(self, monkeypatch: pytest.MonkeyPatch) -> Nvml:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert GpuMonitor(["cuda:0", "cuda:1", "cuda:1"], Nvml()).sample() == (0.9, 4 << 30)
+        nvml: Any = Nvml()
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        return nvml
+
+    def test_utilisation_is_averaged_and_memory_is_summed(self) -> None:
+        assert GpuMonitor(["cuda:0", "cuda:1", "cuda:1"]).sample() == (0.9, 4 << 30)
 
     def test_devices_are_numbered_by_cuda_visible_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        assert GpuMonitor(["cuda:0"], Nvml()).sample() == (1.0, 1 << 30)
+        assert GpuMonitor(["cuda:0"]).sample() == (1.0, 1 << 30)
 
-    def test_lost_gpu_ends_the_metrics_and_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        nvml = Nvml()
-        monitor = GpuMonitor(["cuda:1"], nvml)
-        nvml.lost = True
-        assert monitor.sample() is None
-        nvml.lost = False
-        assert monitor.sample() is None
+    def test_lost_gpu_ends_the_metrics_and_nothing_else(self, nvml: Nvml) -> None:
+        monitor = GpuMonitor(["cuda:1"])
+        for nvml.lost in (True, False):
+            assert monitor.sample() is None
 
     @pytest.mark.parametrize("devices", [["cpu"], ["cuda:0"]])
-    def test_without_gpus_or_the_library_there_are_no_metrics(self, devices: list[str]) -> None:
-        class Missing:
-            def nvmlInit(self) -> None:
-                raise OSError("libnvidia-ml.so.1: cannot open shared object file")
-
-        assert GpuMonitor(devices, Missing()).sample() is None
+    def test_without_gpus_or_the_library_there_are_no_metrics(
+        self, devices: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(Nvml, "nvmlInit")
+        assert GpuMonitor(devices).sample() is None

@@ -69,19 +69,19 @@ def _write_as_if_converted(space: Space, folder: Path) -> dict:
 def test_model_that_cannot_be_converted_is_not_tried_again(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = load_backend(static, _SETTINGS, "auto", check_parity=False)
+    first = load_backend(static, _SETTINGS, "auto")
     assert len(list(cache.glob("*.refused.json"))) == 1
 
     def never(space: Space, folder: Path) -> dict:
         raise AssertionError("the conversion was tried again")
 
     monkeypatch.setattr(converted_models, "_convert", never)
-    second = load_backend(static, _SETTINGS, "auto", check_parity=False)
+    second = load_backend(static, _SETTINGS, "auto")
     assert first.notes == second.notes
     assert [note.partition(" ")[2][:13] for note in first.notes if "openvino" in note] == ["is used inste"]
     assert "do not go through a plain fast tokenizer" in first.notes[0]
     with pytest.raises(ConfigError, match="plain fast tokenizer"):
-        load_backend(static, _SETTINGS, "openvino", check_parity=False)
+        load_backend(static, _SETTINGS, "openvino")
 
 
 def test_refusal_of_one_folder_does_not_slow_another_with_the_same_digest(

@@ -21,7 +21,6 @@ from surge_dagster.engine.encoder.costs import (
 )
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.support import disk_cache
 
 C_IPC, C_LENGTH, C_TEXT, C_TOKEN = 0.004, 0.0003, 0.0002, 0.00005
 
@@ -206,10 +205,5 @@ class TestWhatIsKept:
         calibration = Calibration("calibration/four.json")
         for start in range(0, 500, 100):
             calibration.observe("runs cpu", [[float(number)] for number in range(start, start + 100)])
-        kept = calibration.observations("runs cpu", 1)
+        kept = calibration.observations("runs cpu")
         assert len(kept) == 256 and kept[-1] == [499.0]
-
-    @pytest.mark.parametrize("content", ["text", [1.0], [[1.0, 2.0]], [["a"]], [[float("inf")]], [[None]], None])
-    def test_what_is_no_observation_is_left_out(self, content: object) -> None:
-        disk_cache.write_json("calibration/five.json", {"runs cpu": content})
-        assert Calibration("calibration/five.json").observations("runs cpu", 1) == []

@@ -34,7 +34,7 @@ _BACKEND = "openvino" if importlib.util.find_spec("openvino") is not None else "
 def _vectors(spec: EncodingSpec, task: Task, backend: str = "torch") -> np.ndarray:
     space = replace(spec.resolve(), task=task)
     settings = BackendSettings(device="cpu", precision="fp32", threads=1)
-    loaded = load_backend(space, settings, backend, check_parity=True)
+    loaded = load_backend(space, settings, backend)
     assert loaded.lowest_cosine is not None and loaded.lowest_cosine >= FLOOR
     return encode_texts(loaded.backend, TEXTS, space.dimension, space.dtype)[0]
 
@@ -82,12 +82,12 @@ def test_start_names_a_prompt_that_documents_do_not_get(tmp_path: Path) -> None:
     prompts = {"query": "query: ", "document": "", "passage": "passage: "}
     (folder / CONFIG_FILE).write_text(json.dumps(own | {"prompts": prompts}))
     settings = BackendSettings(device="cpu", precision="fp32", threads=1)
-    [note] = load_backend(EncodingSpec(str(folder)).resolve(), settings, "torch", check_parity=True).notes
+    [note] = load_backend(EncodingSpec(str(folder)).resolve(), settings, "torch").notes
     assert "a prompt named passage" in note
     assert "set document_prompt" in note
     for decided in ("", "passage: "):
         space = EncodingSpec(str(folder), document_prompt=decided).resolve()
-        assert load_backend(space, settings, "torch", check_parity=True).notes == ()
+        assert load_backend(space, settings, "torch").notes == ()
 
 
 def test_pool_of_one_side_is_refused_where_the_other_is_needed(tmp_path: Path) -> None:

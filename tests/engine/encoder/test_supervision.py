@@ -217,11 +217,14 @@ def test_worker_that_cannot_start_reports_why_and_leaves_nothing() -> None:
         faulty_pool(backend="RefusingBackend")
 
 
-def test_worker_that_is_not_ready_in_time_ends_the_start_and_shows_its_stacks() -> None:
+def test_worker_that_is_not_ready_in_time_ends_the_start_and_shows_its_stacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher, "_START_TIMEOUT_SECONDS", 4)
     # Enough time for the interpreter to start on a busy machine: before that it cannot print its stacks.
     waited = r"worker \d+ on cpu was not ready after 4 s; .* run again"
     with pytest.raises(EncoderError, match=rf"(?s)^{waited}\n.*faults.py\", line \d+ in __init__"):
-        faulty_pool("cpu", "UnreadyBackend", start_timeout_seconds=4)
+        faulty_pool("cpu", "UnreadyBackend")
 
 
 def test_crashed_worker_shows_its_stacks() -> None:

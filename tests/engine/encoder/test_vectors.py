@@ -21,6 +21,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.backends.torch_backend import load_torch
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -89,7 +90,7 @@ def test_vector_does_not_depend_on_the_texts_in_its_batch(model_pool: EncoderPoo
         assert parity.lowest_cosine(alone, together[row : row + 1]) >= FLOOR
 
 
-def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
+def test_vectors_do_not_depend_on_workers_chunks_or_order(
     model_pool: EncoderPool, demo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(2)
@@ -103,10 +104,8 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
     found["chunks"] = encode(model_pool, texts)
     monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 23)
     spec = EncodingSpec(model=str(demo_folder))
-    # The vectors are compared below with those of a checked pool.
-    with EncoderPool(spec, devices="cpu,cpu", token_budget=300, check_parity=False) as pool:
-        assert pool.start().lowest_cosine is None
-        found["workers and budget"] = encode(pool, texts)
+    with EncoderPool(spec, devices="cpu,cpu") as pool:
+        found["workers"] = encode(pool, texts)
         found["all of them"] = encode(pool, shuffled)[back]
     found["reference"] = expected
     for one in found:
@@ -137,7 +136,7 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     """All options of a spec together, on torch."""
     spec = EncodingSpec(str(demo_folder), document_prompt="query: ", max_length=12, dimension=100, dtype="float16")
     texts, space = _texts(), spec.resolve()
-    backend = load_backend(space, _SETTINGS, "torch", check_parity=False).backend  # the test compares the vectors
+    backend = load_torch(space, _SETTINGS)
     found, flags = np.empty((len(texts), space.dimension), space.dtype), np.empty(len(texts), np.uint8)
     backend.forward(backend.prepare(texts), Rows.of_all(found, flags), lambda: None)
     before = reference.max_seq_length
@@ -168,7 +167,7 @@ def test_every_precision_has_its_own_promise(precision: str, promised: float) ->
 
 
 @pytest.mark.usefixtures("model_pool")  # its start cached the answer
-def test_pool_below_the_promised_cosine_does_not_start_unless_the_check_is_off(
+def test_pool_below_the_promised_cosine_does_not_start(
     demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
     # The cached answer says that this backend is wrong. Hidden files belong to other processes of the tests.
@@ -183,12 +182,11 @@ def test_pool_below_the_promised_cosine_does_not_start_unless_the_check_is_off(
     pytest.importorskip("openvino", reason="not installed: the extra 'cpu'")
     spec = EncodingSpec(str(demo_folder))
     assert spec.resolve().model_path == str(demo_folder)
-    with pytest.raises(ConfigError, match=r"lowest cosine 0\.98.*check_parity=False"):
+    with pytest.raises(ConfigError, match=r"lowest cosine 0\.98.*use another precision"):
         EncoderPool(spec, devices="cpu", backend="openvino").start()
-    assert load_backend(spec.resolve(), _SETTINGS, "openvino", check_parity=False).lowest_cosine is None
     shutil.copytree(demo_folder, tmp_path / "other", copy_function=os.symlink)
     other = EncodingSpec(str(tmp_path / "other")).resolve()
-    lowest = load_backend(other, _SETTINGS, "openvino", check_parity=True).lowest_cosine
+    lowest = load_backend(other, _SETTINGS, "openvino").lowest_cosine
     assert lowest is not None and lowest >= FLOOR, "another folder is compared itself"
 
 

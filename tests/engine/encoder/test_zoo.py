@@ -16,6 +16,7 @@ import pytest
 
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.backends.torch_backend import load_torch
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
@@ -72,7 +73,7 @@ def _compare(space: Space, encode: Callable[..., Any], precisions: tuple[str, ..
     for precision in precisions:
         # So small that texts of neighbouring lengths share passes with padding, and long ones have their own.
         settings = BackendSettings(device="cpu", precision=precision, threads=2, token_budget=200)
-        backend = load_backend(space, settings, "torch", check_parity=precision == "fp32").backend
+        backend = load_backend(space, settings, "torch").backend if precision == "fp32" else load_torch(space, settings)
         floor = parity.LOWEST_COSINE[precision]
         found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
         assert parity.lowest_cosine(found, expected) >= floor

@@ -230,7 +230,7 @@ def test_model_with_a_module_outside_sentence_transformers_is_refused_and_not_im
         EncodingSpec(str(small_model)).resolve()
     settings = BackendSettings(device="cpu", precision="fp32", threads=1)
     with pytest.raises(ConfigError, match=expected):
-        load_backend(space, settings, "torch", check_parity=False)
+        load_backend(space, settings, "torch")
     assert not (small_model / "ran").exists()
 
 

@@ -117,7 +117,7 @@ def test_closed_events_stop_the_run_and_teach_nothing(priced_pool: Any, tmp_path
         next(events)
     assert run.stopped
     assert run.report.predicted_wall_seconds is None
-    assert priced_pool.calibration.observations("runs cpu", 5) == []
+    assert priced_pool.calibration.observations("runs cpu") == []
 
 
 def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -> None:
@@ -126,12 +126,12 @@ def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -
         run.stop()
     assert 0 < run.report.superbatches < 20
     assert run.report.predicted_wall_seconds is None
-    assert priced_pool.calibration.observations("runs cpu", 5) == []
+    assert priced_pool.calibration.observations("runs cpu") == []
 
 
 def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
     finish_learning(priced_pool, [60, 10, 80, 30], tmp_path)
-    rows = priced_pool.calibration.observations("io local", 8)
+    rows = priced_pool.calibration.observations("io local")
     assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
     costs = known_costs(priced_pool, open_store(tmp_path)).io
     assert costs.publish.values.sum() > 0 and costs.read.values.sum() > 0
@@ -148,8 +148,8 @@ def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, 
     assert size < 1_000_000
     log.end(report)
     assert report.predicted_wall_seconds == pytest.approx((last + 2) * (C_IPC + C_TEXT * 100), rel=1e-4)
-    assert len(priced_pool.calibration.observations("runs cpu", 5)) == 256
-    assert priced_pool.calibration.observations("starts local", 1) == [[0.0]]
+    assert len(priced_pool.calibration.observations("runs cpu")) == 256
+    assert priced_pool.calibration.observations("starts local") == [[0.0]]
 
 
 def test_only_texts_that_were_encoded_count_also_those_that_were_compared() -> None:
@@ -187,7 +187,7 @@ def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, 
         log = RunLog(priced_pool, open_store(tmp_path))
         log.add(superbatch_of(encode_seconds=2.5, **costs))
         log.end(RunReport())
-    assert priced_pool.calibration.observations("waits cpu", 1) == [[0.5]]
+    assert priced_pool.calibration.observations("waits cpu") == [[0.5]]
 
 
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
@@ -201,16 +201,14 @@ def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
         Io(
             *(files, texts, reused, size),
             read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused,
-            serialize_seconds=2e-3 * files + 1e-9 * size,
-            upload_seconds=5e-3 * files + 3e-9 * size,
+            write_seconds=7e-3 * files + 4e-9 * size,
             publish_seconds=0.02 + 2e-3 * files,
         )
         for files, texts, reused, size in shapes
     ]
     found = io_costs(seen, [0.1, 9.0, 0.2])
     assert found.read.values == pytest.approx([4e-3, 1e-6, 5e-6])
-    assert found.serialize.values == pytest.approx([2e-3, 1e-9])
-    assert found.upload.values == pytest.approx([5e-3, 3e-9])
+    assert found.write.values == pytest.approx([7e-3, 4e-9])
     assert found.publish.values == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
     assert found.start_seconds == 0.2
 

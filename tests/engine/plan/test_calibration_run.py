@@ -45,9 +45,9 @@ def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
     encoded = calibrate(listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=20.0)
     assert 2_000 <= encoded < 2_140  # twenty seconds of them, and the rest of two partitions
     assert list(tmp_path.iterdir()) == []
-    assert priced_pool.calibration.observations("waits cpu", 1) == [[0.0], [0.0]]
+    assert priced_pool.calibration.observations("waits cpu") == [[0.0], [0.0]]
     assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
-    first, second, *_, last = priced_pool.calibration.observations("runs cpu", 5)
+    first, second, *_, last = priced_pool.calibration.observations("runs cpu")
     assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
     assert last[0] > encoded / 2, "the second run has one SuperBatch"
 
@@ -103,7 +103,7 @@ def test_partition_with_half_of_the_rows_gives_half_of_the_sample() -> None:
 def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(priced_pool: Any, tmp_path: Path) -> None:
     partitions, options = listed([70] * 40), StorageOptions()
     calibrate(partitions, str(tmp_path), options, priced_pool, thresholds=Thresholds(b_min=300, b_max=350))
-    assert max(texts for texts, *_ in priced_pool.calibration.observations("runs cpu", 5)) <= 350
+    assert max(texts for texts, *_ in priced_pool.calibration.observations("runs cpu")) <= 350
     with pytest.raises(ConfigError, match="memory_limit_bytes"):
         calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit=1_000_000)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.metrics import overlap_ratio
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
@@ -23,7 +22,6 @@ from surge_dagster.engine.plan.cost_model import (
     recommend,
     small_share,
     speedup,
-    superbatch_bytes,
     variation,
 )
 from surge_dagster.engine.run.aggregator import Aggregator
@@ -109,12 +107,6 @@ def test_flushes_of_the_paper_are_an_upper_bound() -> None:
         assert 80 <= len(predict_flushes(sizes, bounds(100_000, 500_000))) < 100
 
 
-def test_model_gives_the_memory_of_lemma_3() -> None:
-    assert superbatch_bytes(500_000, 47, 0) == 23_500_000
-    assert superbatch_bytes(500_000, 47, 384) == 791_500_000
-    assert superbatch_bytes(1_000, 47, 384, itemsize=2) == 47_000 + 768_000
-
-
 @pytest.mark.parametrize(
     ("phi", "cv", "expected"),
     [
@@ -129,12 +121,6 @@ def test_model_gives_the_memory_of_lemma_3() -> None:
 )
 def test_recommendations_follow_the_decision_table(phi: float, cv: float, expected: Recommendation) -> None:
     assert recommend(phi, cv) is expected
-
-
-def test_overlap_hides_what_fits_under_encoding() -> None:
-    assert overlap_ratio(2.0, 5.0) == 1.0
-    assert overlap_ratio(4.0, 1.0) == pytest.approx(0.25)
-    assert overlap_ratio(0.0, 1.0) == 1.0
 
 
 def bounds(b_min: int, b_max: int, first_b_min: int | None = None) -> Bounds:
@@ -227,21 +213,6 @@ def test_speedup_grows_with_alpha_and_with_fewer_flushes_and_stays_within_its_li
     assert gain * (1 + 1e-9) >= 1 and gain <= partitions / flushes * (1 + 1e-9)  # corollary 2
     assert speedup(alpha + more, flushes, partitions) >= gain * (1 - 1e-9)
     assert speedup(alpha, max(1, flushes - fewer), partitions) >= gain * (1 - 1e-9)
-
-
-@given(sizes=st.lists(st.integers(0, 1_000), min_size=1), n=st.floats(0, 1_000), more=st.floats(0, 1_000))
-def test_phi_is_a_share_that_grows_with_the_break_even(sizes: list[int], n: float, more: float) -> None:
-    assert 0 <= small_share(sizes, n) <= small_share(sizes, n + more) <= 1
-
-
-def test_mean_fill_of_a_superbatch_follows_the_renewal_argument() -> None:
-    """The paper's example: a mean of 8,412 and a deviation of 17,660 fill B_min 100,000 to 1.19."""
-    published = 1 + 17_660**2 / (2 * 8_412 * 100_000)
-    assert published == pytest.approx(1.19, abs=0.006)
-    sigma = math.sqrt(math.log1p((17_660 / 8_412) ** 2))
-    sizes = np.random.default_rng(0).lognormal(math.log(8_412) - sigma**2 / 2, sigma, 40_000).astype(int)
-    flushes = predict_flushes(sizes, bounds(100_000, 1 << 40))
-    assert sizes.sum() / len(flushes) / 100_000 == pytest.approx(published, rel=0.02)
 
 
 @pytest.mark.parametrize("constants", [(-1.0, 1.0, 1), (0.1, 0.0, 1), (0.1, 1e-3, 0)])

@@ -20,7 +20,7 @@ from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 
 MINILM = EncodeCosts.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
-FREE = IoCosts(Fit(np.zeros(3)), Fit(np.zeros(2)), Fit(np.zeros(2)), Fit(np.zeros(3)))
+FREE = IoCosts(Fit(np.zeros(3)), Fit(np.zeros(2)), Fit(np.zeros(3)))
 VECTOR = 384 * 4
 PAPER = Bounds(100_000, 500_000, 1 << 60, 1 << 60)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,22 +20,19 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.spec import Space
 
-_NOT_COMPARED = "vectors were not compared with sentence-transformers' own (check_parity is off)"
+_HERE = "surge_dagster.engine.encoder.worker.backends"
+_BACKENDS = {
+    "hash": f"{_HERE}.hash_backend:HashBackend",
+    "openvino": f"{_HERE}.openvino_backend:OpenvinoBackend",
+    "torch": f"{_HERE}.torch_backend:load_torch",
+}
 _LONGEST_REASON = 1_000
 _PROBE_TEXT = "a text"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A backend that is ready.
-
-    Attributes:
-        backend: computes vectors.
-        precision: in which it computes.
-        calibration: its cached measurements.
-        lowest_cosine: against sentence-transformers; None where it was not requested or there is no model.
-        notes: one line for each thing that an operator should know.
-    """
+    """A backend that is ready; see `PoolFacts` for its facts."""
 
     backend: Backend
     precision: str
@@ -45,23 +41,12 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def load_backend(space: Space, settings: BackendSettings, backend: str, check_parity: bool) -> Loaded:
-    """Loads the model into the requested backend, or into the fastest one for "auto".
-
-    Raises:
-        ConfigError: the model's files changed, or its vectors are below the promised cosine.
-    """
-    if ":" in backend:
-        module, _, attribute = backend.partition(":")
-        made = getattr(importlib.import_module(module), attribute)(space, settings)
-        _probe(made, space)
-        return Loaded(made, settings.precision, _calibration(space, made, settings))
-    if space.is_hash:
-        from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
-
-        made = HashBackend(prompt=space.prompt, max_length=space.max_length)
-        _probe(made, space)
-        return Loaded(made, settings.precision, _calibration(space, made, settings))
+def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loaded:
+    """Loads the model into the requested backend, or into the fastest one for "auto"."""
+    if space.is_hash or ":" in backend:
+        loaded = make_backend(backend if ":" in backend else "hash", space, settings)
+        _probe(loaded, space)
+        return Loaded(loaded, settings.precision, _calibration(space, loaded, settings))
     notes = _unused_prompts(_check_files(space), space)
     names = _candidates(settings) if backend == "auto" else [backend]
     attempts = [(name, settings) for name in names]
@@ -69,7 +54,7 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
         attempts.append((names[-1], replace(settings, precision=settings.fallback_precision)))
     for (name, chosen), following in zip(attempts, [*attempts[1:], None], strict=True):
         try:
-            return _attempt(space, name, chosen, check_parity, tuple(notes))
+            return _attempt(space, name, chosen, tuple(notes))
         except Exception as error:
             if following is None or (following[0] == name and not isinstance(error, parity.BelowPromise)):
                 raise
@@ -79,16 +64,22 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
     raise AssertionError("there is always a last attempt")
 
 
-def _attempt(space: Space, name: str, settings: BackendSettings, check_parity: bool, notes: tuple[str, ...]) -> Loaded:
+def make_backend(name: str, space: Space, settings: BackendSettings) -> Backend:
+    """A backend by its name, or by "module:Class"; each is imported only where it is used."""
+    module, _, attribute = _BACKENDS.get(name, name).partition(":")
+    return getattr(importlib.import_module(module), attribute)(space, settings)
+
+
+def _attempt(space: Space, name: str, settings: BackendSettings, notes: tuple[str, ...]) -> Loaded:
     # Imported here: a worker of another backend starts a fifth sooner without the tokenizers.
     from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 
-    made = _LOADERS[name](space, settings)
-    _probe(made, space)
-    calibration = _calibration(space, made, settings)
-    lowest = parity.check_parity(space, made, settings, calibration) if check_parity else None
-    set_token_budget(space, made, settings, calibration)
-    return Loaded(made, settings.precision, calibration, lowest, notes if check_parity else (*notes, _NOT_COMPARED))
+    backend = make_backend(name, space, settings)
+    _probe(backend, space)
+    calibration = _calibration(space, backend, settings)
+    lowest = parity.check_parity(space, backend, settings, calibration)
+    set_token_budget(space, backend, settings, calibration)
+    return Loaded(backend, settings.precision, calibration, lowest, notes)
 
 
 def _probe(backend: Backend, space: Space) -> None:
@@ -103,21 +94,6 @@ def _probe(backend: Backend, space: Space) -> None:
 def _candidates(settings: BackendSettings) -> list[str]:
     installed = importlib.util.find_spec("openvino") is not None
     return ["openvino", "torch"] if settings.device == "cpu" and installed else ["torch"]
-
-
-def _torch(space: Space, settings: BackendSettings) -> Backend:
-    from surge_dagster.engine.encoder.worker.backends.torch_backend import load_torch
-
-    return load_torch(space, settings)
-
-
-def _openvino(space: Space, settings: BackendSettings) -> Backend:
-    from surge_dagster.engine.encoder.worker.backends.openvino_backend import OpenvinoBackend
-
-    return OpenvinoBackend(space, settings)
-
-
-_LOADERS: dict[str, Callable[[Space, BackendSettings], Backend]] = {"torch": _torch, "openvino": _openvino}
 
 
 def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> Calibration:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,8 @@ class Worker:
             while (work := self._prepared.get()) is not None:
                 if isinstance(work, BaseException):
                     raise work
-                self._send({"op": "done", "costs": self._forward(backend, work).measured()})
+                costs = self._forward(backend, work).measured() | {"tokenize_seconds": work.tokenize_seconds}
+                self._send({"op": "done", "costs": costs})
                 work = None  # a waiting worker must not hold an arena that the pool has closed
         except BaseException as failure:
             # The state of the device is unknown now: a new process takes over.
@@ -90,34 +91,24 @@ class Worker:
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(**message["space"] | {"requested": EncodingSpec(**message["space"]["requested"])})
         settings = BackendSettings(**message["settings"])
-        loaded = load_backend(space, settings, message["backend"], message["check_parity"])
-        ready = {
-            "op": "ready",
-            "backend": loaded.backend.name,
-            "detail": loaded.backend.detail,
-            "precision": loaded.precision,
-            "lowest_cosine": loaded.lowest_cosine,
-            "notes": loaded.notes,
-            "calibration": loaded.calibration.name,
-        }
-        self._send(ready)
-        return loaded.backend
+        loaded = load_backend(space, settings, message["backend"])
+        backend = loaded.backend
+        facts = {"precision": loaded.precision, "lowest_cosine": loaded.lowest_cosine, "notes": loaded.notes}
+        names = {"backend": backend.name, "detail": backend.detail, "calibration": loaded.calibration.name}
+        self._send({"op": "ready"} | names | facts)
+        return backend
 
     def _read(self, backend: Backend) -> None:
         """Receives messages until the connection ends; an error here goes to the main thread, which reports it."""
         end: BaseException | None = None
         try:
-            self._read_all(backend)
+            while (received := protocol.receive(self._connection)) is not None:
+                self._take(backend, *received)
         except BaseException as error:
             end = error
         self._prepared.put(end)
 
-    def _read_all(self, backend: Backend) -> None:
-        while (received := protocol.receive(self._connection)) is not None:
-            self._take(backend, *received)
-
     def _take(self, backend: Backend, message: protocol.Message, descriptors: list[int]) -> None:
-        """Handles one message."""
         if message["op"] == "arena":
             layout = SlotLayout(**message["layout"])
             memory = mmap.mmap(descriptors[0], message["slots"] * layout.slot_bytes)
@@ -143,8 +134,7 @@ class Worker:
             raise work.error
         places = work.rows if isinstance(work.rows, np.ndarray) else np.arange(work.rows.start, work.rows.stop)
         rows = Rows(work.arrays.matrix, work.arrays.truncated, places)
-        costs = backend.forward(work.prepared, rows, self._tick)
-        return replace(costs, tokenize_seconds=work.tokenize_seconds)
+        return backend.forward(work.prepared, rows, self._tick)
 
     def _tick(self) -> None:
         self._progress += 1

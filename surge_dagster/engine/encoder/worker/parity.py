@@ -45,16 +45,10 @@ class BelowPromise(ConfigError):
 
 
 def check_parity(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> float:
-    """The lowest cosine between the backend's vectors and those of sentence-transformers, cached or measured.
-
-    Raises:
-        BelowPromise: it is below the promise of the precision, or vectors have other lengths.
-    """
+    """The lowest cosine between the backend's vectors and those of sentence-transformers, cached or measured."""
     floor = LOWEST_COSINE[settings.precision]
     lowest, length = calibration.read("lowest_cosine"), calibration.read("length")
-    is_known = isinstance(lowest, int | float) and isinstance(length, int | float)
-    is_known = is_known and (lowest >= floor or calibration.read("folder") == space.model_path)
-    if not is_known:
+    if lowest is None or (lowest < floor and calibration.read("folder") != space.model_path):
         from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
         vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
@@ -65,12 +59,12 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
     if lowest < floor:
         raise BelowPromise(
             f"{backend.detail} in {settings.precision} differs from sentence-transformers (lowest cosine {lowest:.7f}, "
-            f"promised {floor:.5f}); use another backend or precision, or check_parity=False if you accept it"
+            f"promised {floor:.5f}); use another precision, or devices of another kind"
         )
     if abs(length - 1) > _LENGTH_TOLERANCE:
         raise BelowPromise(
             f"{backend.detail} in {settings.precision} differs from sentence-transformers: a vector is {length:.3g} "
-            "times as long; use another backend or precision, or check_parity=False if you accept it"
+            "times as long; use another precision, or devices of another kind"
         )
     return lowest
 

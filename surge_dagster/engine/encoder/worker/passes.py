@@ -19,7 +19,6 @@ class TokenBatch:
     """Rows that share a forward pass.
 
     Attributes:
-        rows: row numbers.
         length: tokens that each row is padded to.
         exact: whether every row has this length without padding.
         first: position of the first row in `longest_first`.
@@ -53,7 +52,6 @@ def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -
     A single text over the budget gets a batch of its own.
 
     Args:
-        lengths: tokens of each row.
         token_budget: maximum tokens of one batch, padding included.
         pass_tokens: fixed cost of a pass, in tokens; 0 allows no padding.
     """

@@ -31,11 +31,7 @@ _TEXTS_PER_STEP = 256
 
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
-    """sentence-transformers' own model in fp32, with the space's length and normalization, from safetensors only.
-
-    Raises:
-        UntrustedCode: the model needs code of its own.
-    """
+    """sentence-transformers' own model in fp32, with the space's length and normalization, from safetensors only."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # All files are in the folder: a request to the hub would take time, or hang without a network.
@@ -84,8 +80,7 @@ def _chains(model: SentenceTransformer) -> list[Any]:
 def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]) -> np.ndarray:
     """sentence-transformers' own vectors of `texts` in this space, float32 [texts, dimension].
 
-    Those of `encode_document`, or `encode_query` where the space's task is "query". A prompt that was not requested is
-    left to the library.
+    A prompt that was not requested is left to the library.
     """
     is_query = space.task == "query"
     return (model.encode_query if is_query else model.encode_document)(

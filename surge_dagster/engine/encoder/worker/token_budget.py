@@ -35,11 +35,11 @@ def set_token_budget(space: Space, backend: Backend, settings: BackendSettings, 
     """Gives `backend` the best budget for this machine, unless one was requested or it has none."""
     if settings.token_budget is not None or not isinstance(backend, TokenBackend):
         return
-    cached = _cached_budget(calibration)
+    cached = calibration.read("token_budget")
     if cached is None:
         # Workers that start together measure once, and not concurrently.
         with disk_cache.lock(MEASURING_LOCK):
-            cached = _cached_budget(calibration)
+            cached = calibration.read("token_budget")
             if cached is None:
                 default = backend.token_budget
                 rates = measure_rates(backend, space)
@@ -58,9 +58,9 @@ def saturation_budget(rates: dict[int, float], candidates: tuple[int, ...], defa
         return default
     largest = max(rates)
     enough = _CLOSE_ENOUGH * max(rates.values())
-    found = min(budget for budget, rate in rates.items() if rate >= enough)
-    cut_short = largest < default or (found == largest and largest < candidates[-1])
-    return max(found, default) if cut_short else found
+    saturated = min(budget for budget, rate in rates.items() if rate >= enough)
+    cut_short = largest < default or (saturated == largest and largest < candidates[-1])
+    return max(saturated, default) if cut_short else saturated
 
 
 def measure_rates(backend: TokenBackend, space: Space) -> dict[int, float]:
@@ -105,8 +105,3 @@ def _run(backend: TokenBackend, space: Space, lengths: list[int], budget: int, p
     _, metrics = encode_texts(backend, texts, space.dimension, space.dtype)
     seconds = max(metrics.forward_seconds, 1e-6)
     return metrics.padded_tokens / seconds, seconds
-
-
-def _cached_budget(calibration: Calibration) -> int | None:
-    found = calibration.read("token_budget")
-    return found if isinstance(found, int) and found > 0 else None

@@ -33,13 +33,9 @@ _KEPT_OF_WORD = 400  # at either end; BERT's longest word that is not unknown ha
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids of many texts, flat: text i is `ids[offsets[i]:offsets[i + 1]]`.
+    """Token ids (int32) of many texts, flat: text i is `ids[offsets[i]:offsets[i + 1]]`.
 
-    Attributes:
-        ids: int32.
-        offsets: int64, one more than texts.
-        truncated: bool, whether a text was longer than the model reads.
-        pad_id: fills rows that are shorter than their batch.
+    `truncated` says whether a text was longer than the model reads; `pad_id` fills rows shorter than their batch.
     """
 
     ids: np.ndarray
@@ -69,7 +65,6 @@ class TokenizerFacts:
     Attributes:
         tokenizer_json: a serialized `tokenizers.Tokenizer`.
         truncation_side: the end at which texts are cut, "right" or "left".
-        pad_id: the token that pads.
         prompt_length: tokens of the prompt; None without a prompt, or where pooling does not need it.
     """
 
@@ -99,7 +94,6 @@ class TextTokenizer:
         self._word_end = _word_end(json.loads(facts.tokenizer_json)) if on_the_right else None
 
     def encode(self, texts: list[str]) -> Tokens:
-        """The token ids of `texts`, cut to max_length."""
         if self._prompt:
             texts = [self._prompt + text for text in texts]
         if self._word_end is not None:

@@ -36,7 +36,8 @@ def test_rows_of_zeros_agree_with_each_other_alone() -> None:
 def test_vectors_of_another_length_are_refused_though_their_cosine_is_one(
     factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space, backend = EncodingSpec("hash://8").resolve(), HashBackend(prompt="", max_length=256)
+    space = EncodingSpec("hash://8").resolve()
+    backend = HashBackend(space, _SETTINGS)
     theirs = hash_vectors(parity.PARITY_TEXTS, 8) / factor
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sentence_model, "load_reference", lambda *_: None)

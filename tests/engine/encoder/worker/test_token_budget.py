@@ -133,5 +133,5 @@ def test_requested_budget_is_not_changed(space: Space) -> None:
 
 
 def test_backends_without_passes_are_not_measured(space: Space, tmp_path: Path) -> None:
-    set_token_budget(space, HashBackend(prompt="", max_length=9), _SETTINGS, _CALIBRATION)
+    set_token_budget(space, HashBackend(space, _SETTINGS), _SETTINGS, _CALIBRATION)
     assert not (tmp_path / "cache" / "calibration").exists()

@@ -23,7 +23,6 @@ class BackendSettings:
 
     Attributes:
         device: "cpu", or "cuda:N" as this process numbers them.
-        precision: "fp32", "fp16" or "bf16".
         threads: CPU threads this worker may use.
         token_budget: tokens of one forward pass, None for the backend's own choice.
         fallback_precision: takes the place of `precision` where that does not reach the promised cosine; None refuses.

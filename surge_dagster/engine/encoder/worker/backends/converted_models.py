@@ -138,19 +138,9 @@ def _remove_unused(root: Path) -> None:
     oldest = time.time() - _KEEP_UNUSED_SECONDS
     for temporary in root.glob(".making-*"):  # the lock is held, so no process is writing it
         shutil.rmtree(temporary, ignore_errors=True)
-    for facts in root.glob(f"*/{_FACTS}"):
-        if _modified(facts) < oldest:
-            shutil.rmtree(facts.parent, ignore_errors=True)
-    for refusal in root.glob(f"*{_REFUSED}"):
-        if _modified(refusal) < oldest:
-            refusal.unlink(missing_ok=True)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return time.time()
+    for used in (*root.glob(f"*/{_FACTS}"), *root.glob(f"*{_REFUSED}")):
+        if used.stat().st_mtime < oldest:  # the lock is held, so no process removes it
+            shutil.rmtree(used.parent, ignore_errors=True) if used.name == _FACTS else used.unlink(missing_ok=True)
 
 
 def _usable(folder: Path) -> bool:

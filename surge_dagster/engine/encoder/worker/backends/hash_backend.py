@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
+from surge_dagster.engine.model.spec import Space
 
 _ROWS_PER_STEP = 512
 _BYTES_PER_TOKEN = 4
@@ -55,9 +56,9 @@ class HashBackend:
     name = "hash"
     detail = "sha256"
 
-    def __init__(self, *, prompt: str, max_length: int) -> None:
-        self._prompt = prompt.encode()
-        self._max_length = max_length
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        self._prompt = space.prompt.encode()
+        self._max_length = space.max_length
 
     def prepare(self, texts: list[str]) -> list[bytes]:
         return [self._prompt + text.encode() for text in texts]

@@ -57,9 +57,9 @@ class OpenvinoBackend(TokenBackend):
                     "ENABLE_CPU_PINNING": False,
                 },
             )
-        found = compiled.get_property("INFERENCE_PRECISION_HINT")
-        if found != wanted:
-            raise ConfigError(f"OpenVINO computes in {found} although {wanted} was requested")
+        used = compiled.get_property("INFERENCE_PRECISION_HINT")
+        if used != wanted:
+            raise ConfigError(f"OpenVINO computes in {used} although {wanted} was requested")
         self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
         # Not OpenVINO's AsyncInferQueue: it does not say which of several passes has failed.

@@ -45,8 +45,8 @@ class ChunkPasses:
     """How the passes of one chunk are computed.
 
     Attributes:
-        run_pass: computes the vectors of a batch and puts them where they belong; returns the seconds of copying.
-        copy_seconds: seconds of copies outside of the passes.
+        run_pass: puts the vectors of a batch where they belong; returns the seconds of copying.
+        copy_seconds: of copies outside of the passes.
     """
 
     run_pass: Callable[[TokenBatch], float]
@@ -70,7 +70,6 @@ class TokenBackend(ABC):
     """A `Backend` that tokenizes texts and computes them in passes of a bounded number of tokens.
 
     Args:
-        tokenizer: of the model.
         token_budget: maximum tokens of one pass, padding included; a single longer text has a pass of its own.
         pass_tokens: fixed cost of a pass, in tokens.
         streams: concurrent passes, each in a thread of its own.
@@ -108,11 +107,7 @@ class TokenBackend(ABC):
         return self._tokenizer.encode(texts)
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
-        """See `Backend`.
-
-        Raises:
-            EncoderError: a single text does not fit into memory.
-        """
+        """See `Backend`; raises EncoderError when a single text does not fit into memory."""
         started = time.perf_counter()
         rows.truncated[rows.places] = prepared.truncated
         with self._passes(prepared, rows) as passes:
@@ -200,7 +195,6 @@ class TokenBackend(ABC):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)

@@ -148,8 +148,7 @@ class TorchBackend(TokenBackend):
         if batch.exact:
             return ids[places].long(), None
         mask = columns < lengths[:, None]
-        found = ids[places.masked_fill_(~mask, 0)].long()
-        return found.masked_fill_(~mask, self._pad_id), mask.long()
+        return ids[places.masked_fill_(~mask, 0)].long().masked_fill_(~mask, self._pad_id), mask.long()
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         tensor = self._torch.from_numpy(array)
