@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -51,12 +51,13 @@ from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import Target as Table
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
 
 _CHANGED_SHARE, _COPIED_SHARE = 0.01, 0.13
 _EDITS = ("edit", "insert", "delete", "move")
@@ -105,11 +106,11 @@ def _measure_run(pool: EncoderPool, catalog: Path, output: Path, name: str) -> D
     say(f"  {name}")
     report = _embed(pool, catalog, output)
     output_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    return asdict(report) | {"partitions_failed": [], "output_bytes": output_bytes}
+    return report.as_dict() | {"partitions_failed": [], "output_bytes": output_bytes}
 
 
 def _embed(pool: EncoderPool, catalog: Path, output: Path, *, changes: bool = False) -> RunReport:
-    run = EmbeddingRun(open_source(catalog), open_store(output), pool, changes=changes)
+    run = EmbeddingRun(open_source(catalog), open_store(output), pool, observer=ChangeFeed(always=changes))
     for _ in run:
         pass
     if run.failed:

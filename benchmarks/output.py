@@ -59,12 +59,12 @@ from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.tables.opening import open_source
 
 _RATES = ("tmpfs", "disk", "raw_write", "memcpy")
 _TINY_TEXTS = 10

@@ -24,7 +24,7 @@ from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, RunReport
@@ -58,7 +58,7 @@ class PacedBackend:
     def prepare(self, texts: list[str]) -> int:
         return len(texts)
 
-    def forward(self, prepared: int, rows: Rows, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: int, rows: Rows, progress: Progress) -> Costs:
         begun = time.perf_counter()
         if begun - self._due > _BEHIND_SECONDS:  # it was idle
             self._due = begun
@@ -69,7 +69,7 @@ class PacedBackend:
             time.sleep(min(left, 1.0))
             progress()
         seconds = time.perf_counter() - begun
-        return ChunkMetrics(prepared, prepared, seconds)
+        return Costs(tokens=prepared, padded_tokens=prepared, forward_seconds=seconds)
 
 
 class PacedPool(EncoderPool):
@@ -128,8 +128,8 @@ class _PacedCall:
     @property
     def metrics(self) -> EncodeMetrics:
         metrics = self._turn.result().metrics
-        seconds = {name: getattr(metrics, name) + self._call_seconds for name in ("encode_seconds", "work_seconds")}
-        return replace(metrics, **seconds)
+        pause = Costs(encode_seconds=self._call_seconds, shared_seconds=self._call_seconds)
+        return replace(metrics, costs=metrics.costs.plus(pause))
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ def decide(folder: str, outputs: int) -> Document:
     cpu, begun = time.process_time(), time.perf_counter()
     state = OutputState(store, SPACE)
     listed = time.perf_counter()
-    statuses = [state.status(partition) for partition in state.looked_at(partitions)]
+    statuses = [state.freshness(partition).status for partition in state.looked_at(partitions)]
     seconds = {
         "seconds": time.perf_counter() - begun,
         "cpu_seconds": time.process_time() - cpu,

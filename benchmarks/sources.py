@@ -48,10 +48,10 @@ from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import SuperBatchReport
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.tables.opening import open_source
 
 AIM_ROWS_PER_SECOND = 1_200_000
 AIM_PEAK_BYTES = 600_000_000
@@ -221,7 +221,7 @@ def _run(pool: EncoderPool, source: Source, output: Path) -> Document:
         "partitions": report.partitions_written,
         "texts": report.texts_encoded,
         "seconds": encoded,
-        "idle_share": max(0.0, 1 - report.encode_seconds / encoded),
+        "idle_share": max(0.0, 1 - report.costs.encode_seconds / encoded),
         "duty_cycle": report.duty_cycle,
         "run_seconds": report.wall_seconds,
     }

@@ -24,9 +24,9 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 
 WORKERS, DIMENSION, TEXTS_PER_SECOND = 2, 64, 20_000.0
@@ -104,7 +104,7 @@ def _run(name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtH
         published_before=published_before,
         encoded_after=report.texts_encoded,
         in_flight=report.max_in_flight_texts,
-        repeated=report.replays + sum(report.storage_retries.values()),
+        repeated=report.costs.replays + sum(report.storage_retries.values()),
         refused=len(refused),
         wrong=sum(
             isinstance(result, Violation) and result.key not in refused for result in verify(source, store, run.space)
@@ -126,7 +126,7 @@ def _killed_and_resumed(pool: EncoderPool, catalog: Path, output: Path) -> Faile
 
 def _die_at_half(catalog: Path, output: Path, sender: Connection) -> None:
     def die(published: int, run: EmbeddingRun) -> None:
-        sender.send((published, run.in_flight.texts))
+        sender.send((published, run.memory.in_flight.texts))
         os.kill(os.getpid(), signal.SIGKILL)
 
     with _pool() as pool:

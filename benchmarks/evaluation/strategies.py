@@ -38,10 +38,11 @@ from benchmarks.evaluation.stores import PROFILES, SlowStore, StorageProfile
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool
 from surge_dagster.catalogs.synthetic import LOG_SIGMA, partition_sizes
 from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.metrics import overlap_ratio
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files import rows
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run.report import Event, SuperBatchReport, overlap_ratio
+from surge_dagster.engine.run.report import Event, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 
