@@ -48,7 +48,7 @@ FILES = {  # rows of a whole run, rows of a row group
 CASES = ("largest first", "largest in the middle", "largest last", "texts of 1 MB", *FILES, "a store that stalls")
 _SMALL_TEXTS = 100
 _MEGABYTE = 1_000_000
-_THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000, b_max_bytes=64_000_000)
+_THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000)
 
 
 class StallingStore(LocalStore):

@@ -127,10 +127,10 @@ def _staged_rows(
     """The rows of all segments of a partition, in order."""
     for segment in sorted(staged, key=lambda rows: rows.start):
         try:
-            with staging.open(partition, segment.start, segment.stop) as (facts, batches):
-                if facts.content_digest != segment.digest:
+            with staging.open(partition, segment.start, segment.stop) as reader:
+                if reader.facts.content_digest != segment.digest:
                     raise InvalidFile("it holds other rows than those that were staged")
-                for batch in batches:
+                for batch in staging.rows(reader):
                     require_not_over()
                     yield batch
         except (InvalidFile, OSError) as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from surge_dagster import open_embeddings
@@ -19,13 +19,12 @@ from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.readers.search import search
-from surge_dagster.engine.run.fresh_run import report_when_fresh
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.verify.verification import Verified, Violation, verify
-from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.engine.runs import failures, finish, in_memory, limit_bytes, make_run, receipts
 from tests.engine.store.object_server import ObjectServer, open_bucket
 from tests.small_catalogs import (
     Rows,
@@ -104,9 +103,6 @@ def test_fresh_arrow_files_are_not_encoded_again(
     run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
     assert {receipt.action for receipt in receipts(finish(run))} == {"fresh"}
     assert (run.report.texts_encoded, run.report.partitions_skipped) == (0, len(CATALOG))
-    store, spec = open_store(copy / "out"), hash_pool.space.requested
-    report = report_when_fresh(open_source(copy / "catalog"), store, spec, "arrow")
-    assert report is not None and report.partitions_skipped == len(CATALOG)
 
 
 class TestOneFormat:
@@ -114,26 +110,8 @@ class TestOneFormat:
         wrong = r"'arrow'; the settings request 'parquet'\. Set format to 'arrow', or write to another"
         before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
         with pytest.raises(ConfigError, match=wrong):
-            make_run(hash_pool, open_source(copy / "catalog"), copy / "out")
-        with pytest.raises(ConfigError, match=wrong):
-            store, spec = open_store(copy / "out"), hash_pool.space.requested
-            report_when_fresh(open_source(copy / "catalog"), store, spec)
+            list(make_run(hash_pool, open_source(copy / "catalog"), copy / "out"))
         assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
-
-    def test_earlier_versions_refuse_an_arrow_space(self, copy: Path, hash_pool: EncoderPool) -> None:
-        record = json.loads((copy / "out" / space_of(copy, hash_pool).name / "space.json").read_text())
-        assert record["format"] == 2
-
-    def test_space_without_a_format_has_parquet_files(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        run = make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path)
-        finish(run)
-        record = tmp_path / run.space.name / "space.json"
-        record.write_text(record.read_text().replace('  "file_format": "parquet",\n', ""))
-        assert "file_format" not in record.read_text()
-        with pytest.raises(ConfigError, match="has files in the format 'parquet'; the settings request 'arrow'"):
-            make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path, file_format="arrow")
-        assert [receipt.action for receipt in receipts(finish(make_run(hash_pool, [], tmp_path)))] == []
-        assert open_embeddings(tmp_path).keys() == ["a"]
 
     def test_format_that_this_version_does_not_know_is_refused(self, copy: Path, hash_pool: EncoderPool) -> None:
         record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
@@ -189,17 +167,15 @@ def test_equal_content_under_a_new_version_is_republished(copy: Path, hash_pool:
 
 
 def test_wide_texts_are_assembled_and_republished_within_the_booked_memory(
-    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pyarrow as pa
-
     size = 256 * 1024
     rows = [(f"id-{row}", f"{row} ".ljust(size, "x")) for row in range(60)]
-    thresholds = Thresholds(b_min=1, b_max=1000, b_max_bytes=20 * size)  # three segments
+    limit_bytes(monkeypatch, 20 * size)  # three segments
     before = pa.default_memory_pool()
     for version, action in (("v1", "encoded"), ("v2", "republished")):
         source = [partition_of("wide", rows, version=version, batch_rows=1)]
-        run = make_run(hash_pool, source, tmp_path, thresholds, file_format="arrow")
+        run = make_run(hash_pool, source, tmp_path, Thresholds(b_min=1, b_max=1000), file_format="arrow")
         watched = pa.proxy_memory_pool(before)
         pa.set_memory_pool(watched)
         try:

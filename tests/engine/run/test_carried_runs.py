@@ -29,9 +29,9 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import failures, finish, finish_receipts, make_run, receipts
+from tests.engine.runs import failures, finish, finish_receipts, limit_bytes, make_run, receipts
 from tests.engine.sources.tables import write_csv
-from tests.small_catalogs import assert_embedded, read_embedded, rewrite, write_partition
+from tests.small_catalogs import assert_embedded, read_embedded, rewrite
 
 SELECTION = Selection(carried=("sku", "price"))
 NAMES = ("id", "text", "category", "sku", "price")
@@ -245,17 +245,17 @@ def test_flipped_bit_never_gives_other_columns_or_values(
     assert noticed > 500
 
 
-def test_ledger_covers_carried_bytes(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_ledger_covers_carried_bytes(hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"id": ["1", "2", "3"], "text": ["a"] * 3, "blob": ["x" * 2_000_000] * 3})
     source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
-    bounded = Thresholds(1, 100, b_max_bytes=5_000_000, max_text_bytes=1_000_000)
-    run = make_run(hash_pool, source, tmp_path, bounded)
+    limit_bytes(monkeypatch, 5_000_000)
+    run = make_run(hash_pool, source, tmp_path, Thresholds(1, 100))
     [receipt] = finish_receipts(run, "encoded")
     assert receipt.superbatch == 1, "three such rows are more than a SuperBatch"
     assert run.report.peak_resident_bytes > 4_000_000
     source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
-    narrow = Thresholds(1, 100, b_max_bytes=1_500_000, max_text_bytes=1_000_000)
-    [failure] = failures(finish(make_run(hash_pool, source, tmp_path / "narrow", narrow)))
+    limit_bytes(monkeypatch, 1_500_000)
+    [failure] = failures(finish(make_run(hash_pool, source, tmp_path / "narrow", Thresholds(1, 100))))
     assert "the row has 2,000,0" in failure.reason and "Shorten its values, or raise" in failure.reason
 
 
@@ -273,13 +273,6 @@ def test_file_whose_types_are_not_those_that_it_states_is_invalid(hash_pool: Enc
     rewrite(tmp_path / name, lambda table: table, carried_columns="sku: string, cost: double")
     with pytest.raises(InvalidFile, match="promise the carried columns 'sku: string, cost: double'; it has"):
         read_published_file(LocalStore(tmp_path), name)
-
-
-def test_existing_files_stay_fresh_without_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    write_partition(tmp_path / "in", "k", [("1", "one")])
-    assert [each.source_version for each in open_source(tmp_path / "in")] == [
-        each.source_version for each in open_source(tmp_path / "in", selection=Selection(carried=()))
-    ]
 
 
 def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_and_found(

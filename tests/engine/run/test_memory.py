@@ -23,16 +23,26 @@ from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import memory
+from surge_dagster.engine.run import thresholds as thresholds_module
 from surge_dagster.engine.run.embedding_run import publishing_threads
-from surge_dagster.engine.run.memory import fit_memory, plan_memory
+from surge_dagster.engine.run.memory import ResultMemory, fit_memory
 from surge_dagster.engine.run.meters import InFlight
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
-from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run, smallest_limit
+from tests.engine.runs import (
+    DoorPool,
+    finish,
+    finish_receipts,
+    in_memory,
+    limit_bytes,
+    make_run,
+    smallest_limit,
+    smallest_run_limit,
+)
 from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
 
 ROOT = Path(__file__).parents[3]
@@ -48,10 +58,10 @@ def test_bucket_gets_four_concurrent_files_per_worker_and_at_least_eight(workers
 def test_memory_is_planned_for_as_many_files_as_are_written_concurrently(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    local = make_run(hash_pool, [], tmp_path, memory_limit=2**30)
-    assert local.memory == plan_memory(local.bounds, SPACE, publishing_threads(LocalStore(tmp_path), 8), 2**30)
-    chosen = make_run(hash_pool, [], tmp_path, memory_limit=2**30, publish_threads=5)
-    assert chosen.memory == plan_memory(chosen.bounds, SPACE, 5, 2**30)
+    for requested, threads in ((None, publishing_threads(LocalStore(tmp_path), 8)), (5, 5)):
+        run = make_run(hash_pool, [partition_of("k", [])], tmp_path, publish_threads=requested, force=True)
+        finish(run)
+        assert run.memory.plan.result == ResultMemory(DIMENSION, 4, threads, 0)
 
 
 class TestPages:
@@ -128,10 +138,20 @@ class HeldByUploads:
         return taking
 
 
+def shrink_shares(patch: pytest.MonkeyPatch, batch_rows: int) -> None:
+    """Make SuperBatches, and the shares of reader and ids, so small that small catalogs feel the limit."""
+    limit_bytes(patch, 20_000)
+    patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
+    patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
+
+
 class TestRuns:
-    def test_run_ends_well_under_the_smallest_accepted_limit(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        thresholds = Thresholds(b_min=2_000, b_max=4_000, b_max_bytes=4_000_000)
-        least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
+    def test_run_ends_well_under_the_smallest_accepted_limit(
+        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limit_bytes(monkeypatch, 4_000_000)
+        thresholds = Thresholds(b_min=2_000, b_max=4_000)
+        least = smallest_run_limit(hash_pool, tmp_path, thresholds)
         catalog = {f"p{n}": numbered_rows(f"p{n}", size) for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])}
         run = make_run(hash_pool, in_memory(catalog), tmp_path, thresholds, memory_limit=least)
         assert keys_of(finish_receipts(run, "encoded")) == sorted(catalog)
@@ -139,13 +159,14 @@ class TestRuns:
         for key, rows in catalog.items():
             assert_embedded(tmp_path, run.space.name, key, rows)
 
-    def test_texts_almost_as_large_as_a_superbatch_do_not_wait_for_themselves(
-        self, hash_pool: EncoderPool, tmp_path: Path
+    def test_texts_almost_as_large_as_a_superbatch_do_not_block_the_run(
+        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Takes seconds: texts of tens of megabytes, so that they weigh something beside the reader's own share."""
-        size = 24 * 1024 * 1024
-        thresholds = Thresholds(b_min=10, b_max=10, b_min_bytes=size, b_max_bytes=size)
-        least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
+        limit_bytes(monkeypatch, 24 * 1024 * 1024)
+        monkeypatch.setattr(thresholds_module, "_B_MAX_FACTOR", 1)
+        thresholds = Thresholds(b_min=10, b_max=10)
+        least = smallest_run_limit(hash_pool, tmp_path, thresholds)
 
         def partitions() -> Iterator[Partition]:
             for number in range(3):
@@ -175,17 +196,14 @@ class TestRuns:
     ) -> None:
         output = tmp_path_factory.mktemp("tight")
         rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
-        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max, b_max_bytes=20_000)
+        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
+        partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
         with pytest.MonkeyPatch.context() as patch:
-            # The shares of reader and ids are so large that small catalogs would never feel the limit.
-            patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
-            patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
-            least = smallest_limit(lambda limit: make_run(hash_pool, [], output, thresholds, memory_limit=limit))
-            partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
-            store = SlowStore(output, slow)
-            run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
-        assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run.memory.ledger.peak <= least
+            shrink_shares(patch, batch_rows)
+            least = smallest_run_limit(hash_pool, output, thresholds)
+            run = make_run(hash_pool, partitions, SlowStore(output, slow), thresholds, memory_limit=least)
+            assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
+        assert run.report.peak_resident_bytes <= least
 
     @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -205,26 +223,28 @@ class TestRuns:
         part_bytes: int,
     ) -> None:
         rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
-        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max, b_max_bytes=20_000)
+        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
+        partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
         store = open_object_store("memory://m/out", limits=ClientLimits(part_bytes=part_bytes))
         held = HeldByUploads()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
-            patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
+            shrink_shares(patch, batch_rows)
             patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
-            least = smallest_limit(lambda limit: make_run(hash_pool, [], store, thresholds, memory_limit=limit))
+            least = smallest_run_limit(hash_pool, store, thresholds)
             on_disk = smallest_limit(
                 lambda limit: fit_memory(thresholds, 1.0, SPACE, 8, limit, machine_bytes=1)[1].limit
             )
-            partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
             run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
             assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run.memory.ledger.peak <= least
+        assert run.report.peak_resident_bytes <= least
         assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
 
-    def test_shared_memory_is_given_back_after_every_superbatch(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_shared_memory_is_given_back_after_every_superbatch(
+        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The ledger does not count memory of free slots."""
-        thresholds = Thresholds(b_min=200, b_max=400, b_max_bytes=2_000_000)
+        limit_bytes(monkeypatch, 2_000_000)
+        thresholds = Thresholds(b_min=200, b_max=400)
         catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(6)}  # about 1.4 MB each
         pool = WatchingPool(hash_pool)
         finish(make_run(pool, in_memory(catalog), tmp_path, thresholds))
@@ -269,18 +289,12 @@ class TestInFlight:
         assert 0 < run.report.max_in_flight_texts <= 3 * 250
 
 
-def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = numbered_rows("k", 5_000)
-
-    def read() -> Iterator[RowBatch]:
-        yield from partition_of("k", rows, batch_rows=5_000).read()
-
-    run = make_run(
-        hash_pool,
-        [Partition("k", "v1", read, lambda: "v1")],
-        tmp_path,
-        Thresholds(b_min=10, b_max=200, b_max_bytes=8_000),
-    )
+    limit_bytes(monkeypatch, 8_000)
+    run = make_run(hash_pool, [partition_of("k", rows, batch_rows=5_000)], tmp_path, Thresholds(b_min=10, b_max=200))
     finish(run)
     assert_embedded(tmp_path, run.space.name, "k", rows)
 

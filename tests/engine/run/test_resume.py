@@ -38,7 +38,7 @@ COMMAND = [sys.executable, "-m", "tests.engine.killed_run"]
 SIZES = [30, 25, 0, 70, 300, 100, 1, 49, 130, 20, 350, 60, 0, 90]
 CATALOG: dict[str, Rows] = {f"p{n:02d}": numbered_rows(f"p{n}", size) for n, size in enumerate(SIZES)}
 TEXTS = sum(SIZES)
-STEPS = 225  # of an uninterrupted run to a disk; a run to a bucket has about sixty more
+STEPS = 231  # of an uninterrupted run to a disk; a run to a bucket has about sixty more
 # Two kills, in either order; the later one leaves enough steps for both to happen.
 KILLED_WITHIN = (STEPS - 60, 40)
 SUPERBATCHES = 10  # at least; for kills while one of them is being encoded
@@ -48,7 +48,7 @@ INSTANTS = [
     ("disk", point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))
 ]
 INSTANTS += [("disk", ENCODING, 4)]
-INSTANTS += [("disk", "published", 1)]
+INSTANTS += [("disk", "published", 1), ("disk", "published", 2)]  # the description of the space, the first file
 INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
 # Steps that only buckets have, and steps that may leave segments and files behind, in parts and whole.

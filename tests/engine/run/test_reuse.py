@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -96,15 +95,6 @@ def test_text_of_which_nothing_tells_whether_it_was_truncated_is_encoded(output:
     assert (receipt.rows_encoded, receipt.rows_reused, receipt.truncated) == (2, 2, 1)
     rewrite(output.path, lambda table: table, shortest_truncated_bytes=0)
     assert output.embed(rows).rows_reused == 0
-
-
-def test_file_of_before_there_were_hashes_is_reused(output: Output) -> None:
-    output.embed(ROWS)
-    rewrite(output.path, lambda table: table.drop_columns(["text_hash"]))
-    assert "text_hash" not in pq.read_schema(output.path).names
-    receipt = output.embed(ROWS[5:])
-    output.check(ROWS[5:])
-    assert (receipt.rows_encoded, receipt.rows_reused) == (0, 55)
 
 
 def test_file_without_texts_is_reused_by_its_hashes(output: Output) -> None:

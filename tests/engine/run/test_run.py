@@ -18,7 +18,7 @@ from surge_dagster.engine.run.report import Receipt, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.sources.partition import Partition
-from tests.engine.runs import failures, finish, finish_receipts, in_memory, make_run, receipts
+from tests.engine.runs import failures, finish, finish_receipts, in_memory, limit_bytes, make_run, receipts
 from tests.small_catalogs import (
     DIMENSION,
     assert_embedded,
@@ -55,12 +55,12 @@ class TestOutput:
         output = tmp_path_factory.mktemp("random")
         sizes = data.draw(st.lists(st.integers(0, 60) | st.integers(0, 400), max_size=12))
         b_max = data.draw(st.integers(1, 150))
-        thresholds = Thresholds(
-            data.draw(st.integers(1, b_max)), b_max, b_max_bytes=data.draw(st.integers(4096, 65536))
-        )
+        thresholds = Thresholds(data.draw(st.integers(1, b_max)), b_max)
         catalog = {f"p{n}": numbered_rows(f"p{n}", size, words=n % 5) for n, size in enumerate(sizes)}
-        run = make_run(hash_pool, in_memory(catalog), output, thresholds)
-        events = finish(run)
+        with pytest.MonkeyPatch.context() as patch:
+            limit_bytes(patch, data.draw(st.integers(4096, 65536)))
+            run = make_run(hash_pool, in_memory(catalog), output, thresholds)
+            events = finish(run)
         for key, rows in catalog.items():
             assert_embedded(output, run.space.name, key, rows)
         assert run.report.texts_encoded == sum(sizes)

@@ -17,13 +17,12 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Receipt
-from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import formats, open_source
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.text_hash import text_hashes
-from tests.engine.runs import failures, finish, in_memory, make_run, receipts, smallest_limit
+from tests.engine.runs import failures, finish, in_memory, limit_bytes, make_run, receipts, smallest_run_limit
 from tests.small_catalogs import (
     Rows,
     assert_embedded,
@@ -222,14 +221,12 @@ def test_staged_segments_of_a_refused_partition_are_removed_by_the_end_of_the_ru
     assert left == [{"last.parquet"}], "segments are written one after the other: what came before was dealt with"
 
 
-def test_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_row_that_fits_no_superbatch_is_named(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = with_row(30, 20, ("x", "y" * 9000))
-    run = make_run(
-        hash_pool,
-        [partition_of("big row", rows), partition_of("good", numbered_rows("good", 30))],
-        tmp_path,
-        Thresholds(b_min=50, b_max=100, b_max_bytes=8192),
-    )
+    limit_bytes(monkeypatch, 8192)
+    run = make_run(hash_pool, in_memory({"big row": rows, "good": numbered_rows("good", 30)}), tmp_path)
     [failure] = failures(finish(run))
     assert "row 20: the row has 9,001 bytes and a SuperBatch holds at most 8,192" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"good.parquet"}
@@ -240,9 +237,8 @@ def test_id_set_over_its_share_of_the_memory_is_refused(
 ) -> None:
     monkeypatch.setattr("surge_dagster.engine.run.memory._LEAST_ID_SET_BYTES", 16 * 1024)
     catalog = in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)})
-    thresholds = Thresholds(b_min=50, b_max=100, b_max_bytes=65_536)
-    least = smallest_limit(lambda limit: make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=limit))
-    run = make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=least)
+    limit_bytes(monkeypatch, 65_536)
+    run = make_run(hash_pool, catalog, tmp_path, memory_limit=smallest_run_limit(hash_pool, tmp_path))
     [failure] = failures(finish(run))
     assert failure.key == "many"
     assert "Raise the memory limit, or split the partition" in failure.reason

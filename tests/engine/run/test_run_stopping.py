@@ -116,11 +116,11 @@ class TestStopping:
         assert set(threading.enumerate()) <= before
 
     def test_slow_consumer_of_events_slows_the_run_and_loses_no_event(
-        self, hash_pool: EncoderPool, tmp_path: Path
+        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("surge_dagster.engine.run.events._WAITING_GROUPS", 2)
         catalog = {f"p{n}": numbered_rows(f"p{n}", 1) for n in range(300)}
         run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=1, b_max=5))
-        run._events._queue.maxsize = 2
         assert keys_of(receipts(finish(run))) == sorted(catalog)
 
     def test_two_runs_share_a_pool(self, hash_pool: EncoderPool, tmp_path: Path) -> None:

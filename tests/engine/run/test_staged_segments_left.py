@@ -16,17 +16,23 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.fresh_run import report_when_fresh
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.run.test_staged_runs import BIG, leave_staged, resume, staged
-from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts
+from tests.engine.runs import (
+    SMALL,
+    UnstartedPool,
+    assert_nothing_is_held,
+    failures,
+    finish,
+    finish_receipts,
+    make_run,
+    receipts,
+)
 from tests.small_catalogs import (
-    DIMENSION,
     assert_embedded,
     numbered_rows,
     partition_of,
@@ -35,8 +41,8 @@ from tests.small_catalogs import (
 )
 
 
-class TestWhatIsLeftBehind:
-    def test_nothing_of_a_partition_whose_rows_are_refused(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+class TestLeftSegments:
+    def test_segments_of_a_refused_partition_are_removed(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
         leave_staged(hash_pool, tmp_path, repeated, 270)
         run = make_run(hash_pool, [partition_of("big", repeated)], tmp_path)
@@ -45,7 +51,7 @@ class TestWhatIsLeftBehind:
         assert published_files(tmp_path, run.space.name) == set()
         assert not (tmp_path / STAGING).exists()
 
-    def test_nothing_of_a_partition_that_is_fresh(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_segments_of_a_fresh_partition_are_removed(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         leave_staged(hash_pool, tmp_path, BIG, 270)
         shutil.copytree(tmp_path / STAGING, tmp_path / "kept")
         resume(hash_pool, tmp_path)
@@ -70,7 +76,7 @@ class TestWhatIsLeftBehind:
         found = list(verify(source, LocalStore(output), run.space))
         warned = [event.key for event in found if isinstance(event, Violation) and event.is_warning]
         assert warned == [f"{STAGING}/{run.space.name}/{key}" for key in ("big", "other")]
-        assert report_when_fresh(source, LocalStore(output), EncodingSpec(f"hash://{DIMENSION}"))
+        assert finish_receipts(make_run(UnstartedPool(hash_pool), source, output), "fresh")
         assert staged(output) == {}
         assert other.exists(), "its partition may come back"
 
@@ -84,12 +90,10 @@ class TestWhatIsLeftBehind:
         source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
         assert failures(finish(make_run(hash_pool, source, KeepingStore(output), SMALL))) == []
         assert staged(output)
-        assert report_when_fresh(source, LocalStore(output), EncodingSpec(f"hash://{DIMENSION}"))
+        assert finish_receipts(make_run(UnstartedPool(hash_pool), source, output), "fresh")
         assert staged(output) == {}
 
-    def test_what_is_staged_of_partitions_that_a_run_does_not_see_is_left_alone(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
+    def test_segments_of_partitions_outside_the_run_are_kept(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         leave_staged(hash_pool, tmp_path, BIG, 270)
         finish(make_run(hash_pool, [partition_of("other", numbered_rows("other", 250))], tmp_path))
         assert sorted(staged(tmp_path)) == [(0, 100), (100, 200)]
@@ -179,7 +183,7 @@ def test_full_disk_fails_only_partitions_that_do_not_fit_until_there_is_room(
     assert not [name for name in room[3] if name.startswith(STAGING)]
 
 
-class TestTwoRunsAtOnce:
+class TestConcurrentRuns:
     @pytest.mark.parametrize("same_rows", [True, False])
     def test_second_of_two_runs_takes_the_file_of_the_first_if_it_has_the_same_rows(
         self, hash_pool: EncoderPool, tmp_path: Path, same_rows: bool
@@ -219,7 +223,7 @@ class TestTwoRunsAtOnce:
         [failure] = failures(finish(run))
         assert failure.transient and "it was removed; another run may have published" in failure.reason
 
-    def test_both_may_stage_the_same_segments_and_neither_fails(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_two_concurrent_runs_may_stage_the_same_segments(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         runs = [make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL) for _ in range(2)]
         found: list[list[Any]] = [[], []]
         threads = [
