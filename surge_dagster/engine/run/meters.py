@@ -28,12 +28,12 @@ class Pace:
         """Seconds per token of this SuperBatch over the average; None for the first few."""
         if not tokens:
             return None
-        known = self._seen >= _PACE_NEEDS and self._seconds > 0
-        found = seconds / tokens * self._tokens / self._seconds if known else None
+        is_known = self._seen >= _PACE_NEEDS and self._seconds > 0
+        ratio = seconds / tokens * self._tokens / self._seconds if is_known else None
         self._seen += 1
         self._tokens += tokens
         self._seconds += seconds
-        return found
+        return ratio
 
 
 class InFlight:

@@ -147,7 +147,7 @@ class Gathering:
             self.rows |= numbered
             pieces.append((key, segment.first_row, segment.first_row + len(found)))
             if segment.read is not None:
-                self.ended.append(pieces[-1][::2])
+                self.ended.append((key, pieces[-1][2]))
         assert row == batch.texts
         assert size <= self.bounds.b_max_bytes
         assert size <= batch.held_bytes <= 2 * self.bounds.b_max_bytes

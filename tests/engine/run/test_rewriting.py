@@ -32,7 +32,7 @@ def wide_rows(count: int, size: int) -> Rows:
     return [(f"id-{row}", letters[row].tobytes().decode("ascii")) for row in range(count)]
 
 
-def embed(pool: EncoderPool, output: Path, rows: Rows, version: str, **options: int) -> EmbeddingRun:
+def embed(pool: EncoderPool, output: Path, rows: Rows, version: str, **options: Any) -> EmbeddingRun:
     """A run over the one partition."""
     partition = partition_of("wide", rows, version=version, batch_rows=1)
     return make_run(pool, [partition], output, THRESHOLDS, **options)
