@@ -11,8 +11,7 @@ their vectors from the partition's old file lie in the slot like all others and 
 to encode, B_max all rows. Where little is encoded a SuperBatch is flushed when it is full, and the first ones, whose
 B_min is a part of the later one, when they have that part of B_max.
 
-Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory
-when texts are long, and gathers a partition whole before it is counted.
+Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class Aggregator:
 
     @property
     def held_texts(self) -> int:
-        """Texts in the slot being filled."""
         return self._pending.rows + (self._current.rows if self._current else 0)
 
     @property
@@ -164,7 +162,6 @@ class Aggregator:
             current.first_row = first_row
 
     def close(self, read: ReadPartition) -> Iterator[SuperBatch]:
-        """End the open partition: all its rows were added and none was refused."""
         current, bounds = self._require_open(), self._bounds
         if self._pending.held and self.held_bytes > bounds.b_max_bytes:
             yield self._flush_pending()  # only an empty partition gets here: its overhead alone did not fit
@@ -189,7 +186,6 @@ class Aggregator:
         return current.rows, current.bytes + current.vector_bytes
 
     def finish(self) -> Iterator[SuperBatch]:
-        """Flush what is left after the last partition."""
         if self._pending.held:
             yield self._flush_pending()
 

@@ -11,13 +11,10 @@
                   bytes per row of the partition
 
 Without a configured limit it is half of the memory that the process may use: the other half is for the model, the
-interpreter and other processes. A run takes what three SuperBatches need, and more of it only where a row group or an
-id set is large. Derived thresholds shrink until they fit the limit, whether it is configured or not.
+interpreter and other processes. Derived thresholds shrink until they fit the limit, whether it is configured or not.
 
 One SuperBatch needs reader + slot + result together. That much is always available to it: everything beyond belongs to
-SuperBatches that are further on, or to a file that is being assembled, and is released without needing more. Lemma 3 of
-the SURGE paper counts texts and embeddings of one SuperBatch; this plan counts all that are alive, and the buffers that
-carry them in and out.
+SuperBatches that are further on, or to a file that is being assembled, and is released without needing more.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class ResultMemory:
     upload_bytes: int
 
     def of_rows(self, rows: int, string_bytes: int) -> int:
-        """Memory of a SuperBatch from its flush to its release, beside the bytes of its ids and texts."""
+        """Memory of a SuperBatch from its flush to its release, beside its ids and texts, which are `string_bytes`."""
         # The embedding, the truncation flag, the text's offset and hash, and the row's number.
         row = self.dimension * self.itemsize + 1 + 8 + HASH_BYTES + 4
         each = piece_bytes(rows, self.dimension, self.itemsize)

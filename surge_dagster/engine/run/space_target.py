@@ -29,7 +29,6 @@ class SpaceTarget:
     include_text: bool
 
     def create(self, key: str) -> Upload:
-        """Begin the file of a partition."""
         return self.store.create(file_name(self.space.name, key, self.space.file_format))
 
     def sync(self) -> None:
@@ -73,9 +72,9 @@ def require_unchanged(partition: Partition) -> None:
     """
     current = partition.current_source_version()
     if current != partition.source_version:
-        came = "it was removed" if current is None else f"it is {current!r} now"
+        change = "it was removed" if current is None else f"it is {current!r} now"
         raise TransientError(
             f"partition {partition.key!r}: its source changed while it was encoded (source version "
-            f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
+            f"{partition.source_version!r} was read, {change}). The result was thrown away; run again.",
             partition.key,
         )

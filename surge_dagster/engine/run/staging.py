@@ -87,14 +87,11 @@ class Staging:
 
         Other staged objects of the partition stay until the partition is published: another run may be using them.
         """
-        candidates: list[tuple[int, int]] = []
-        for name in self._left.get(encode_key(partition.key), ()):
-            match = _NAME.fullmatch(name.removeprefix(f"{self._folder(partition)}/"))
-            if match is not None and int(match["start"]) < int(match["stop"]):
-                candidates.append((int(match["start"]), int(match["stop"])))
-        usable: list[StagedRows] = []
+        folder, usable = f"{self._folder(partition)}/", list[StagedRows]()
+        names = [_NAME.fullmatch(name.removeprefix(folder)) for name in self._left.get(encode_key(partition.key), ())]
+        candidates = [(int(name["start"]), int(name["stop"])) for name in names if name is not None]
         for start, stop in sorted(candidates, key=lambda rows: (rows[0], -rows[1])):
-            if usable and start < usable[-1].stop:
+            if start >= stop or (usable and start < usable[-1].stop):
                 continue
             try:
                 usable.append(self._checked(partition, start, stop))
@@ -105,11 +102,7 @@ class Staging:
         return usable
 
     def write(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts) -> StagedRows:
-        """Stage a segment's rows; they are durable when this returns.
-
-        Args:
-            matrix: its vectors, [rows, dimension].
-            vectors: where these come from.
+        """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this returns.
 
         Raises:
             TransientError, OSError: the store does not take it.
@@ -175,11 +168,11 @@ class Staging:
             yield from reader.read(batch_rows=batch_rows, groups=[group])
 
     def discard(self, key: str) -> None:
-        """Note that a partition was refused: `remove_discarded` removes its staged objects when the run has ended."""
+        """Note that a partition was refused; its segments may still be written."""
         self._refused.add(key)
 
     def remove_discarded(self) -> None:
-        """Remove everything staged of the partitions that were discarded."""
+        """Remove everything staged of the partitions that were discarded, when nothing is written any more."""
         for key in self._refused:
             self.remove(key)
 
@@ -216,13 +209,10 @@ class Staging:
 
 
 class StagedRowsCheck:
-    """Separates a partition's staged rows from the others while they stream by, and proves that they are the same.
-
-    Args:
-        staged: ascending, none empty, no two overlapping.
-    """
+    """Separates a partition's staged rows from the others while they stream by, and proves that they are the same."""
 
     def __init__(self, staged: Sequence[StagedRows]) -> None:
+        """Take staged rows: ascending, none empty, no two overlapping."""
         self._left = deque(staged)
         self._row = 0
         self._digest = ContentDigest()

@@ -37,8 +37,7 @@ class Thresholds:
     first_b_min: int | None = None
 
     def resolve(self, efficient_texts: float, scale: float = 1.0) -> Bounds:
-        """Derive what is not given: B_min is the smallest that costs little throughput, B_max is twice that, at least
-        5,000.
+        """Derive B_min as the smallest that costs little throughput, and B_max as twice that, at least 5,000.
 
         A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each later one at twice
         the one before. The first files appear early even in a short run, for four encode calls more.
@@ -73,11 +72,10 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Thresholds with nothing left to derive.
+    """Thresholds with nothing left to derive, in texts and in bytes of ids and texts.
 
     Attributes:
-        b_min_bytes, b_max_bytes: the thresholds in bytes of ids and texts.
-        first_b_min: B_min of the first SuperBatch, which doubles up to `b_min`; None means `b_min` from the start.
+        first_b_min: as in `Thresholds`; None means `b_min` from the start.
     """
 
     b_min: int
@@ -92,5 +90,4 @@ class Bounds:
         return self.b_max_bytes + PARTITION_OVERHEAD_BYTES
 
     def b_min_of(self, index: int) -> int:
-        """B_min of one SuperBatch, by its index in the run."""
         return self.b_min if self.first_b_min is None else min(self.b_min, self.first_b_min << min(index, 32))

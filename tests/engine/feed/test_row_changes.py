@@ -16,13 +16,7 @@ from surge_dagster.engine.sources.partition import Partition
 from tests.engine.feeds import note_changes
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import (
-    numbered_rows,
-    read_embedded,
-    rewrite,
-    row_batch_of,
-    with_vectors,
-)
+from tests.small_catalogs import numbered_rows, read_embedded, rewrite, row_batch_of, with_vectors
 
 __all__ = ["output"]
 

@@ -28,13 +28,7 @@ from surge_dagster.engine.files.formats import (
     open_output_file,
     read_published_file,
 )
-from surge_dagster.engine.files.parquet import (
-    PAGE_BYTES,
-    STRING_COPIES,
-    WRITE_BATCH_ROWS,
-    piece_bytes,
-    read_facts,
-)
+from surge_dagster.engine.files.parquet import PAGE_BYTES, STRING_COPIES, WRITE_BATCH_ROWS, piece_bytes, read_facts
 from surge_dagster.engine.files.rows import matrix_of, schema
 from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat
 from surge_dagster.engine.output.freshness import OutputState

@@ -12,15 +12,7 @@ import pytest
 
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.plan.calibrating import (
-    Io,
-    RunLog,
-    calls_of,
-    io_costs,
-    io_of,
-    known_costs,
-    store_kind,
-)
+from surge_dagster.engine.plan.calibrating import Io, RunLog, calls_of, io_costs, io_of, known_costs, store_kind
 from surge_dagster.engine.plan.cost_model import predict_flushes
 from surge_dagster.engine.plan.planner import forecast
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport

@@ -273,31 +273,30 @@ def test_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_batc
         assert aggregator.held_texts == 1
 
 
-class TestThresholds:
-    """What follows from the thresholds that were given."""
+@pytest.mark.parametrize(
+    ("efficient", "b_min"), [(1.0, 1_000), (2_000.4, 2_000), (99_995.0, 99_995), (1_000_000.0, 100_000)]
+)
+def test_b_min_is_what_encodes_efficiently_within_limits(efficient: float, b_min: int) -> None:
+    bounds = Thresholds().resolve(efficient)
+    assert (bounds.b_min, bounds.b_max) == (b_min, max(5_000, 2 * b_min))
 
-    @pytest.mark.parametrize(
-        ("efficient", "b_min"), [(1.0, 1_000), (2_000.4, 2_000), (99_995.0, 99_995), (1_000_000.0, 100_000)]
-    )
-    def test_b_min_is_what_encodes_efficiently_within_limits(self, efficient: float, b_min: int) -> None:
-        bounds = Thresholds().resolve(efficient)
-        assert (bounds.b_min, bounds.b_max) == (b_min, max(5_000, 2 * b_min))
 
-    def test_given_thresholds_are_kept_and_the_others_are_derived(self) -> None:
-        assert Thresholds(b_min=7).resolve(1.0).b_max == 5_000
-        assert Thresholds(b_max=100).resolve(1e9).b_min == 50
-        assert Thresholds(b_max=2).resolve(1e9).b_min == 1
-        bounds = Thresholds(max_text_bytes=10**9).resolve(1e9)
-        assert bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES and bounds.b_min_bytes < bounds.b_max_bytes
+def test_given_thresholds_are_kept_and_the_others_are_derived() -> None:
+    assert Thresholds(b_min=7).resolve(1.0).b_max == 5_000
+    assert Thresholds(b_max=100).resolve(1e9).b_min == 50
+    assert Thresholds(b_max=2).resolve(1e9).b_min == 1
+    bounds = Thresholds(max_text_bytes=10**9).resolve(1e9)
+    assert bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES and bounds.b_min_bytes < bounds.b_max_bytes
 
-    @pytest.mark.parametrize(
-        ("wrong", "message"),
-        [
-            (Thresholds(b_min=0), "b_min must be at least 1; 0 was given"),
-            (Thresholds(first_b_min=-1), "first_b_min must be at least 1"),
-            (Thresholds(b_min=11, b_max=10), r"b_min \(11 texts\) must not exceed b_max \(10\)"),
-        ],
-    )
-    def test_thresholds_that_cannot_work_are_refused(self, wrong: Thresholds, message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
-            wrong.resolve(1000.0)
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Thresholds(b_min=0), "b_min must be at least 1; 0 was given"),
+        (Thresholds(first_b_min=-1), "first_b_min must be at least 1"),
+        (Thresholds(b_min=11, b_max=10), r"b_min \(11 texts\) must not exceed b_max \(10\)"),
+    ],
+)
+def test_thresholds_that_cannot_work_are_refused(wrong: Thresholds, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrong.resolve(1000.0)

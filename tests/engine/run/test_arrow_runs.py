@@ -105,51 +105,53 @@ def test_fresh_arrow_files_are_not_encoded_again(
     assert (run.report.texts_encoded, run.report.partitions_skipped) == (0, len(CATALOG))
 
 
-class TestOneFormat:
-    def test_space_names_its_file_format(self, copy: Path, hash_pool: EncoderPool) -> None:
-        wrong = r"'arrow'; the settings request 'parquet'\. Set format to 'arrow', or write to another"
-        before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
-        with pytest.raises(ConfigError, match=wrong):
-            list(make_run(hash_pool, open_source(copy / "catalog"), copy / "out"))
-        assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
-
-    def test_format_that_this_version_does_not_know_is_refused(self, copy: Path, hash_pool: EncoderPool) -> None:
-        record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
-        record.write_text(record.read_text().replace('"arrow"', '"feather"'))
-        with pytest.raises(ConfigError, match="names the file format 'feather'; this version knows parquet, arrow"):
-            open_embeddings(copy / "out")
-
-    def test_file_of_the_other_format_is_ignored(self, copy: Path, hash_pool: EncoderPool) -> None:
-        stray = copy / "out" / space_of(copy, hash_pool).name / "a.parquet"
-        stray.write_bytes(b"PAR1")
-        [found] = violations(copy, hash_pool)
-        assert found.is_warning and "is never read" in found.reason
-        assert open_embeddings(copy / "out").rows == sum(map(len, CATALOG.values()))
-        [[hit]] = search(open_store(copy / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
-        assert hit.id == "id-7"
+def test_space_names_its_file_format(copy: Path, hash_pool: EncoderPool) -> None:
+    wrong = r"'arrow'; the settings request 'parquet'\. Set format to 'arrow', or write to another"
+    before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
+    with pytest.raises(ConfigError, match=wrong):
+        list(make_run(hash_pool, open_source(copy / "catalog"), copy / "out"))
+    assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
 
 
-class TestVerify:
-    def test_published_arrow_files_have_no_violation(self, embedded: Path, hash_pool: EncoderPool) -> None:
-        source, store = open_source(embedded / "catalog"), open_store(embedded / "out")
-        found = list(verify(source, store, space_of(embedded, hash_pool), pool=hash_pool, reencode=None))
-        assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
-            key: len(rows) for key, rows in CATALOG.items()
-        }
-        assert len(found) == len(CATALOG)
+def test_format_that_this_version_does_not_know_is_refused(copy: Path, hash_pool: EncoderPool) -> None:
+    record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
+    record.write_text(record.read_text().replace('"arrow"', '"feather"'))
+    with pytest.raises(ConfigError, match="names the file format 'feather'; this version knows parquet, arrow"):
+        open_embeddings(copy / "out")
 
-    def test_flipped_bit_in_a_vector_is_reported_as_damage(self, copy: Path, hash_pool: EncoderPool) -> None:
-        path = copy / "out" / space_of(copy, hash_pool).name / "big.arrow"
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-        [found] = violations(copy, hash_pool)
-        assert (found.key, found.kind) == ("big", "damaged")
-        assert "checksum verification failed" in found.reason
 
-    def test_file_of_a_removed_partition_is_reported_as_orphan(self, copy: Path, hash_pool: EncoderPool) -> None:
-        shutil.rmtree(copy / "catalog" / "partition=a")
-        assert [(one.key, one.kind) for one in violations(copy, hash_pool)] == [("a", "orphan")]
+def test_file_of_the_other_format_is_ignored(copy: Path, hash_pool: EncoderPool) -> None:
+    stray = copy / "out" / space_of(copy, hash_pool).name / "a.parquet"
+    stray.write_bytes(b"PAR1")
+    [found] = violations(copy, hash_pool)
+    assert found.is_warning and "is never read" in found.reason
+    assert open_embeddings(copy / "out").rows == sum(map(len, CATALOG.values()))
+    [[hit]] = search(open_store(copy / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
+    assert hit.id == "id-7"
+
+
+def test_published_arrow_files_have_no_violation(embedded: Path, hash_pool: EncoderPool) -> None:
+    source, store = open_source(embedded / "catalog"), open_store(embedded / "out")
+    found = list(verify(source, store, space_of(embedded, hash_pool), pool=hash_pool, reencode=None))
+    assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
+        key: len(rows) for key, rows in CATALOG.items()
+    }
+    assert len(found) == len(CATALOG)
+
+
+def test_flipped_bit_in_a_vector_is_reported_as_damage(copy: Path, hash_pool: EncoderPool) -> None:
+    path = copy / "out" / space_of(copy, hash_pool).name / "big.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    [found] = violations(copy, hash_pool)
+    assert (found.key, found.kind) == ("big", "damaged")
+    assert "checksum verification failed" in found.reason
+
+
+def test_file_of_a_removed_partition_is_reported_as_orphan(copy: Path, hash_pool: EncoderPool) -> None:
+    shutil.rmtree(copy / "catalog" / "partition=a")
+    assert [(one.key, one.kind) for one in violations(copy, hash_pool)] == [("a", "orphan")]
 
 
 def test_search_finds_an_embedded_text(embedded: Path, hash_pool: EncoderPool) -> None:

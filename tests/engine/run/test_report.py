@@ -7,14 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from surge_dagster.engine.run.report import (
-    _ADDED_UP,
-    _PEAKS,
-    Failure,
-    RunReport,
-    SuperBatchReport,
-    overlap_ratio,
-)
+from surge_dagster.engine.run.report import _ADDED_UP, _PEAKS, Failure, RunReport, SuperBatchReport, overlap_ratio
 
 PROMISED = (
     "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds "

@@ -14,11 +14,7 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.support.ledger import Ledger
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import finish, limit_bytes, make_run, receipts
-from tests.small_catalogs import (
-    Rows,
-    numbered_rows,
-    partition_of,
-)
+from tests.small_catalogs import Rows, numbered_rows, partition_of
 
 __all__ = ["output"]
 

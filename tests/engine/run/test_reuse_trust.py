@@ -18,14 +18,7 @@ from surge_dagster.engine.run import previous_rows
 from surge_dagster.engine.run.staging import STAGING
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import make_run
-from tests.small_catalogs import (
-    DIMENSION,
-    Rows,
-    numbered_rows,
-    partition_of,
-    rewrite,
-    with_vectors,
-)
+from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, with_vectors
 
 __all__ = ["output"]
 

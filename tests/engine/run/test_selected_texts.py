@@ -84,79 +84,76 @@ PRESENT = [row for row in SPARSE if row[1] not in (None, " ")]
 SKIP = Selection(missing_text="skip")
 
 
-class TestSkippedRows:
-    """Row i of a file is row i of those rows of its source that have a text."""
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    write_catalog(tmp_path / "catalog", {"all": SPARSE[::3][:9], "none": numbered_rows("none", 9), "some": SPARSE})
+    return tmp_path / "catalog"
 
-    @pytest.fixture
-    def sparse(self, tmp_path: Path) -> Path:
-        write_catalog(tmp_path / "catalog", {"all": SPARSE[::3][:9], "none": numbered_rows("none", 9), "some": SPARSE})
-        return tmp_path / "catalog"
 
-    def test_they_are_counted_and_all_others_are_embedded(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")  # "some" is split: b_max is 100
-        skipped = {receipt.key: receipt.skipped_rows for receipt in receipts(finish(run), "encoded")}
-        assert skipped == {"all": 9, "none": 0, "some": 200}
-        assert (run.report.skipped_rows, run.report.blank_texts, run.report.texts_encoded) == (209, 0, 109)
-        assert not run.failed
-        for key, rows in (("all", []), ("none", numbered_rows("none", 9)), ("some", PRESENT)):
-            facts = assert_embedded(tmp_path / "out", run.space.name, key, rows)
-            assert facts.skipped_rows == skipped[key]
-        again = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        assert {each.key: each.skipped_rows for each in receipts(finish(again), "fresh")} == skipped
+def test_they_are_counted_and_all_others_are_embedded(hash_pool: EncoderPool, sparse: Path, tmp_path: Path) -> None:
+    run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")  # "some" is split: b_max is 100
+    skipped = {receipt.key: receipt.skipped_rows for receipt in receipts(finish(run), "encoded")}
+    assert skipped == {"all": 9, "none": 0, "some": 200}
+    assert (run.report.skipped_rows, run.report.blank_texts, run.report.texts_encoded) == (209, 0, 109)
+    assert not run.failed
+    for key, rows in (("all", []), ("none", numbered_rows("none", 9)), ("some", PRESENT)):
+        facts = assert_embedded(tmp_path / "out", run.space.name, key, rows)
+        assert facts.skipped_rows == skipped[key]
+    again = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
+    assert {each.key: each.skipped_rows for each in receipts(finish(again), "fresh")} == skipped
 
-    def test_verify_agrees_under_the_same_rule_and_under_no_other(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        finish(run)
-        store = open_store(tmp_path / "out")
-        found = list(verify(catalog_of(sparse, SKIP), store, run.space, pool=hash_pool, reencode=None))
-        assert not [each for each in found if isinstance(each, Violation)]
-        found = list(verify(catalog_of(sparse, Selection(missing_text="empty")), store, run.space))
-        assert [each.kind for each in found if isinstance(each, Violation)] == ["stale"] * 3
 
-    def test_file_with_another_number_of_rows_is_named_with_both_numbers(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        finish(run)
-        store = open_store(tmp_path / "out")
-        rewrite(tmp_path / "out" / file_name(run.space.name, "some"), lambda table: table.slice(1))
-        [fault] = [each for each in verify(catalog_of(sparse, SKIP), store, run.space) if isinstance(each, Violation)]
-        assert fault.kind == "rows" and "the file has 99 rows and the source 100." in fault.finding
+def test_verify_agrees_under_the_same_rule_and_under_no_other(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
+    run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
+    finish(run)
+    store = open_store(tmp_path / "out")
+    found = list(verify(catalog_of(sparse, SKIP), store, run.space, pool=hash_pool, reencode=None))
+    assert not [each for each in found if isinstance(each, Violation)]
+    found = list(verify(catalog_of(sparse, Selection(missing_text="empty")), store, run.space))
+    assert [each.kind for each in found if isinstance(each, Violation)] == ["stale"] * 3
 
-    def test_run_that_begins_again_uses_the_staged_rows(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        first = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
-        with contextlib.closing(first.events()) as events:
-            for event in events:
-                if isinstance(event, SuperBatchReport) and event.index == 3:
-                    break
-        again = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
-        receipt = next(each for each in receipts(finish(again)) if each.key == "some")
-        assert (receipt.rows, receipt.skipped_rows) == (100, 200)
-        assert_embedded(tmp_path / "out", again.space.name, "some", PRESENT)
 
-    def test_rows_that_are_announced_and_do_not_come_are_still_noticed(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        announced = [replace(partition, rows=301) for partition in catalog_of(sparse, SKIP) if partition.key == "some"]
-        [failure] = failures(finish(make_run(hash_pool, announced, tmp_path / "out")))
-        assert failure.transient and "301 rows were announced and 300 came" in failure.reason
+def test_file_with_another_number_of_rows_is_named_with_both_numbers(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
+    run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
+    finish(run)
+    store = open_store(tmp_path / "out")
+    rewrite(tmp_path / "out" / file_name(run.space.name, "some"), lambda table: table.slice(1))
+    [fault] = [each for each in verify(catalog_of(sparse, SKIP), store, run.space) if isinstance(each, Violation)]
+    assert fault.kind == "rows" and "the file has 99 rows and the source 100." in fault.finding
 
-    def test_another_rule_with_equal_texts_republishes(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        finish(make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out"))
-        rows = numbered_rows("none", 9)
-        write_partition(sparse, "none", [*rows[:4], ("blank", ""), *rows[4:]], version="v2")
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        [receipt] = receipts(finish(run), "republished")
-        assert (receipt.key, receipt.rows, receipt.skipped_rows) == ("none", 9, 1)
-        assert assert_embedded(tmp_path / "out", run.space.name, "none", rows).skipped_rows == 1
+
+def test_run_that_begins_again_uses_the_staged_rows(hash_pool: EncoderPool, sparse: Path, tmp_path: Path) -> None:
+    first = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
+    with contextlib.closing(first.events()) as events:
+        for event in events:
+            if isinstance(event, SuperBatchReport) and event.index == 3:
+                break
+    again = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
+    receipt = next(each for each in receipts(finish(again)) if each.key == "some")
+    assert (receipt.rows, receipt.skipped_rows) == (100, 200)
+    assert_embedded(tmp_path / "out", again.space.name, "some", PRESENT)
+
+
+def test_rows_that_are_announced_and_do_not_come_are_still_noticed(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
+    announced = [replace(partition, rows=301) for partition in catalog_of(sparse, SKIP) if partition.key == "some"]
+    [failure] = failures(finish(make_run(hash_pool, announced, tmp_path / "out")))
+    assert failure.transient and "301 rows were announced and 300 came" in failure.reason
+
+
+def test_another_rule_with_equal_texts_republishes(hash_pool: EncoderPool, sparse: Path, tmp_path: Path) -> None:
+    finish(make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out"))
+    rows = numbered_rows("none", 9)
+    write_partition(sparse, "none", [*rows[:4], ("blank", ""), *rows[4:]], version="v2")
+    run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
+    [receipt] = receipts(finish(run), "republished")
+    assert (receipt.key, receipt.rows, receipt.skipped_rows) == ("none", 9, 1)
+    assert assert_embedded(tmp_path / "out", run.space.name, "none", rows).skipped_rows == 1
 
 
 def test_blank_texts_are_counted_without_any_rule(hash_pool: EncoderPool, tmp_path: Path) -> None:
