@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +68,7 @@ def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republish
     limit_bytes(monkeypatch, 2 * MIB)
     least = smallest_run_limit(hash_pool, tmp_path, THRESHOLDS)
     run = embed(hash_pool, tmp_path, rows, "v2", memory_limit=least)
-    with caplog.at_level(logging.WARNING):
-        [receipt] = receipts(finish(run), "encoded")
+    [receipt] = receipts(finish(run), "encoded")
     assert "wide.parquet is encoded again: reading it takes" in caplog.text
     assert receipt.source_version == "v2"
     assert_embedded(tmp_path, run.space.name, "wide", rows)
@@ -151,8 +149,7 @@ def test_file_whose_content_was_replaced_meanwhile_is_encoded_again(
     finish(embed(hash_pool, tmp_path, rows, "v1"))
     store = RacingStore(tmp_path, content_digest="0" * 32, desired_version="1" * 32)
     run = make_run(hash_pool, [partition_of("wide", rows, version="v2")], store)
-    with caplog.at_level(logging.WARNING):
-        [receipt] = receipts(finish(run), "encoded")
+    [receipt] = receipts(finish(run), "encoded")
     assert "it was replaced by a file with other content" in caplog.text
     assert receipt.source_version == "v2"
     facts = assert_embedded(tmp_path, run.space.name, "wide", rows)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.run.report import Receipt, SuperBatchReport
+from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.sources.partition import Partition
@@ -129,13 +129,6 @@ def test_receipts_match_the_published_files(hash_pool: EncoderPool, tmp_path: Pa
         ):
             assert getattr(receipt, name) == getattr(facts, name), name
         assert (facts.model, facts.precision) == (f"hash://{DIMENSION}", "fp32")
-
-
-def test_file_exists_when_its_receipt_is_yielded(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
-    for event in run.events():
-        if isinstance(event, Receipt):
-            assert_embedded(tmp_path, run.space.name, event.key, CATALOG[event.key])
 
 
 def test_superbatch_is_reported_before_the_partitions_it_completed(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Runs end early here in the gentlest way, a source that does not answer; `test_re
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
@@ -195,23 +194,20 @@ def test_segments_of_another_source_version_are_not_used(hash_pool: EncoderPool,
     assert not (tmp_path / STAGING).exists()
 
 
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([*BIG[:150], ("id-150", "another text"), *BIG[151:]], "its rows 100 to 200 are not those that were staged"),
+        (BIG[:190], "it has 190 rows, and 200 were there when it was staged"),
+    ],
+    ids=["changed", "fewer"],
+)
 def test_segments_are_not_used_when_the_rows_changed_under_the_same_version(
-    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: Rows, reason: str
 ) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
-    changed = [*BIG[:150], ("id-150", "another text"), *BIG[151:]]
-    with caplog.at_level(logging.WARNING):
-        assert resume(hash_pool, tmp_path, changed).report.texts_reused == 0
-    assert "its rows 100 to 200 are not those that were staged" in caplog.text
-
-
-def test_segments_are_not_used_when_the_source_has_fewer_rows(
-    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    leave_staged(hash_pool, tmp_path, BIG, 270)
-    with caplog.at_level(logging.WARNING):
-        assert resume(hash_pool, tmp_path, BIG[:190]).report.texts_reused == 0
-    assert "it has 190 rows, and 200 were there when it was staged" in caplog.text
+    assert resume(hash_pool, tmp_path, rows).report.texts_reused == 0
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize("harm", ["a bit", "the end", "all"])
@@ -223,8 +219,7 @@ def test_damaged_segment_is_encoded_again(
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 1
     path.write_bytes({"a bit": content, "the end": content[:-1], "all": b""}[harm])
-    with caplog.at_level(logging.WARNING):
-        run = resume(hash_pool, tmp_path)
+    run = resume(hash_pool, tmp_path)
     assert (run.report.texts_encoded, run.report.texts_reused) == (350, 100)
     assert f"{path} is encoded again: it" in caplog.text
 
@@ -234,14 +229,8 @@ def test_renamed_segment_is_not_used(hash_pool: EncoderPool, tmp_path: Path, cap
     path = staged(tmp_path)[100, 200]
     path.rename(path.with_name("150-250.parquet"))
     (path.parent / "notes.parquet").touch()
-    with caplog.at_level(logging.WARNING):
-        assert resume(hash_pool, tmp_path).report.texts_reused == 100
+    assert resume(hash_pool, tmp_path).report.texts_reused == 100
     assert re.search(r"it was written as '.*/100-200.parquet' in fp32", caplog.text)
-
-
-def test_segments_with_other_columns_are_not_used(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    leave_staged(hash_pool, tmp_path, BIG, 270, include_text=False)
-    assert resume(hash_pool, tmp_path).report.texts_reused == 0
 
 
 def test_segment_damaged_after_the_listing_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
