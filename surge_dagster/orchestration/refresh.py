@@ -208,7 +208,7 @@ class Refresh:
         device = f"{pool.device} ({pool.hardware})" if pool.hardware else pool.device
         self._context.log.info(
             f"{counted(len(work.todo), 'partition')} to do on {device} in {pool.precision}, space {engine.space.title} "
-            f"({engine.space.name}), SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
+            f"({engine.space.name})"
         )
         return engine
 

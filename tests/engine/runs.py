@@ -57,6 +57,12 @@ def finish(run: EmbeddingRun) -> list[Any]:
     return events
 
 
+def completed(run: EmbeddingRun) -> EmbeddingRun:
+    """The run, after it went through as in `finish`."""
+    finish(run)
+    return run
+
+
 def finish_receipts(run: EmbeddingRun, *actions: str) -> list[Receipt]:
     """The receipts of a whole run, of these actions or of all."""
     return receipts(finish(run), *actions)

@@ -235,7 +235,11 @@ class StagedRowsCheck:
             if staged is not None and is_staged:
                 self._digest.update(piece)
                 if self._row == staged.stop:
-                    self._require_equal(staged)
+                    if self._digest.hexdigest() != staged.digest:
+                        rows = f"{staged.start:,} to {staged.stop:,}"
+                        raise VectorsNotUsable(f"its rows {rows} are not those that were staged")
+                    self._left.popleft()
+                    self._digest = ContentDigest()
             yield piece, is_staged
 
     def finish(self) -> None:
@@ -247,12 +251,6 @@ class StagedRowsCheck:
         if self._left:
             last = self._left[-1].stop
             raise VectorsNotUsable(f"it has {self._row:,} rows, and {last:,} were there when it was staged")
-
-    def _require_equal(self, staged: StagedRows) -> None:
-        if self._digest.hexdigest() != staged.digest:
-            raise VectorsNotUsable(f"its rows {staged.start:,} to {staged.stop:,} are not those that were staged")
-        self._left.popleft()
-        self._digest = ContentDigest()
 
 
 def _group_borders(sizes: np.ndarray) -> list[int]:

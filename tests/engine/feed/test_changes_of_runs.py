@@ -9,14 +9,13 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
 from tests.engine.feeds import Applied, apply, rows_of
-from tests.engine.runs import finish, make_run
+from tests.engine.runs import completed, make_run
 from tests.small_catalogs import Rows, numbered_rows, partition_of
 
 
 def embed(pool: EncoderPool, output: Path, catalog: dict[str, Rows], version: str, **options: Any) -> None:
     partitions = (partition_of(key, rows, version=version) for key, rows in catalog.items())
-    run = make_run(pool, partitions, output, **options)
-    finish(run)
+    run = completed(make_run(pool, partitions, output, **options))
     assert not run.failed
 
 

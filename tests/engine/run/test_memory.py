@@ -35,6 +35,7 @@ from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
 from tests.engine.runs import (
     DoorPool,
+    completed,
     finish,
     finish_receipts,
     in_memory,
@@ -59,8 +60,7 @@ def test_memory_is_planned_for_as_many_files_as_are_written_concurrently(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     for requested, threads in ((None, publishing_threads(LocalStore(tmp_path), 8)), (5, 5)):
-        run = make_run(hash_pool, [partition_of("k", [])], tmp_path, publish_threads=requested, force=True)
-        finish(run)
+        run = completed(make_run(hash_pool, [partition_of("k", [])], tmp_path, publish_threads=requested, force=True))
         assert run.memory.plan.result == ResultMemory(DIMENSION, 4, threads, 0)
 
 
@@ -276,8 +276,7 @@ def test_in_flight_remembers_the_highest_count() -> None:
 
 def test_refused_partitions_are_no_longer_in_flight(hash_pool: EncoderPool, tmp_path: Path) -> None:
     bad = [partition_of(f"p{n}", numbered_rows("p", 250), fails_at=240) for n in range(5)]
-    run = make_run(hash_pool, bad, tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, bad, tmp_path))
     assert 0 < run.report.max_in_flight_texts <= 3 * 250
 
 

@@ -27,7 +27,7 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.store import Store
 from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
-from tests.engine.runs import finish, make_run, receipts
+from tests.engine.runs import completed, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, catalog: Path, hash_pool: EncoderPool) -> Path:
     output = tmp_path_factory.mktemp("uninterrupted")
-    run = make_run(hash_pool, open_source(catalog), output, THRESHOLDS)
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(catalog), output, THRESHOLDS))
     assert run.report.texts_encoded == TEXTS
     return output
 
@@ -208,8 +207,7 @@ def test_run_with_other_thresholds_completes_a_killed_run(
     missing = {key for key in CATALOG if not left.file(key)}
     staged = staged_rows(output.look(), missing)
     thresholds = Thresholds(b_min=random.randint(1, 40), b_max=random.randint(40, 400))
-    run = make_run(hash_pool, open_source(catalog), output.open(), thresholds)
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(catalog), output.open(), thresholds))
     assert run.report.texts_reused == staged
     assert run.report.texts_encoded == sum(len(CATALOG[key]) for key in missing) - staged
     assert encoded + run.report.texts_encoded - TEXTS <= lost

@@ -18,7 +18,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
-from tests.engine.runs import failures, finish, limit_bytes, make_run, receipts, smallest_run_limit
+from tests.engine.runs import completed, failures, finish, limit_bytes, make_run, receipts, smallest_run_limit
 from tests.small_catalogs import FailingStore, Rows, assert_embedded, partition_of, read_embedded, rewrite
 
 MIB = 1024 * 1024
@@ -89,8 +89,7 @@ def test_file_that_cannot_be_read_now_is_left_as_it_is(
 
 def test_file_with_damaged_footer_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = wide_rows(3, 100)
-    run = make_run(hash_pool, [partition_of("wide", rows)], tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, [partition_of("wide", rows)], tmp_path))
     path = tmp_path / run.space.name / "wide.parquet"
     damaged = bytearray(path.read_bytes())
     footer = len(damaged) - 8 - int.from_bytes(damaged[-8:-4], "little")

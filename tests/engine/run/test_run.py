@@ -18,7 +18,7 @@ from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.sources.partition import Partition
-from tests.engine.runs import failures, finish, finish_receipts, in_memory, limit_bytes, make_run, receipts
+from tests.engine.runs import completed, failures, finish, finish_receipts, in_memory, limit_bytes, make_run, receipts
 from tests.small_catalogs import (
     DIMENSION,
     assert_embedded,
@@ -82,16 +82,14 @@ def test_ids_keep_their_type(hash_pool: EncoderPool, tmp_path: Path, kind: pa.Da
     make = int if kind == pa.int64() else (lambda n: bytes([n]))
     write_partition(tmp_path / "c", "k", [(make(n), f"text {n}") for n in range(120)], id_type=kind)
     write_partition(tmp_path / "c", "none", [], id_type=kind)
-    run = make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "o")
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "o"))
     for key in ("k", "none"):
         assert pq.read_schema(tmp_path / "o" / file_name(run.space.name, key)).field("id").type == kind
     assert read_embedded(tmp_path / "o", run.space.name, "k").ids == [make(n) for n in range(120)]
 
 
 def test_texts_can_be_left_out(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = make_run(hash_pool, in_memory(CATALOG), tmp_path, include_text=False)
-    finish(run)
+    run = completed(make_run(hash_pool, in_memory(CATALOG), tmp_path, include_text=False))
     assert read_embedded(tmp_path, run.space.name, "a").texts is None
 
 
@@ -148,8 +146,7 @@ def test_iterating_a_run_yields_receipts_of_published_partitions_only(hash_pool:
 
 
 def test_second_iteration_of_a_run_is_refused(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, in_memory(CATALOG), tmp_path))
     with pytest.raises(RuntimeError, match="runs once"):
         list(run)
 
@@ -231,8 +228,7 @@ def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
 def test_damaged_file_is_encoded_again_instead_of_republished(
     hash_pool: EncoderPool, tmp_path: Path, catalog: Path
 ) -> None:
-    run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
     path = tmp_path / "out" / file_name(run.space.name, "b")
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 1
@@ -244,8 +240,7 @@ def test_damaged_file_is_encoded_again_instead_of_republished(
 
 
 def test_removed_or_truncated_file_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path, catalog: Path) -> None:
-    run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
     (tmp_path / "out" / file_name(run.space.name, "a")).unlink()
     cut = tmp_path / "out" / file_name(run.space.name, "b")
     os.truncate(cut, cut.stat().st_size - 1)
@@ -301,8 +296,7 @@ def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
 
 
 def test_republished_file_is_discarded_when_the_source_changed_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = make_run(hash_pool, in_memory({"k": CATALOG["a"]}), tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, in_memory({"k": CATALOG["a"]}), tmp_path))
     stale = partition_of("k", CATALOG["a"], version="v2")
     moved_on = Partition("k", "v2", stale.read, lambda: "v3")
     [failure] = failures(finish(make_run(hash_pool, [moved_on], tmp_path)))
@@ -322,8 +316,7 @@ def test_fewer_rows_than_announced_is_a_transient_failure(hash_pool: EncoderPool
 
 def test_only_strings_of_at_least_a_disk_block_are_compressed(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalog = {"tiny": numbered_rows("tiny", 10), "larger": numbered_rows("larger", 500)}
-    run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=600, b_max=600))
-    finish(run)
+    run = completed(make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=600, b_max=600)))
     for key, compression in (("tiny", "UNCOMPRESSED"), ("larger", "ZSTD")):
         group = pq.read_metadata(tmp_path / file_name(run.space.name, key)).row_group(0)
         assert [group.column(place).compression for place in (0, 1)] == [compression] * 2

@@ -26,7 +26,7 @@ from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from tests.engine.runs import failures, finish, in_memory, make_run
+from tests.engine.runs import completed, failures, finish, in_memory, make_run
 from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files
 
@@ -133,8 +133,7 @@ def test_stopped_run_publishes_encoded_partitions_of_an_unfinished_superbatch(
     assert {"p0.parquet", "p1.parquet"} <= files
     assert "p3.parquet" not in files
     assert run.report.texts_encoded == 4_000 * len(files) == 4_000 * run.report.partitions_written
-    again = make_run(faulty_pool, in_memory(catalog), tmp_path / "out", LARGE)
-    finish(again)
+    again = completed(make_run(faulty_pool, in_memory(catalog), tmp_path / "out", LARGE))
     assert again.report.texts_encoded == 4_000 * (4 - len(files))
     for key, rows in catalog.items():
         assert_embedded(tmp_path / "out", run.space.name, key, rows)

@@ -229,8 +229,7 @@ def test_unexpected_error_while_publishing_ends_the_run(
         list(run.events())
     assert set(threading.enumerate()) <= before
     assert all(name.endswith(".parquet") for name in published_files(tmp_path, run.space.name))
-    again = make_run(hash_pool, in_memory(many), tmp_path)
-    finish(again)
+    finish(make_run(hash_pool, in_memory(many), tmp_path))
     for name, rows in many.items():
         assert_embedded(tmp_path, run.space.name, name, rows)
 

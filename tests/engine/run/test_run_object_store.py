@@ -26,7 +26,7 @@ from surge_dagster.engine.store.object_client import ClientLimits, StorageOption
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.retries import ATTEMPTS
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
+from tests.engine.runs import assert_nothing_is_held, completed, failures, finish, make_run, receipts
 from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer, RandomFaults, always, open_bucket
 from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
 
@@ -155,8 +155,7 @@ def test_run_without_work_reads_no_file_that_an_earlier_run_has_read(
     for expected in (len(catalog), 0):
         monkeypatch.setattr(freshness, "_known", {})  # as in another process
         object_server.log.clear()
-        run = make_run(hash_pool, source, open_bucket(object_server))
-        finish(run)
+        run = completed(make_run(hash_pool, source, open_bucket(object_server)))
         assert run.report.partitions_skipped == len(catalog)
         read = [target for target in object_server.requests("GET") if ".parquet" in target]
         assert len(read) == expected

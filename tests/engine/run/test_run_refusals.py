@@ -22,7 +22,16 @@ from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.text_hash import text_hashes
-from tests.engine.runs import failures, finish, in_memory, limit_bytes, make_run, receipts, smallest_run_limit
+from tests.engine.runs import (
+    completed,
+    failures,
+    finish,
+    in_memory,
+    limit_bytes,
+    make_run,
+    receipts,
+    smallest_run_limit,
+)
 from tests.small_catalogs import (
     Rows,
     assert_embedded,
@@ -161,8 +170,7 @@ def test_partition_that_cannot_be_read_now_is_a_transient_failure(
 
 def test_partition_whose_source_becomes_invalid_keeps_its_file(hash_pool: EncoderPool, tmp_path: Path) -> None:
     write_catalog(tmp_path / "catalog", {"k": GOOD["good"]})
-    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     write_partition(tmp_path / "catalog", "k", with_row(40, 12, ("x", None)), version="v2")
     events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     assert keys_of(failures(events)) == ["k"]
@@ -247,8 +255,7 @@ def test_id_set_over_its_share_of_the_memory_is_refused(
 
 def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalog = {"k": numbered_rows("k", 30), "other": numbered_rows("other", 30)}
-    run = make_run(hash_pool, in_memory(catalog), tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, in_memory(catalog), tmp_path))
     path = tmp_path / file_name(run.space.name, "k")
     rewrite_as_other_space(path, run.space.name)
     foreign = path.read_bytes()

@@ -17,7 +17,7 @@ from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from tests.engine.run.test_run import CATALOG
-from tests.engine.runs import HeldCall, finish, in_memory, make_run, receipts
+from tests.engine.runs import HeldCall, completed, finish, in_memory, make_run, receipts
 from tests.small_catalogs import assert_embedded, keys_of, numbered_rows, partition_of, published_files
 
 
@@ -38,8 +38,7 @@ def test_closing_early_publishes_what_is_encoded_and_ends_every_thread(
     assert {f"{key}.parquet" for key in seen} <= files
     assert all(name.endswith(".parquet") for name in files), "no temp file stays"
     assert len(files) == run.report.partitions_written == run.report.texts_encoded // 60
-    again = make_run(hash_pool, in_memory(catalog), tmp_path)
-    finish(again)
+    again = completed(make_run(hash_pool, in_memory(catalog), tmp_path))
     assert again.report.texts_encoded == 60 * (40 - len(files))
     for key, rows in catalog.items():
         assert_embedded(tmp_path, run.space.name, key, rows)

@@ -18,7 +18,7 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import failures, finish, make_run, receipts
+from tests.engine.runs import completed, failures, finish, make_run, receipts
 from tests.small_catalogs import (
     assert_embedded,
     numbered_rows,
@@ -104,8 +104,7 @@ def test_skipped_rows_are_counted_and_all_others_are_embedded(
 def test_verify_passes_with_the_rule_of_the_run_and_fails_with_another(
     hash_pool: EncoderPool, sparse: Path, tmp_path: Path
 ) -> None:
-    run = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
     store = open_store(tmp_path / "out")
     found = list(verify(open_source(sparse, selection=SKIP), store, run.space, pool=hash_pool, reencode=None))
     assert not [each for each in found if isinstance(each, Violation)]

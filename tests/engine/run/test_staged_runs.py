@@ -25,7 +25,7 @@ from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from tests.engine.runs import failures, finish, make_run
+from tests.engine.runs import completed, failures, finish, make_run
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, published_files
 
 ROOT = Path(__file__).parents[3]
@@ -110,8 +110,7 @@ def test_file_does_not_depend_on_the_thresholds_of_earlier_runs(
         if removed.random() < 0.3:
             path.unlink()
     left = sum(stop - start for start, stop in staged(output))
-    run = make_run(hash_pool, [partition_of("big", BIG)], output, Thresholds(1, b_max))
-    finish(run)
+    run = completed(make_run(hash_pool, [partition_of("big", BIG)], output, Thresholds(1, b_max)))
     assert_embedded(output, run.space.name, "big", BIG)
     assert (run.report.texts_reused, run.report.texts_encoded) == (left, 450 - left)
     assert not (output / STAGING).exists()
@@ -187,8 +186,7 @@ def leave_complete(pool: EncoderPool, output: Path) -> None:
 def test_segments_of_another_source_version_are_not_used(hash_pool: EncoderPool, tmp_path: Path) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
     changed = numbered_rows("changed", 450)
-    run = make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path))
     assert run.report.texts_reused == 0
     assert assert_embedded(tmp_path, run.space.name, "big", changed).source_version == "v2"
     assert not (tmp_path / STAGING).exists()

@@ -26,6 +26,7 @@ from tests.engine.runs import (
     SMALL,
     UnstartedPool,
     assert_nothing_is_held,
+    completed,
     failures,
     finish,
     finish_receipts,
@@ -62,8 +63,7 @@ def test_run_without_work_removes_what_is_staged_of_fresh_partitions_and_verify_
     source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
     leave_staged(hash_pool, output, BIG, 270)
     shutil.copytree(output / STAGING, tmp_path / "kept")
-    run = make_run(hash_pool, source, output)
-    finish(run)
+    run = completed(make_run(hash_pool, source, output))
     (tmp_path / "kept").rename(output / STAGING)
     other = output / STAGING / run.space.name / "other" / "v" / "0-1.parquet"
     other.parent.mkdir(parents=True)
@@ -113,8 +113,7 @@ def test_verify_finds_no_fault_with_a_file_from_two_runs(hash_pool: EncoderPool,
     source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))
     [partition] = source
     leave_staged(hash_pool, tmp_path / "o", BIG, 270, version=partition.source_version)
-    run = make_run(hash_pool, source, tmp_path / "o")
-    finish(run)
+    run = completed(make_run(hash_pool, source, tmp_path / "o"))
     assert run.report.texts_reused == 200
     found = verify(source, LocalStore(tmp_path / "o"), run.space, pool=hash_pool, reencode=None)
     assert [violation for violation in found if isinstance(violation, Violation)] == []
