@@ -38,7 +38,6 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.plan.calibrating import known_costs
 from surge_dagster.engine.plan.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.plan.planner import plan
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.tables.opening import open_source
@@ -83,9 +82,9 @@ def _case(pool: EncoderPool, sigma: float, seconds: float, repeats: int, folder:
     partitions = list(open_source(str(source)))
     calibrate(partitions, str(output), StorageOptions(), pool)
     store = open_store(output / f"{sigma}-0")
-    bounds = EmbeddingRun(partitions, store, pool).bounds
+    bounds = Thresholds().resolve(pool.costs.efficient_texts)
     sizes, (text_bytes, beside_bytes) = [partition.rows or 0 for partition in partitions], estimate_bytes(partitions)
-    pinned = Thresholds(bounds.b_min, bounds.b_max, bounds.b_min_bytes, bounds.b_max_bytes, 0, bounds.first_b_min)
+    pinned = Thresholds(bounds.b_min, bounds.b_max, first_b_min=bounds.first_b_min)
     plans, reports = [], []
     for number in range(repeats):
         costs = known_costs(pool, store)

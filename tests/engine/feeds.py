@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.feed.change_files import ChangeFeed
@@ -19,6 +20,7 @@ from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.previous_rows import PreviousRows
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
 from tests.small_catalogs import DIMENSION as RUN_DIMENSION
@@ -113,6 +115,18 @@ def facts_of(key: str, space: str, texts: Texts, version: str) -> FileFacts:
         truncated=0,
         rows_version=version,
     )
+
+
+def note_changes(patch: pytest.MonkeyPatch, note: Callable[[str, RowChanges | None], None]) -> None:
+    """Call `note` with the key and the changed rows of each partition that has an old file, once its rows were read."""
+    found_changes = PreviousRows.changes
+
+    def noting(previous: PreviousRows) -> Any:
+        changes: Any = found_changes(previous)
+        note(previous._partition.key, changes)
+        return changes
+
+    patch.setattr(PreviousRows, "changes", noting)
 
 
 def apply(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:

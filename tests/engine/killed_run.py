@@ -29,6 +29,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
@@ -224,7 +225,9 @@ def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log:
         mark_parts(reaper)
         store: Any = MortalStore(opened, reaper)
         front: Any = MortalPool(pool, reaper, pause)
-        reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, file_format=file_format)
+        reaper.run = EmbeddingRun(
+            open_source(catalog), store, front, THRESHOLDS, file_format=file_format, observer=ChangeFeed()
+        )
         for event in reaper.run.events():
             if isinstance(event, Receipt):
                 reaper.say("receipt", event.key)

@@ -16,12 +16,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
 from tests.engine.runs import SMALL, finish, make_run, receipts
-from tests.small_catalogs import (
-    Rows,
-    assert_embedded,
-    numbered_rows,
-    partition_of,
-)
+from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of
 
 
 class CountingPool:

@@ -8,19 +8,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.feed.change_files import ChangeFeed
+from surge_dagster.engine.run import thresholds as thresholds_module
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.superbatch import ReadPartition
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
-from tests.small_catalogs import Rows, partition_of
+from tests.small_catalogs import Rows, partition_of, row_batch_of
 
 SMALL = Thresholds(b_min=50, b_max=100)
 
@@ -30,10 +35,18 @@ def make_run(
     partitions: Iterable[Partition],
     output: Path | Store,
     thresholds: Thresholds = SMALL,
+    *,
+    changes: bool = False,
     **options: Any,
 ) -> EmbeddingRun:
-    """A run that is ready to start; `pool` may be a wrapper around a pool."""
+    """A run that is ready to start.
+
+    Args:
+        pool: may be a wrapper around a pool.
+        changes: write change files even if no consumer is registered.
+    """
     store = open_store(output) if isinstance(output, Path) else output
+    options.setdefault("observer", ChangeFeed(always=changes))
     return EmbeddingRun(partitions, store, pool, thresholds, **options)
 
 
@@ -42,6 +55,12 @@ def finish(run: EmbeddingRun) -> list[Any]:
     events = list(run.events())
     assert_nothing_is_held(run)
     return events
+
+
+def completed(run: EmbeddingRun) -> EmbeddingRun:
+    """The run, after it went through as in `finish`."""
+    finish(run)
+    return run
 
 
 def finish_receipts(run: EmbeddingRun, *actions: str) -> list[Receipt]:
@@ -64,6 +83,13 @@ def receipts(events: Iterable[Any], *actions: str) -> list[Receipt]:
     return [event for event in events if isinstance(event, Receipt) and event.action in (actions or (event.action,))]
 
 
+def read_of(rows: Rows) -> ReadPartition:
+    """What is known of a partition with these rows once it was read."""
+    digest = ContentDigest()
+    digest.update(row_batch_of(rows))
+    return ReadPartition(len(rows), digest.hexdigest(), pa.string())
+
+
 def failures(events: Iterable[Any]) -> list[Failure]:
     """Failures among events."""
     return [event for event in events if isinstance(event, Failure)]
@@ -72,6 +98,17 @@ def failures(events: Iterable[Any]) -> list[Failure]:
 def in_memory(catalog: Mapping[str, Rows]) -> Iterator[Partition]:
     """Partitions in memory, in the given order."""
     return (partition_of(key, rows) for key, rows in catalog.items())
+
+
+class UnstartedPool:
+    """A pool that must not be started."""
+
+    def __init__(self, pool: EncoderPool) -> None:
+        self.require_documents = pool.require_documents
+        self.space = pool.space
+
+    def start(self) -> None:
+        raise AssertionError("the pool was started")
 
 
 class HeldCall:
@@ -115,10 +152,27 @@ class DoorPool:
         return arena
 
 
+def limit_bytes(patch: pytest.MonkeyPatch, b_max_bytes: int) -> None:
+    """Derive SuperBatches of at most so many bytes of ids and texts, however many texts they may have."""
+    for constant in ("_LEAST_B_MAX_BYTES", "_SCALED_B_MAX_BYTES"):
+        patch.setattr(thresholds_module, constant, b_max_bytes)
+    patch.setattr(thresholds_module, "_BYTES_PER_TEXT", 0)
+
+
+def smallest_run_limit(pool: Any, output: Path | Store, thresholds: Thresholds = SMALL) -> int:
+    """The smallest limit that a run with these thresholds accepts."""
+    partition = partition_of("k", [])
+    return smallest_limit(lambda limit: make_run(pool, [partition], output, thresholds, memory_limit=limit))
+
+
 def smallest_limit(refused: Callable[[int], Any]) -> int:
-    """The limit that the refusal of a smaller one names."""
+    """The limit that the refusal of a smaller one names.
+
+    Args:
+        refused: called with a limit of one byte; a run that it returns is iterated.
+    """
     with pytest.raises(ConfigError, match="the smallest that works is") as error:
-        refused(1)
+        list(refused(1))
     found = re.search(r"the smallest that works is ([\d,]+)", str(error.value))
     assert found
     return int(found[1].replace(",", ""))

@@ -11,8 +11,7 @@ their vectors from the partition's old file lie in the slot like all others and 
 to encode, B_max all rows. Where little is encoded a SuperBatch is flushed when it is full, and the first ones, whose
 B_min is a part of the later one, when they have that part of B_max.
 
-Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory
-when texts are long, and gathers a partition whole before it is counted.
+Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory.
 """
 
 from __future__ import annotations
@@ -46,11 +45,6 @@ class _Held:
     carried: list[pa.RecordBatch] = field(default_factory=list)
     read: ReadPartition | None = None
 
-    @property
-    def new_bytes(self) -> int:
-        """What the thresholds count of rows to encode: their part of the bytes."""
-        return self.bytes * self.new_rows // self.rows if self.rows else self.bytes
-
     def segment(self) -> Segment:
         ids, carried = tuple(self.ids), tuple(self.carried)
         return Segment(self.partition, self.start, self.start + self.rows, self.first_row, ids, self.read, carried)
@@ -65,7 +59,7 @@ class _Pending:
     bytes: int = 0
     vector_bytes: int = 0
     new_rows: int = 0
-    new_bytes: int = 0
+    new_bytes: int = 0  # of rows to encode: their part of the bytes
 
     def add(self, held: _Held) -> None:
         self.held.append(held)
@@ -73,14 +67,13 @@ class _Pending:
         self.bytes += held.bytes
         self.vector_bytes += held.vector_bytes
         self.new_rows += held.new_rows
-        self.new_bytes += held.new_bytes
+        self.new_bytes += held.bytes * held.new_rows // held.rows if held.rows else held.bytes
 
 
 class Aggregator:
     """Gathers a stream of partitions into SuperBatches.
 
     Args:
-        bounds: the thresholds.
         acquire: gives an empty slot for B_max texts of B_max bytes; it may wait until one is free.
         reserve: books bytes before they are held; it may wait until there is room. The receiver of a SuperBatch
             releases its `held_bytes`, the caller of `discard` the bytes that it returns.
@@ -93,19 +86,16 @@ class Aggregator:
     def __init__(
         self, bounds: Bounds, acquire: Callable[[], Slot], reserve: Callable[[int], None] = lambda size: None
     ) -> None:
-        self.bounds = bounds
+        self._bounds = bounds
         self._acquire = acquire
         self._reserve = reserve
         self._slot: Slot | None = None
         self._pending = _Pending()
         self._current: _Held | None = None
-        self._row = 0  # of the open partition
         self._emitted = 0
-        self._set_thresholds()
 
     @property
     def held_texts(self) -> int:
-        """Texts in the slot being filled."""
         return self._pending.rows + (self._current.rows if self._current else 0)
 
     @property
@@ -113,18 +103,11 @@ class Aggregator:
         """Bytes of ids, texts and overhead in the slot being filled."""
         return self._pending.bytes + (self._current.bytes if self._current else 0)
 
-    @property
-    def held_vector_bytes(self) -> int:
-        """Bytes of the vectors that rows in the slot being filled have already."""
-        return self._pending.vector_bytes + (self._current.vector_bytes if self._current else 0)
-
     def open(self, partition: PartitionToRead) -> None:
         """Begin a partition; the one before must be closed or discarded."""
-        if self._current is not None:
-            raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
+        assert self._current is None
         self._reserve(PARTITION_OVERHEAD_BYTES)
         self._current = _Held(partition, start=self._pending.rows, first_row=0)
-        self._row = 0
 
     def add(self, batch: RowBatch, known: KnownVectors | None = None) -> Iterator[SuperBatch]:
         """Take the next rows of the open partition.
@@ -135,38 +118,33 @@ class Aggregator:
         Raises:
             DataError: a single row is larger than B_max in bytes; raised by the call, before any row was taken.
         """
-        current = self._require_open()
-        if not len(batch):
-            return iter(())
-        if batch.value_bytes + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
-            costs = row_bytes(batch)
-            largest = int(costs.max())
-            if largest + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
+        current, most = self._require_open(), self._bounds.b_max_bytes - PARTITION_OVERHEAD_BYTES
+        if batch.value_bytes > most:
+            sizes = row_bytes(batch)
+            largest = int(sizes.max())
+            if largest > most:
                 raise DataError(
                     current.partition.key,
-                    f"the row has {largest:,} bytes and a SuperBatch holds at most {self.bounds.b_max_bytes:,}",
+                    f"the row has {largest:,} bytes and a SuperBatch holds at most {self._bounds.b_max_bytes:,}",
                     f"Shorten its values, or raise max_text_bytes to {largest:,}.",
-                    self._row + int(costs.argmax()),
+                    current.first_row + current.rows + int(sizes.argmax()),
                 )
-        return self._take(current, batch, known)
+        return self._take(batch, known) if len(batch) else iter(())
 
-    def _take(self, current: _Held, batch: RowBatch, known: KnownVectors | None) -> Iterator[SuperBatch]:
-        size = batch.value_bytes
-        if size <= self.bounds.b_max_bytes - self.held_bytes and len(batch) <= self.bounds.b_max - self.held_texts:
-            self._append(current, batch, known, size)
+    def _take(self, batch: RowBatch, known: KnownVectors | None) -> Iterator[SuperBatch]:
+        bounds, size = self._bounds, batch.value_bytes
+        if size <= bounds.b_max_bytes - self.held_bytes and len(batch) <= bounds.b_max - self.held_texts:
+            self._append(batch, known, size)
             return
         ends = np.cumsum(row_bytes(batch))
         done = 0
         while done < len(batch):
-            current = self._require_open()
             before = int(ends[done - 1]) if done else 0
-            room_bytes = self.bounds.b_max_bytes - self.held_bytes
-            fitting = int(np.searchsorted(ends, before + room_bytes, side="right")) - done
-            take = min(fitting, self.bounds.b_max - self.held_texts, len(batch) - done)
+            fitting = int(np.searchsorted(ends, before + bounds.b_max_bytes - self.held_bytes, side="right")) - done
+            take = min(fitting, bounds.b_max - self.held_texts, len(batch) - done)
             if take > 0:
-                rows = batch.rows(done, done + take)
                 part = None if known is None else known.between(done, done + take)
-                self._append(current, rows, part, int(ends[done + take - 1]) - before)
+                self._append(batch.rows(done, done + take), part, int(ends[done + take - 1]) - before)
                 done += take
             elif self._pending.held:
                 yield self._flush_pending()
@@ -176,23 +154,23 @@ class Aggregator:
     def skip(self, batch: RowBatch) -> None:
         """Skip the next rows of the open partition: they need no encoding."""
         current = self._require_open()
-        self._row += len(batch)
+        first_row = current.first_row + current.rows + len(batch)
         if current.rows:
             self._pending.add(current)
-            self._current = _Held(current.partition, start=self._pending.rows, first_row=self._row, bytes=0)
+            self._current = _Held(current.partition, start=self._pending.rows, first_row=first_row, bytes=0)
         else:
-            current.first_row = self._row
+            current.first_row = first_row
 
     def close(self, read: ReadPartition) -> Iterator[SuperBatch]:
-        """End the open partition: all its rows were added and none was refused."""
-        current = self._require_open()
-        if self._pending.held and self.held_bytes > self.bounds.b_max_bytes:
+        current, bounds = self._require_open(), self._bounds
+        if self._pending.held and self.held_bytes > bounds.b_max_bytes:
             yield self._flush_pending()  # only an empty partition gets here: its overhead alone did not fit
         current.read = read
         self._pending.add(current)
         self._current, pending = None, self._pending
-        is_enough = pending.new_rows >= self._b_min or pending.new_bytes >= self.bounds.b_min_bytes
-        if is_enough or pending.rows >= self._b_max:
+        b_min = bounds.b_min_of(self._emitted)
+        is_enough = pending.new_rows >= b_min or pending.new_bytes >= bounds.b_min_bytes
+        if is_enough or pending.rows >= max(1, bounds.b_max * b_min // bounds.b_min):
             yield self._flush_pending()
 
     def discard(self) -> tuple[int, int]:
@@ -208,26 +186,22 @@ class Aggregator:
         return current.rows, current.bytes + current.vector_bytes
 
     def finish(self) -> Iterator[SuperBatch]:
-        """Flush what is left after the last partition."""
-        if self._current is not None:
-            raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
         if self._pending.held:
             yield self._flush_pending()
 
     def _require_open(self) -> _Held:
-        if self._current is None:
-            raise RuntimeError("no partition is open")
+        assert self._current is not None, "no partition is open"
         return self._current
 
-    def _append(self, current: _Held, batch: RowBatch, known: KnownVectors | None, size: int) -> None:
+    def _append(self, batch: RowBatch, known: KnownVectors | None, size: int) -> None:
         # Only what fits is booked: a reader that waited while it holds more than a SuperBatch could wait for itself.
         # Known vectors are a part of the SuperBatch's result, which is booked when it is flushed.
+        current, rows = self._require_open(), len(batch)
         vector_bytes = 0 if known is None else known.matrix.nbytes
         self._reserve(size + vector_bytes)
         if self._slot is None:
             self._slot = self._acquire()
         self._slot.append(batch.texts, (batch.text_offsets, batch.text_values), known)
-        rows = len(batch)
         current.ids.append(batch.ids)
         if batch.carried is not None:
             current.carried.append(batch.carried)
@@ -235,7 +209,6 @@ class Aggregator:
         current.new_rows += rows if known is None else rows - int(np.count_nonzero(~known.sampled))
         current.bytes += size
         current.vector_bytes += vector_bytes
-        self._row += rows
 
     def _flush_pending(self) -> SuperBatch:
         pending, self._pending = self._pending, _Pending()
@@ -252,18 +225,11 @@ class Aggregator:
 
     def _emit_segment(self) -> SuperBatch:
         current, full = self._require_open(), self._slot
-        if full is None:
-            raise RuntimeError("a segment without rows")
+        assert full is not None
         self._slot = None
         self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows, bytes=0)
         return self._emit(full, [current], current.bytes, current.vector_bytes)
 
     def _emit(self, slot: Slot, held: list[_Held], size: int, vector_bytes: int) -> SuperBatch:
         self._emitted += 1
-        self._set_thresholds()
-        return SuperBatch(self._emitted - 1, slot, tuple(one.segment() for one in held), size, vector_bytes)
-
-    def _set_thresholds(self) -> None:
-        """B_min of the SuperBatch being gathered, and that part of B_max at which it is flushed."""
-        self._b_min = self.bounds.b_min_of(self._emitted)
-        self._b_max = max(1, self.bounds.b_max * self._b_min // self.bounds.b_min)
+        return SuperBatch(self._emitted - 1, slot, tuple(each.segment() for each in held), size, vector_bytes)

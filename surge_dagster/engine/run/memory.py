@@ -11,13 +11,10 @@
                   bytes per row of the partition
 
 Without a configured limit it is half of the memory that the process may use: the other half is for the model, the
-interpreter and other processes. A run takes what three SuperBatches need, and more of it only where a row group or an
-id set is large. Derived thresholds shrink until they fit the limit, whether it is configured or not.
+interpreter and other processes. Derived thresholds shrink until they fit the limit, whether it is configured or not.
 
 One SuperBatch needs reader + slot + result together. That much is always available to it: everything beyond belongs to
-SuperBatches that are further on, or to a file that is being assembled, and is released without needing more. Lemma 3 of
-the SURGE paper counts texts and embeddings of one SuperBatch; this plan counts all that are alive, and the buffers that
-carry them in and out.
+SuperBatches that are further on, or to a file that is being assembled, and is released without needing more.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ import numpy as np
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes, piece_bytes
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
+from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
@@ -50,7 +47,6 @@ class ResultMemory:
     """Memory of the results of a SuperBatch and of writing them.
 
     Attributes:
-        dimension, itemsize: of a vector; `itemsize` in bytes.
         threads: files that are written concurrently.
         upload_bytes: memory that the store holds of each of them.
     """
@@ -61,12 +57,7 @@ class ResultMemory:
     upload_bytes: int
 
     def of_rows(self, rows: int, string_bytes: int) -> int:
-        """Memory of a SuperBatch from its flush to its release, beside its ids and texts.
-
-        Args:
-            rows: of the SuperBatch.
-            string_bytes: of its ids and texts.
-        """
+        """Memory of a SuperBatch from its flush to its release, beside its ids and texts, which are `string_bytes`."""
         # The embedding, the truncation flag, the text's offset and hash, and the row's number.
         row = self.dimension * self.itemsize + 1 + 8 + HASH_BYTES + 4
         each = piece_bytes(rows, self.dimension, self.itemsize)
@@ -80,14 +71,14 @@ class ResultMemory:
 
     def of_superbatch(self, bounds: Bounds) -> int:
         """Memory of the largest SuperBatch that the thresholds allow, with its ids and texts in two slots."""
-        return 2 * _slot_bytes(bounds) + self.of_rows(bounds.b_max, bounds.b_max_bytes)
+        return 2 * bounds.slot_bytes + self.of_rows(bounds.b_max, bounds.b_max_bytes)
 
     def least(self, bounds: Bounds) -> int:
         """Memory of a run in which one SuperBatch is alive at a time."""
         return _READER_BYTES + self.of_superbatch(bounds) + _LEAST_ID_SET_BYTES
 
     def wanted(self, bounds: Bounds) -> int:
-        """Memory of a run in which three SuperBatches are alive concurrently, which keeps every stage busy."""
+        """Memory of a run in which three SuperBatches are alive, which keeps every stage busy."""
         return _READER_BYTES + SLOTS * self.of_superbatch(bounds) + _SOURCE_BYTES
 
 
@@ -97,15 +88,12 @@ class MemoryPlan:
 
     Attributes:
         source: left for the id set and, beyond their part of the reader's share, for pages of the source.
-        pages: most that these may take, so that a small partition's ids fit beside them.
         beside_superbatch: left for a stage that the SuperBatch being gathered waits for.
-        result: the memory of a SuperBatch's results.
     """
 
     limit: int
     reader: int
     source: int
-    pages: int
     beside_superbatch: int
     result: ResultMemory
 
@@ -113,6 +101,11 @@ class MemoryPlan:
     def reader_pages(self) -> int:
         """The part of the reader's share that is for pages."""
         return self.reader // 2
+
+    @property
+    def pages(self) -> int:
+        """The most that pages may take, so that a small partition's ids fit beside them."""
+        return self.reader_pages + self.source - _LEAST_ID_SET_BYTES
 
     def limit_for(self, size: int) -> int:
         """A limit under which pages and ids may take so much: derived thresholds that grow with it leave its share."""
@@ -142,63 +135,47 @@ def fit_memory(
         ConfigError: the thresholds contradict each other, or one SuperBatch exceeds the limit; the text names a limit
             that works.
     """
-    result = _result_memory(space, threads, upload_bytes)
+    result = ResultMemory(space.dimension, np.dtype(space.dtype).itemsize, threads, upload_bytes)
     share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
 
     def scaled(scale: int) -> Bounds:
         return thresholds.resolve(efficient_texts, scale / _SCALES)
 
-    def most(needed: Callable[[Bounds], int], available: int = share) -> int:
+    def largest(needed: Callable[[Bounds], int], available: int) -> int:
         """The largest scale whose needs fit; 0 where none fits."""
         return bisect_right(range(1, _SCALES + 1), available, key=lambda scale: needed(scaled(scale)))
 
-    beside_source = share - int(_SOURCE_SHARE * share)
-    if limit is not None:
-        bounds = scaled(most(result.least, beside_source) or most(result.least))
-        return bounds, plan_memory(bounds, space, threads, limit, upload_bytes)
-    # Where only tiny SuperBatches fit three times, a large one is better.
-    three, one = most(result.wanted), most(result.least, beside_source) or most(result.least)
-    if three and scaled(three).b_max * _TINY >= scaled(one).b_max:
-        return scaled(three), plan_memory(scaled(three), space, threads, share, upload_bytes)
-    if one:
-        return scaled(one), plan_memory(scaled(one), space, threads, share, upload_bytes)
-    bounds = scaled(_SCALES)
-    raise ConfigError(
-        f"one SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes takes up to "
-        f"{result.least(bounds):,} bytes of memory, and a run without memory_limit_bytes may use half of this "
-        f"machine's or container's {machine_bytes:,}. Lower b_max or b_max_bytes (and b_min or "
-        f"b_min_bytes with them), or set memory_limit_bytes to at least {result.least(bounds):,} where the machine "
-        "has them."
-    )
+    scale = largest(result.least, share - int(_SOURCE_SHARE * share)) or largest(result.least, share)
+    if limit is None:
+        three = largest(result.wanted, share)
+        # Where only tiny SuperBatches fit three times, a large one is better.
+        if three and scaled(three).b_max * _TINY >= scaled(scale).b_max:
+            scale = three
+        if not scale:
+            bounds = scaled(_SCALES)
+            least = result.least(bounds)
+            raise ConfigError(
+                f"one SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes takes up to {least:,} "
+                "bytes of memory, and a run without memory_limit_bytes may use half of this machine's or container's "
+                f"{machine_bytes:,}. Lower b_max (and b_min with it) or max_text_bytes, or set memory_limit_bytes to "
+                f"at least {least:,} where the machine has them."
+            )
+    bounds = scaled(scale)
+    return bounds, plan_memory(bounds, result, share)
 
 
-def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int, upload_bytes: int = 0) -> MemoryPlan:
+def plan_memory(bounds: Bounds, result: ResultMemory, limit: int) -> MemoryPlan:
     """Divide a limit.
-
-    Args:
-        threads, upload_bytes: see `ResultMemory`.
 
     Raises:
         ConfigError: the limit cannot hold one SuperBatch; the text names the smallest that can.
     """
-    result = _result_memory(space, threads, upload_bytes)
     least = result.least(bounds)
-    # Rows that are gathered may have vectors of an old file already.
-    gathered = 2 * _slot_bytes(bounds) + bounds.b_max * result.dimension * result.itemsize
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
             f"the smallest that works is {least:,}. Raise memory_limit_bytes, or lower b_max or max_text_bytes."
         )
-    source = limit - least + _LEAST_ID_SET_BYTES
-    pages = _READER_BYTES // 2 + limit - least
-    return MemoryPlan(limit, _READER_BYTES, source, pages, limit - gathered, result)
-
-
-def _result_memory(space: Space, threads: int, upload_bytes: int) -> ResultMemory:
-    return ResultMemory(space.dimension, np.dtype(space.dtype).itemsize, threads, upload_bytes)
-
-
-def _slot_bytes(bounds: Bounds) -> int:
-    """Ids and texts of one SuperBatch, with the overhead of the partition that is being read."""
-    return bounds.b_max_bytes + PARTITION_OVERHEAD_BYTES
+    # Rows that are gathered may have vectors of an old file already.
+    gathered = 2 * bounds.slot_bytes + bounds.b_max * result.dimension * result.itemsize
+    return MemoryPlan(limit, _READER_BYTES, limit - least + _LEAST_ID_SET_BYTES, limit - gathered, result)

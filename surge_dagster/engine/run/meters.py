@@ -28,12 +28,12 @@ class Pace:
         """Seconds per token of this SuperBatch over the average; None for the first few."""
         if not tokens:
             return None
-        known = self._seen >= _PACE_NEEDS and self._seconds > 0
-        found = seconds / tokens * self._tokens / self._seconds if known else None
+        is_known = self._seen >= _PACE_NEEDS and self._seconds > 0
+        ratio = seconds / tokens * self._tokens / self._seconds if is_known else None
         self._seen += 1
         self._tokens += tokens
         self._seconds += seconds
-        return found
+        return ratio
 
 
 class InFlight:
@@ -67,8 +67,7 @@ class ExposedIo:
     """Adds up the seconds in which the encoder waits for texts while the reader waits for storage.
 
     Attributes:
-        seconds: of both.
-        reader_seconds: in which the reader waits.
+        reader_seconds: in which the reader waits, whatever the encoder does.
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,6 @@ class ExposedIo:
 
     @contextlib.contextmanager
     def waiting(self, stage: Literal["encoder", "reader"]) -> Iterator[None]:
-        """Enter that a stage waits, for as long as the block runs."""
         with self._lock:
             self._waiting[stage] = time.perf_counter()
         try:
@@ -88,6 +86,5 @@ class ExposedIo:
                 now = time.perf_counter()
                 if len(self._waiting) == 2:
                     self.seconds += now - max(self._waiting.values())
-                begun = self._waiting.pop(stage)
-                if stage == "reader":
-                    self.reader_seconds += now - begun
+                seconds = now - self._waiting.pop(stage)
+                self.reader_seconds += seconds if stage == "reader" else 0.0

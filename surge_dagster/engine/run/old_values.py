@@ -20,14 +20,7 @@ _KEYS_AT_A_TIME = 8192
 
 
 class OldValues:
-    """A column of an old file.
-
-    Args:
-        values: string, int64, binary, or hashes of texts, without nulls.
-
-    Attributes:
-        values: the same.
-    """
+    """A column of an old file: strings, int64, bytes, or hashes of texts, without nulls."""
 
     def __init__(self, values: pa.Array) -> None:
         self.values = values
@@ -42,28 +35,28 @@ class OldValues:
             first_row: the place of the first one in its partition.
             likely: old rows, or `NO_ROW`, which are taken where they have the value.
         """
-        found = np.full(len(new), NO_ROW, np.int64)
+        old = np.full(len(new), NO_ROW, np.int64)
         begin = first_row + self._shift
         start, stop = max(0, -begin), min(len(new), len(self.values) - begin)
-        self._enter(found, new, np.arange(start, stop), np.arange(begin + start, begin + stop))
+        self._enter(old, new, np.arange(start, stop), np.arange(begin + start, begin + stop))
         if likely is not None:
             places = np.flatnonzero(likely != NO_ROW)
-            self._enter(found, new, places, likely[places])
-        self._look_up(found, new, np.flatnonzero(found == NO_ROW))
-        matched = np.flatnonzero(found != NO_ROW)
+            self._enter(old, new, places, likely[places])
+        self._look_up(old, new, np.flatnonzero(old == NO_ROW))
+        matched = np.flatnonzero(old != NO_ROW)
         if len(matched):
             last = int(matched[-1])
-            self._shift = int(found[last]) - first_row - last
-        return found
+            self._shift = int(old[last]) - first_row - last
+        return old
 
-    def _enter(self, found: np.ndarray, new: pa.Array, places: np.ndarray, old_rows: np.ndarray) -> None:
+    def _enter(self, old: np.ndarray, new: pa.Array, places: np.ndarray, old_rows: np.ndarray) -> None:
         """Enter those of the old rows that have the values of the new ones at these places."""
         if len(places):
             equal = pc.equal(new.take(pa.array(places)), self.values.take(pa.array(old_rows)))  # pyright: ignore[reportAttributeAccessIssue]
             is_equal = equal.to_numpy(zero_copy_only=False)
-            found[places[is_equal]] = old_rows[is_equal]
+            old[places[is_equal]] = old_rows[is_equal]
 
-    def _look_up(self, found: np.ndarray, new: pa.Array, places: np.ndarray) -> None:
+    def _look_up(self, old: np.ndarray, new: pa.Array, places: np.ndarray) -> None:
         if not len(places) or not len(self.values):
             return
         if self._sorted is None:
@@ -73,11 +66,11 @@ class OldValues:
         keys, order = self._sorted
         wanted = _keys(new.take(pa.array(places)))
         nearest = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        self._enter(found, new, places, order[nearest])
-        shared = places[(keys[nearest] == wanted) & (found[places] == NO_ROW)]  # different values with equal keys
+        self._enter(old, new, places, order[nearest])
+        shared = places[(keys[nearest] == wanted) & (old[places] == NO_ROW)]  # different values with equal keys
         if len(shared):
             exact = pc.index_in(new.take(pa.array(shared)), value_set=self.values)  # pyright: ignore[reportAttributeAccessIssue]
-            found[shared] = exact.fill_null(NO_ROW).to_numpy()
+            old[shared] = exact.fill_null(NO_ROW).to_numpy()
 
 
 def _keys(values: pa.Array) -> np.ndarray:

@@ -89,12 +89,12 @@ class Publication:
             DataError: a vector of it is not a valid embedding.
             SurgeError, OSError: it cannot be written.
         """
-        slot = self.encoded.batch.slot
+        batch = self.encoded.batch
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
-        vectors = segment.vector_facts(slot, _now())
+        vectors = segment.vector_facts(batch.slot, _now())
         checked = time.perf_counter()
-        staged = self.staging.write(segment, slot.texts(segment.start, segment.stop), matrix, vectors)
+        staged = self.staging.write(batch, segment, matrix, vectors)
         with self.lock:
             self.staged[segment.start] = staged
             self._count(begun, checked, vectors.truncated)

@@ -20,7 +20,7 @@ from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_o
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
 from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, vector_bytes
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
+from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import MissingTexts, PartitionToRead, ReadPartition, StagedRows
@@ -46,7 +46,6 @@ def assemble(
     Args:
         staged: all rows of the partition, in any order.
         require_not_over: called before each batch of rows; what it raises ends the work.
-        observer: is told before the file is published.
 
     Raises:
         TransientError: a segment is not what it was when it was staged, the file cannot be written, or the source has
@@ -58,12 +57,19 @@ def assemble(
     facts = target.facts(partition, read, vectors)
     columns = target.columns(read.id_type, read.carried_columns)
     wanted_ids: list[pa.Array] = []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        row = 0
+        for batch in _staged_rows(staging, source, staged):
+            require_not_over()
+            if read.changes is not None:
+                wanted_ids.append(read.changes.wanted_ids(row, batch.column("id")))
+            row += len(batch)
+            yield batch
+
     with target.create(partition.key) as upload:
         try:
-            rows = _staged_rows(staging, source, staged, require_not_over)
-            if read.changes is not None:
-                rows = _noting_ids(rows, read.changes, wanted_ids)
-            write_rows(target.space, upload, columns, facts, rows)
+            write_rows(target.space, upload, columns, facts, rows())
         except InvalidFile as error:
             reason = f"partition {partition.key!r}: its staged rows cannot be used: {error}. Run again."
             raise TransientError(reason, partition.key) from error
@@ -83,13 +89,10 @@ def republish(
 ) -> PublishedFile:
     """Copy a file's rows to a new file that names the partition's present source version; nothing is encoded.
 
-    The new file has the columns, and so the format, of the old one.
-
     Args:
         published: the file as it was listed. It may have been replaced since: the new file has the facts of the one
             that is read.
         widest_row: largest row, in bytes of id and text.
-        missing: counted in the present source.
         held: books what wide rows take, in bytes; the caller books the rest.
 
     Raises:
@@ -121,18 +124,13 @@ def republish(
     return PublishedFile(stored, facts, columns)
 
 
-def _staged_rows(
-    staging: Staging, partition: Partition, staged: Sequence[StagedRows], require_not_over: Callable[[], None]
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all segments of a partition, in order."""
+def _staged_rows(staging: Staging, partition: Partition, staged: Sequence[StagedRows]) -> Iterator[pa.RecordBatch]:
     for segment in sorted(staged, key=lambda rows: rows.start):
         try:
-            with staging.open(partition, segment.start, segment.stop) as (facts, batches):
-                if facts.content_digest != segment.digest:
+            with staging.open(partition, segment.start, segment.stop) as reader:
+                if reader.facts.content_digest != segment.digest:
                     raise InvalidFile("it holds other rows than those that were staged")
-                for batch in batches:
-                    require_not_over()
-                    yield batch
+                yield from staging.rows(reader)
         except (InvalidFile, OSError) as error:
             was_removed = isinstance(error, FileNotFoundError)
             reason = "it was removed; another run may have published the partition" if was_removed else error
@@ -141,17 +139,6 @@ def _staged_rows(
                 f"{reason}. Run again.",
                 partition.key,
             ) from error
-
-
-def _noting_ids(
-    batches: Iterable[pa.RecordBatch], changes: ObservedRows, wanted_ids: list[pa.Array]
-) -> Iterator[pa.RecordBatch]:
-    """The same batches; ids that the observer wants are appended to `wanted_ids`."""
-    row = 0
-    for batch in batches:
-        wanted_ids.append(changes.wanted_ids(row, batch.column("id")))
-        row += len(batch)
-        yield batch
 
 
 def write_rows(

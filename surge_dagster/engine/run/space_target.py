@@ -21,13 +21,7 @@ from surge_dagster.engine.support.text_hash import text_hashes
 
 @dataclass(frozen=True, slots=True)
 class SpaceTarget:
-    """A space of an output, as one run writes it.
-
-    Attributes:
-        store, space: where files go.
-        precision: recorded in each file.
-        include_text: whether files have a text column.
-    """
+    """A space of an output, as one run writes it: with which precision, and whether files have a text column."""
 
     store: Store
     space: Space
@@ -35,7 +29,6 @@ class SpaceTarget:
     include_text: bool
 
     def create(self, key: str) -> Upload:
-        """Begin the file of a partition."""
         return self.store.create(file_name(self.space.name, key, self.space.file_format))
 
     def sync(self) -> None:
@@ -43,23 +36,17 @@ class SpaceTarget:
         self.store.sync(self.space.name)
 
     def rows(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> FileRows:
-        """A segment of a SuperBatch as rows of a file; only the hashes of its texts are new.
-
-        Args:
-            matrix: its vectors, [rows, dimension].
-        """
+        """A segment of a SuperBatch, with its vectors [rows, dimension], as rows of a file."""
         texts = batch.slot.texts(segment.start, segment.stop)
         kept = texts if self.include_text else None
         further = segment.carried_columns
         return FileRows(segment.ids, segment.id_type, kept, text_hashes(texts), matrix, segment.carried, further)
 
     def columns(self, id_type: pa.DataType, carried: pa.Schema | None) -> pa.Schema:
-        """The columns of a partition's file."""
         include_text = self.include_text
         return schema(id_type, self.space.dimension, self.space.dtype, include_text=include_text, carried=carried)
 
     def facts(self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts) -> FileFacts:
-        """The facts of the file of a partition."""
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,
@@ -85,9 +72,9 @@ def require_unchanged(partition: Partition) -> None:
     """
     current = partition.current_source_version()
     if current != partition.source_version:
-        came = "it was removed" if current is None else f"it is {current!r} now"
+        change = "it was removed" if current is None else f"it is {current!r} now"
         raise TransientError(
             f"partition {partition.key!r}: its source changed while it was encoded (source version "
-            f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
+            f"{partition.source_version!r} was read, {change}). The result was thrown away; run again.",
             partition.key,
         )

@@ -2,10 +2,10 @@
 
     .staging/<space>/<encoded key>/<desired version>/<start>-<stop>.parquet
 
-Each is a complete object that names its rows, its space and its source version, with a digest over its (id, text)
-rows. A run that dies loses only the segments that were not staged yet, and a later run, whatever its thresholds,
-encodes only the rows that no segment covers. The content digest is unknown while a partition streams in, so the desired
-version is the one of the source version.
+Each is a complete file of some rows of its partition, with a digest over their ids and texts, and states its own name
+where an output file states its space. A run that dies loses only the segments that were not staged yet, and a later
+run, whatever its thresholds, encodes only the rows that no segment covers. The content digest is unknown while a
+partition streams in, so the desired version is the one of the source version.
 
 Two runs may stage the same partition: their objects appear whole and under names that say their rows, so either one's
 can be used. The run that has published the partition removes them all; the other run then finds nothing to write its
@@ -17,29 +17,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from itertools import zip_longest
-from typing import Any
+from dataclasses import fields, replace
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.files.facts import (
-    WRITER,
-    InvalidFile,
-    VectorFacts,
-    VectorOrigin,
-    desired_version,
-    guarded_metadata,
-)
-from surge_dagster.engine.files.parquet import ParquetWriter, read_guarded, read_rows
+from surge_dagster.engine.files.facts import InvalidFile, VectorFacts, desired_version
+from surge_dagster.engine.files.formats import new_writer, open_output_file
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
-    check_schema,
-    in_words,
+    OutputFile,
+    carried_columns,
+    embedding_table,
     matrix_of,
     require_carried,
     rows_at_a_time,
@@ -47,50 +40,25 @@ from surge_dagster.engine.files.rows import (
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.superbatch import Segment, StagedRows, VectorsNotUsable, row_bytes
+from surge_dagster.engine.run.superbatch import (
+    ReadPartition,
+    Segment,
+    StagedRows,
+    SuperBatch,
+    VectorsNotUsable,
+    row_bytes,
+)
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.text_hash import text_hashes
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 log = logging.getLogger(__name__)
 
 STAGING = ".staging"
-SEGMENT_FORMAT = "segment 2"
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
-_GROUP_STRING_BYTES = 4 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentFacts(VectorOrigin):
-    """The facts in the footer of a staged segment.
-
-    Attributes:
-        source_version: of the partition when it was read.
-        content_digest: over the segment's own (id, text) rows.
-        first_row: place of its first row in the partition.
-        widest_row: largest row, in bytes of id, text and carried columns.
-        truncated, carried_columns: see `FileFacts`.
-    """
-
-    partition_key: str
-    space: str
-    precision: str
-    source_version: str
-    content_digest: str
-    first_row: int
-    rows: int
-    truncated: int
-    widest_row: int
-    writer: str = WRITER
-    carried_columns: str = ""
-
-    @property
-    def vectors(self) -> VectorFacts:
-        """Where the vectors come from."""
-        return VectorFacts(**{fact.name: getattr(self, fact.name) for fact in fields(VectorFacts)})
 
 
 class Staging:
@@ -102,145 +70,120 @@ class Staging:
 
     def __init__(self, target: SpaceTarget) -> None:
         self._target = target
-        self._store, self._space = store, space = target.store, target.space
-        self._root = f"{STAGING}/{space.name}"
-        self._found: dict[str, list[str]] = {}  # left by earlier runs, names by encoded key
-        self._known: set[str] = set()  # encoded keys with anything staged
-        self._discarded: set[str] = set()
-        store.sweep(self._root)
-        for stored in store.list(self._root, deep=True):
-            folder = stored.name.removeprefix(f"{self._root}/").partition("/")[0]
-            self._found.setdefault(folder, []).append(stored.name)
-        self._known.update(self._found)
+        self._store = target.store
+        self._root = f"{STAGING}/{target.space.name}"
+        self._left: dict[str, list[str]] = {}  # names that earlier runs left, by encoded key; of this run's keys none
+        self._refused: set[str] = set()
+        self._store.sweep(self._root)
+        for stored in self._store.list(self._root, deep=True):
+            self._left.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
 
     def knows(self, key: str) -> bool:
-        """Whether anything of a partition was found staged, or was staged since."""
-        return bool(self._known) and encode_key(key) in self._known
+        """Whether anything of a partition was staged, by an earlier run or this one."""
+        return bool(self._left) and encode_key(key) in self._left
 
     def usable(self, partition: Partition) -> list[StagedRows]:
         """Rows that earlier runs staged of this source version, read in full and valid: ascending, no overlap.
 
         Other staged objects of the partition stay until the partition is published: another run may be using them.
         """
-        folder = self._folder(partition)
-        candidates: list[tuple[int, int, str]] = []
-        for name in self._found.pop(encode_key(partition.key), []):
-            match = _NAME.fullmatch(name.removeprefix(f"{folder}/"))
-            if match is not None and int(match["start"]) < int(match["stop"]):
-                candidates.append((int(match["start"]), int(match["stop"]), name))
-        chosen: list[StagedRows] = []
-        for start, stop, name in sorted(candidates, key=lambda found: (found[0], -found[1])):
-            if chosen and start < chosen[-1].stop:
+        folder, usable = f"{self._folder(partition)}/", list[StagedRows]()
+        names = [_NAME.fullmatch(name.removeprefix(folder)) for name in self._left.get(encode_key(partition.key), ())]
+        candidates = [(int(name["start"]), int(name["stop"])) for name in names if name is not None]
+        for start, stop in sorted(candidates, key=lambda rows: (rows[0], -rows[1])):
+            if start >= stop or (usable and start < usable[-1].stop):
                 continue
             try:
-                chosen.append(self._checked(partition, start, stop))
+                usable.append(self._checked(partition, start, stop))
             except (InvalidFile, OSError) as error:
                 # It stays: the disk may answer later, or another run may be able to use it.
-                log.warning("%s is encoded again: %s", self._store.location(name), error)
-        return chosen
+                location = self._store.location(self._name(partition, start, stop))
+                log.warning("%s is encoded again: %s", location, error)
+        return usable
 
-    def write(
-        self, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray, vectors: VectorFacts
-    ) -> StagedRows:
-        """Stage a segment's rows; they are durable when this returns.
-
-        Args:
-            texts: as many as the segment has rows.
-            matrix: [rows, dimension].
-            vectors: where these come from.
+    def write(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts) -> StagedRows:
+        """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this returns.
 
         Raises:
             TransientError, OSError: the store does not take it.
         """
-        source, start = segment.partition.source, segment.first_row
-        digest = ContentDigest()
-        sizes: list[np.ndarray] = []
-        row = 0
+        texts, digest, sizes, row = batch.slot.texts(segment.start, segment.stop), ContentDigest(), [], 0
         for ids, carried in zip_longest(segment.ids, segment.carried):
-            batch = RowBatch(ids, texts[row : row + len(ids)], carried=carried)  # pyright: ignore[reportArgumentType]
-            digest.update(batch)
-            sizes.append(row_bytes(batch))
-            row += len(ids)
-        facts = SegmentFacts(
-            partition_key=source.key,
-            space=self._space.name,
-            precision=self._target.precision,
-            source_version=source.source_version,
-            content_digest=digest.hexdigest(),
-            first_row=start,
-            rows=len(matrix),
-            widest_row=max(int(piece.max(initial=0)) for piece in sizes),
-            carried_columns=in_words(segment.carried_columns),
-            **asdict(vectors),
-        )
-        self._known.add(encode_key(source.key))
-        with contextlib.ExitStack() as cleanup:
-            upload = cleanup.enter_context(self._store.create(self._name(source, start, start + facts.rows)))
-            columns = self._target.columns(segment.id_type, segment.carried_columns)
-            metadata = guarded_metadata(facts, SEGMENT_FORMAT)
-            writer = cleanup.enter_context(ParquetWriter(upload.sink, columns, metadata))
-            column, begun = pa.chunked_array(list(segment.ids), type=columns.field("id").type), 0
-            named = segment.carried_columns
-            carried = None if named is None else pa.Table.from_batches(segment.carried, named)
-            for end in _borders(np.concatenate(sizes)):
-                part = slice(begun, end)
-                piece: Any = texts[part]
-                kept = piece if self._target.include_text else None
-                further = None if carried is None else carried[part]
-                writer.append(column[part], kept, text_hashes(piece), matrix[part], further)
-                begun = end
+            rows = RowBatch(ids, texts[row : row + len(ids)], carried=carried)  # pyright: ignore[reportArgumentType]
+            digest.update(rows)
+            sizes.append(row_bytes(rows))
+            row += len(rows)
+        partition, start, stop = segment.partition, segment.first_row, segment.first_row + row
+        name = self._name(partition.source, start, stop)
+        kind, named = segment.id_type, segment.carried_columns
+        read = ReadPartition(row, digest.hexdigest(), kind, carried_columns=named)
+        facts = replace(self._target.facts(partition, read, vectors), space=name)
+        columns = self._target.columns(kind, named)
+        kept = texts if self._target.include_text else None
+        further = None if named is None else pa.Table.from_batches(segment.carried, named)
+        column = pa.chunked_array(list(segment.ids), kind)
+        table = embedding_table(columns, column, kept, text_hashes(texts), matrix, further)
+        self._left.setdefault(encode_key(partition.key), [])
+        with self._store.create(name) as upload, new_writer("parquet", upload.sink, columns, facts) as writer:
+            for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
+                writer.append_table(table.slice(begin, end - begin))
             writer.close()
             upload.publish(lambda: None)
-        self._store.sync(self._folder(source))
-        return StagedRows(start, start + len(matrix), facts.content_digest, vectors)
+        self._store.sync(self._folder(partition.source))
+        return StagedRows(start, stop, facts.content_digest, vectors)
 
     @contextlib.contextmanager
-    def open(
-        self, partition: Partition, start: int, stop: int
-    ) -> Iterator[tuple[SegmentFacts, Iterator[pa.RecordBatch]]]:
-        """A staged segment: its facts, and its rows in batches of about a megabyte.
+    def open(self, partition: Partition, start: int, stop: int) -> Iterator[OutputFile]:
+        """A staged segment, whose rows `rows` reads.
 
         Raises:
             FileNotFoundError: there is none.
             InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
             OSError: the system does not give it; also while its rows are read.
         """
-        with contextlib.ExitStack() as opened:
-            source = opened.enter_context(self._store.open(self._name(partition, start, stop)))
-            try:
-                reader = opened.enter_context(
-                    pq.ParquetFile(source, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
-                )
-                columns = reader.schema_arrow
-            except UNREADABLE as error:
-                raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
-            facts = read_guarded(reader.metadata, SegmentFacts, SEGMENT_FORMAT)
-            self._require(facts, partition, start, stop)
-            check_schema(columns, dimension=self._space.dimension, dtype=self._space.dtype)
-            require_carried(facts.carried_columns, columns)
-            if "text_hash" not in columns.names or ("text" in columns.names) != self._target.include_text:
-                raise InvalidFile(f"its columns are {columns.names}, which are not those of the files of this run")
-            rows = rows_at_a_time(facts.widest_row, self._space.dimension, np.dtype(self._space.dtype).itemsize)
-            yield facts, read_rows(reader, batch_rows=rows)
+        name, target = self._name(partition, start, stop), self._target
+        try:
+            with (
+                self._store.open(name) as source,
+                open_output_file(source, "parquet", buffer_size=READ_BYTES) as reader,
+            ):
+                facts = reader.facts
+                if (facts.space, facts.precision) != (name, target.precision):
+                    raise InvalidFile(f"it was written as {facts.space!r} in {facts.precision}")
+                require_carried(facts.carried_columns, reader.columns)
+                columns = target.columns(reader.columns.field("id").type, carried_columns(reader.columns))
+                if reader.columns != columns:
+                    raise InvalidFile(f"its columns are {reader.columns.names}, those of this run {columns.names}")
+                yield reader
+        except UNREADABLE as error:
+            if is_systems(error):
+                raise
+            raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
+
+    def rows(self, reader: OutputFile) -> Iterator[pa.RecordBatch]:
+        """The rows of an open segment, about a megabyte or one row at a time."""
+        space = self._target.space
+        batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
+        for group in range(reader.groups):
+            yield from reader.read(batch_rows=batch_rows, groups=[group])
 
     def discard(self, key: str) -> None:
-        """Note that a partition was refused: `remove_discarded` removes its staged objects when the run has ended."""
-        self._discarded.add(key)
+        """Note that a partition was refused; its segments may still be written."""
+        self._refused.add(key)
 
     def remove_discarded(self) -> None:
-        """Remove everything staged of the partitions that were discarded."""
-        for key in self._discarded:
+        """Remove everything staged of the partitions that were discarded, when nothing is written any more."""
+        for key in self._refused:
             self.remove(key)
 
     def remove(self, key: str) -> None:
         """Remove everything staged of a partition, by this run or another; harmless where nothing is."""
         if not self.knows(key):
             return
-        folder = encode_key(key)
         try:
-            for stored in list(self._store.list(f"{self._root}/{folder}", deep=True)):
+            for stored in list(self._store.list(f"{self._root}/{encode_key(key)}", deep=True)):
                 self._store.delete(stored.name)
-            self._known.discard(folder)
+            self._left.pop(encode_key(key), None)
         except (SurgeError, OSError, Cancelled) as error:  # it does no harm, and the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
@@ -248,69 +191,56 @@ class Staging:
         return f"{self._folder(partition)}/{start}-{stop}.parquet"
 
     def _folder(self, partition: Partition) -> str:
-        version = desired_version(partition.source_version, self._space.name)
+        version = desired_version(partition.source_version, self._target.space.name)
         return f"{self._root}/{encode_key(partition.key)}/{version}"
 
     def _checked(self, partition: Partition, start: int, stop: int) -> StagedRows:
-        with self.open(partition, start, stop) as (facts, batches):
+        with self.open(partition, start, stop) as reader:
             rows = 0
-            for batch in batches:
-                wrong = invalid_row(matrix_of(batch), normalized=self._space.normalize)
+            for batch in self.rows(reader):
+                wrong = invalid_row(matrix_of(batch), normalized=self._target.space.normalize)
                 if wrong is not None:
                     raise InvalidFile(f"row {rows + wrong[0]}: {wrong[1]}")
                 rows += batch.num_rows
-        if rows != facts.rows:
-            raise InvalidFile(f"{rows:,} rows could be read of {facts.rows:,}")
-        return StagedRows(start, stop, facts.content_digest, facts.vectors)
-
-    def _require(self, facts: SegmentFacts, partition: Partition, start: int, stop: int) -> None:
-        expected = {
-            "partition_key": partition.key,
-            "space": self._space.name,
-            "precision": self._target.precision,
-            "source_version": partition.source_version,
-            "first_row": start,
-            "rows": stop - start,
-        }
-        for name, value in expected.items():
-            if getattr(facts, name) != value:
-                raise InvalidFile(f"its {name} is {getattr(facts, name)!r}; expected {value!r}")
+        if rows != stop - start:
+            raise InvalidFile(f"{rows:,} rows could be read of {stop - start:,}")
+        vectors = VectorFacts(**{fact.name: getattr(reader.facts, fact.name) for fact in fields(VectorFacts)})
+        return StagedRows(start, stop, reader.facts.content_digest, vectors)
 
 
 class StagedRowsCheck:
-    """Separates a partition's staged rows from the others while they stream by, and proves that they are the same.
-
-    Args:
-        staged: ascending, none empty, no two overlapping.
-    """
+    """Separates a partition's staged rows from the others while they stream by, and proves that they are the same."""
 
     def __init__(self, staged: Sequence[StagedRows]) -> None:
-        self._left = list(staged)[::-1]
+        """Take staged rows: ascending, none empty, no two overlapping."""
+        self._left = deque(staged)
         self._row = 0
         self._digest = ContentDigest()
 
     def cut(self, batch: RowBatch) -> Iterator[tuple[RowBatch, bool]]:
-        """The next rows in order, in pieces that are staged (True) or not; an empty batch is not.
+        """The next rows in order, in pieces that are staged (True) or not.
 
         Raises:
             VectorsNotUsable: staged rows ended here and were not these.
         """
-        if not self._left:
-            self._row += len(batch)
-            yield batch, False
-            return
         done = 0
         while done < len(batch):
-            next_one = self._left[-1] if self._left else None
-            inside = next_one if next_one is not None and next_one.start <= self._row else None
-            border = inside.stop if inside else next_one.start if next_one else self._row + len(batch)
+            staged = self._left[0] if self._left else None
+            is_staged = staged is not None and staged.start <= self._row
+            border = self._row + len(batch) if staged is None else staged.stop if is_staged else staged.start
             stop = min(len(batch), done + border - self._row)
-            piece = batch.rows(done, stop)
-            self._row += stop - done
+            piece = batch if stop - done == len(batch) else batch.rows(done, stop)
+            self._row += len(piece)
             done = stop
-            if inside is not None:
-                self._follow(piece, inside)
-            yield piece, inside is not None
+            if staged is not None and is_staged:
+                self._digest.update(piece)
+                if self._row == staged.stop:
+                    if self._digest.hexdigest() != staged.digest:
+                        rows = f"{staged.start:,} to {staged.stop:,}"
+                        raise VectorsNotUsable(f"its rows {rows} are not those that were staged")
+                    self._left.popleft()
+                    self._digest = ContentDigest()
+            yield piece, is_staged
 
     def finish(self) -> None:
         """Check the end of the partition.
@@ -319,29 +249,18 @@ class StagedRowsCheck:
             VectorsNotUsable: the partition ends before its staged rows do.
         """
         if self._left:
-            raise VectorsNotUsable(
-                f"it has {self._row:,} rows, and {self._left[0].stop:,} were there when it was staged"
-            )
-
-    def _follow(self, piece: RowBatch, staged: StagedRows) -> None:
-        self._digest.update(piece)
-        if self._row < staged.stop:
-            return
-        if self._digest.hexdigest() != staged.digest:
-            raise VectorsNotUsable(f"its rows {staged.start:,} to {staged.stop:,} are not those that were staged")
-        self._left.pop()
-        self._digest = ContentDigest()
+            last = self._left[-1].stop
+            raise VectorsNotUsable(f"it has {self._row:,} rows, and {last:,} were there when it was staged")
 
 
-def _borders(sizes: np.ndarray) -> list[int]:
-    """Where row groups end, so that each has few megabytes of strings: a reader takes a page of one at a time."""
+def _group_borders(sizes: np.ndarray) -> list[int]:
+    """Where row groups begin and end, so that each has about a megabyte of strings: a reader takes a page at a time."""
     ends = np.cumsum(sizes)
-    borders: list[int] = []
-    while (borders[-1] if borders else 0) < len(sizes):
-        start = borders[-1] if borders else 0
-        before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + _GROUP_STRING_BYTES, side="right"))
-        borders.append(max(stop, start + 1))
+    borders = [0]
+    while borders[-1] < len(sizes):
+        before = int(ends[borders[-1] - 1]) if borders[-1] else 0
+        stop = int(np.searchsorted(ends, before + READ_BYTES, side="right"))
+        borders.append(max(stop, borders[-1] + 1))
     return borders
 
 
@@ -352,10 +271,10 @@ def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
     """
     root = f"{STAGING}/{space}"
     try:
-        found = [stored.name for stored in store.list(root, deep=True)]
-        fresh = {encode_key(key) for key in keys} if found else set[str]()
-        for name in found:
-            if name.removeprefix(f"{root}/").partition("/")[0] in fresh:
+        left = [stored.name for stored in store.list(root, deep=True)]
+        fresh = {encode_key(key) for key in keys} if left else set[str]()
+        for name in left:
+            if _folder_in(root, name) in fresh:
                 store.delete(name)
     except (SurgeError, OSError) as error:
         log.warning("staged segments in %s could not be removed: %s", store.location(root), error)
@@ -370,15 +289,17 @@ def sweep_orphan_files(store: Store, claimed: str | None = None) -> None:
         claimed: name of a space to leave out, because claiming it has swept it.
     """
     try:
-        spaces = list_spaces(store)
+        spaces = [space.name for space in list_spaces(store) if space.name != claimed]
     except (SurgeError, OSError) as error:
         log.warning("orphan files in %s could not be listed: %s", store.url, error)
         return
     for space in spaces:
-        if space.name == claimed:
-            continue
         try:
-            store.sweep(space.name)
-            store.sweep(f"{STAGING}/{space.name}")
+            store.sweep(space)
+            store.sweep(f"{STAGING}/{space}")
         except (SurgeError, OSError) as error:
-            log.warning("orphan files in %s could not be removed: %s", store.location(space.name), error)
+            log.warning("orphan files in %s could not be removed: %s", store.location(space), error)
+
+
+def _folder_in(root: str, name: str) -> str:
+    return name.removeprefix(f"{root}/").partition("/")[0]

@@ -21,27 +21,23 @@ _SCALED_B_MAX_BYTES = 8 * 1024 * 1024  # scaling stops here: a text of 4 MiB sti
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The two thresholds of a SuperBatch, each in texts and in bytes of ids and texts; None is derived.
+    """The two thresholds of a SuperBatch in texts; None is derived, and so are the same two in bytes.
 
     Attributes:
         b_min: efficiency threshold; flush at the first partition end at or past it.
         b_max: safety threshold; a SuperBatch never exceeds it.
-        b_min_bytes, b_max_bytes: the same in bytes.
-        max_text_bytes: longest text of the source; a derived `b_max_bytes` has room for a row of twice that.
+        max_text_bytes: longest text of the source; a SuperBatch has room for a row of twice that.
         first_b_min: efficiency threshold of the first SuperBatch, which doubles up to `b_min`; None is a sixteenth of a
             derived `b_min`, and a given `b_min` itself.
     """
 
     b_min: int | None = None
     b_max: int | None = None
-    b_min_bytes: int | None = None
-    b_max_bytes: int | None = None
     max_text_bytes: int = 0
     first_b_min: int | None = None
 
     def resolve(self, efficient_texts: float, scale: float = 1.0) -> Bounds:
-        """Derive what is not given: B_min is the smallest that costs little throughput, B_max is twice that, at least
-        5,000.
+        """Derive B_min as the smallest that costs little throughput, and B_max as twice that, at least 5,000.
 
         A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each later one at twice
         the one before. The first files appear early even in a short run, for four encode calls more.
@@ -51,47 +47,35 @@ class Thresholds:
             scale: makes derived values smaller where memory is short, 0 to 1.
 
         Raises:
-            ConfigError: a threshold is below 1, or a B_min is above its B_max.
+            ConfigError: a threshold is below 1, or B_min is above B_max.
         """
-        self._require_valid()
-        low, high = _B_MIN_RANGE
-        b_min = self.b_min or round(min(high, max(low, efficient_texts)))
-        b_max = self.b_max or max(_LEAST_B_MAX, _B_MAX_FACTOR * b_min)
-        least_b_max_bytes = max(_SCALED_B_MAX_BYTES, 2 * self.max_text_bytes + PARTITION_OVERHEAD_BYTES)
-        b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, least_b_max_bytes, _BYTES_PER_TEXT * b_max)
-        if self.b_max is None:
-            b_max = max(1, self.b_min or 0, int(scale * b_max))
-        if self.b_max_bytes is None:
-            b_max_bytes = max(least_b_max_bytes, self.b_min_bytes or 0, int(scale * b_max_bytes))
-        if self.b_min is None:
-            b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
-        b_min_bytes = self.b_min_bytes or max(1, b_max_bytes // _B_MAX_FACTOR)
-        if b_min > b_max:
-            raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
-        if b_min_bytes > b_max_bytes:
-            raise ConfigError(f"b_min_bytes ({b_min_bytes:,}) must not exceed b_max_bytes ({b_max_bytes:,}).")
-        derived_first = b_min if self.b_min is not None else max(1, b_min // _RAMP)
-        first = min(b_min, self.first_b_min or derived_first)
-        return Bounds(b_min, b_max, b_min_bytes, b_max_bytes, first)
-
-    def _require_valid(self) -> None:
-        for name in ("b_min", "b_max", "b_min_bytes", "b_max_bytes", "first_b_min"):
+        for name in ("b_min", "b_max", "first_b_min"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; {value} was given.")
-        if self.b_max_bytes is not None and self.b_max_bytes <= PARTITION_OVERHEAD_BYTES:
-            raise ConfigError(
-                f"b_max_bytes must be over {PARTITION_OVERHEAD_BYTES:,}, which a partition counts for itself; "
-                f"{self.b_max_bytes:,} was given."
-            )
+        low, high = _B_MIN_RANGE
+        b_min = self.b_min or round(min(high, max(low, efficient_texts)))
+        b_max = self.b_max or max(_LEAST_B_MAX, _B_MAX_FACTOR * b_min)
+        least_bytes = max(_SCALED_B_MAX_BYTES, 2 * self.max_text_bytes + PARTITION_OVERHEAD_BYTES)
+        b_max_bytes = max(_LEAST_B_MAX_BYTES, least_bytes, _BYTES_PER_TEXT * b_max)
+        b_max_bytes = max(least_bytes, int(scale * b_max_bytes))
+        if self.b_max is None:
+            b_max = max(1, self.b_min or 0, int(scale * b_max))
+        if self.b_min is None:
+            b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
+        if b_min > b_max:
+            raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
+        derived_first = b_min if self.b_min is not None else max(1, b_min // _RAMP)
+        first = min(b_min, self.first_b_min or derived_first)
+        return Bounds(b_min, b_max, b_max_bytes // _B_MAX_FACTOR, b_max_bytes, first)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Thresholds with nothing left to derive.
+    """Thresholds with nothing left to derive, in texts and in bytes of ids and texts.
 
     Attributes:
-        first_b_min: B_min of the first SuperBatch, which doubles up to `b_min`; None means `b_min` from the start.
+        first_b_min: as in `Thresholds`; None means `b_min` from the start.
     """
 
     b_min: int
@@ -100,6 +84,10 @@ class Bounds:
     b_max_bytes: int
     first_b_min: int | None = None
 
+    @property
+    def slot_bytes(self) -> int:
+        """Ids and texts of one SuperBatch, with the overhead of the partition that is being read."""
+        return self.b_max_bytes + PARTITION_OVERHEAD_BYTES
+
     def b_min_of(self, index: int) -> int:
-        """B_min of one SuperBatch, by its index in the run."""
         return self.b_min if self.first_b_min is None else min(self.b_min, self.first_b_min << min(index, 32))

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.feed import change_files
-from surge_dagster.engine.feed.change_files import ChangeFeed, ChangeFiles, changed_ids, wanted_feed
+from surge_dagster.engine.feed.change_files import ChangeFeed, ChangeFiles
 from surge_dagster.engine.feed.confirmations import confirm_versions, confirmed_versions
+from surge_dagster.engine.feed.row_comparison import RowChanges
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.run.superbatch import OpenPartition, RowChanges
 from surge_dagster.engine.store.local_store import LocalStore
-from tests.small_catalogs import partition_of
+from tests.engine.feeds import facts_of
 
 SPACE = "space"
 FIRST, SECOND, THIRD, FOURTH = (letter * 32 for letter in "abcd")
@@ -34,8 +34,20 @@ def write(
     """Write a change file of rows with the ids 0, 1, …"""
     ids = pa.array([str(row) for row in range(len(operations))])
     changes = RowChanges(np.array(operations, np.int8), pa.array(deleted, pa.string()), before)
-    opened = OpenPartition(partition_of(key, []), changes=changes)
-    ChangeFeed(store, SPACE).write(opened, after, changed_ids(changes.operations, [ids]))
+    publish(store, changes, after, changes.wanted_ids(0, ids), key)
+
+
+def publish(store: LocalStore, changes: RowChanges, after: str, ids: pa.Array, key: str = "p") -> None:
+    feed = ChangeFeed(always=True)
+    feed.begin(store, SPACE)
+    feed.publishing(facts_of(key, SPACE, {}, after), changes, [ids])
+
+
+def remove_passed(store: LocalStore, **options: Any) -> None:
+    """End a run that wrote nothing."""
+    feed = ChangeFeed(**options)
+    feed.begin(store, SPACE)
+    feed.end()
 
 
 def names(store: LocalStore) -> set[str]:
@@ -76,7 +88,7 @@ def test_change_file_that_is_not_what_its_name_says_is_refused(store: LocalStore
 
 def test_ids_of_two_types_or_too_many_changes_leave_a_gap(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = RowChanges(np.ones(1, np.int8), pa.array([7]), FIRST)
-    ChangeFeed(store, SPACE).write(OpenPartition(partition_of("p", []), changes=changes), SECOND, [pa.array(["7"])])
+    publish(store, changes, SECOND, pa.array(["7"]))
     monkeypatch.setattr(change_files, "MOST_IDS", 2)
     write(store, FIRST, THIRD, [1, 1], ["5"])
     assert names(store) == set()
@@ -85,31 +97,30 @@ def test_ids_of_two_types_or_too_many_changes_leave_a_gap(store: LocalStore, mon
 def test_change_files_are_removed_once_every_consumer_has_passed_or_they_are_old(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = ChangeFeed(store, SPACE)
     write(store, FIRST, SECOND, [1])
     write(store, SECOND, THIRD, [1])
     confirm_versions(store, SPACE, "quick", {"p": THIRD})
     confirm_versions(store, SPACE, "slow", {"p": FIRST})
-    feed.remove_passed(keep_days=7, keep_all=False)
+    remove_passed(store)
     assert names(store) == {"b", "c"}
     confirm_versions(store, SPACE, "slow", {"p": SECOND})
-    feed.remove_passed(keep_days=7, keep_all=True)
+    remove_passed(store, always=True)
     assert names(store) == {"b", "c"}
-    feed.remove_passed(keep_days=7, keep_all=False)
+    remove_passed(store)
     assert names(store) == {"c"}
     later = time.time() + 7.1 * 24 * 3600
     monkeypatch.setattr(change_files.time, "time", lambda: later)
-    feed.remove_passed(keep_days=7, keep_all=True)
+    remove_passed(store, always=True)
     assert names(store) == set()
 
 
 def test_feed_is_written_only_where_it_is_wanted_or_a_consumer_is_registered(store: LocalStore) -> None:
-    assert wanted_feed(store, SPACE, always=False) is None
-    assert wanted_feed(store, SPACE, always=True) is not None
+    assert not ChangeFeed().begin(store, SPACE)
+    assert ChangeFeed(always=True).begin(store, SPACE)
     confirm_versions(store, "another space", "shop", {})
-    assert wanted_feed(store, SPACE, always=False) is None
+    assert not ChangeFeed().begin(store, SPACE)
     confirm_versions(store, SPACE, "shop", {})
-    assert wanted_feed(store, SPACE, always=False) is not None
+    assert ChangeFeed().begin(store, SPACE)
 
 
 def test_confirmations_are_read_back_and_damaged_ones_count_as_none(store: LocalStore) -> None:

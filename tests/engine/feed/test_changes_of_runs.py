@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
 from tests.engine.feeds import Applied, apply, rows_of
-from tests.engine.runs import finish, make_run
+from tests.engine.runs import completed, make_run
 from tests.small_catalogs import Rows, numbered_rows, partition_of
 
 
 def embed(pool: EncoderPool, output: Path, catalog: dict[str, Rows], version: str, **options: Any) -> None:
     partitions = (partition_of(key, rows, version=version) for key, rows in catalog.items())
-    run = make_run(pool, partitions, output, **options)
-    finish(run)
+    run = completed(make_run(pool, partitions, output, **options))
     assert not run.failed
 
 
@@ -78,5 +78,5 @@ def test_old_change_files_of_a_forgotten_consumer_are_removed(hash_pool: Encoder
         path.unlink()
     embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3")
     assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1
-    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3", keep_changes_days=0)
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:2]}, "v4", observer=ChangeFeed(keep_days=0))
     assert not list((tmp_path / ".changes").glob("*/rows/*"))

@@ -10,36 +10,23 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.feed.changes import PartitionChanges, changes
-from surge_dagster.engine.run.publication import Publication
+from surge_dagster.engine.feed.row_comparison import RowChanges
 from surge_dagster.engine.run.report import Receipt
-from surge_dagster.engine.run.superbatch import RowChanges, Segment
 from surge_dagster.engine.sources.partition import Partition
+from tests.engine.feeds import note_changes
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import (
-    numbered_rows,
-    read_embedded,
-    rewrite,
-    row_batch_of,
-    with_vectors,
-)
+from tests.small_catalogs import numbered_rows, read_embedded, rewrite, row_batch_of, with_vectors
 
 __all__ = ["output"]
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RowChanges | None]]:
-    """What the runs of a test found out about changed rows."""
+def row_changes(monkeypatch: pytest.MonkeyPatch) -> list[RowChanges | None]:
+    """What the runs of a test found out about changed rows, one entry for each reading of an old file."""
     noted_changes: list[RowChanges | None] = []
-    finish_changes = Publication._finish_changes
-
-    def noted(publication: Publication, segment: Segment) -> None:
-        finish_changes(publication, segment)
-        if segment.last:
-            noted_changes.append(segment.partition.changes)
-
-    monkeypatch.setattr(Publication, "_finish_changes", noted)
-    yield noted_changes
+    note_changes(monkeypatch, lambda _, changes: noted_changes.append(changes))
+    return noted_changes
 
 
 def _operations(partition: PartitionChanges) -> Iterator[str]:
@@ -47,31 +34,33 @@ def _operations(partition: PartitionChanges) -> Iterator[str]:
         yield from batch.column("op").to_pylist()
 
 
-def test_rows_are_compared_by_id(output: Output, found: list[RowChanges | None]) -> None:
+def test_rows_are_compared_by_id(output: Output, row_changes: list[RowChanges | None]) -> None:
     output.embed(ROWS, changes=True)
     version = read_embedded(output.root, output.run.space.name, "k").facts.rows_version
     edited = [ROWS[1], ROWS[0], ("id-2", "edited"), ("new", ROWS[3][1]), *ROWS[5:50]]
     output.embed(edited, changes=True)
-    [first, second] = found
-    assert first is None and second is not None
-    assert second.operations.tolist() == [0, 0, 2, 1] + 45 * [0]
-    assert second.deleted.to_pylist() == [ROWS[n][0] for n in (3, 4, *range(50, 60))]
-    assert second.previous_rows_version == version
+    [changes] = row_changes
+    assert changes is not None
+    assert changes.operations.tolist() == [0, 0, 2, 1] + 45 * [0]
+    assert changes.deleted.to_pylist() == [ROWS[n][0] for n in (3, 4, *range(50, 60))]
+    assert changes.previous_rows_version == version
 
 
 def test_row_takes_the_vector_of_its_own_id_where_texts_are_equal(
-    output: Output, found: list[RowChanges | None]
+    output: Output, row_changes: list[RowChanges | None]
 ) -> None:
     output.embed([("a", "equal"), ("b", "equal"), ("c", "other")], changes=True)
     output.embed([("b", "equal"), ("c", "other"), ("a", "equal")], changes=True)
-    assert found[1] is not None and found[1].operations.tolist() == [0, 0, 0]
+    assert row_changes[-1] is not None and row_changes[-1].operations.tolist() == [0, 0, 0]
 
 
-def test_rows_whose_old_vectors_are_not_trusted_have_changed(output: Output, found: list[RowChanges | None]) -> None:
+def test_rows_whose_old_vectors_are_not_trusted_have_changed(
+    output: Output, row_changes: list[RowChanges | None]
+) -> None:
     output.embed(ROWS, changes=True)
     rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
     output.embed(ROWS[1:], changes=True)
-    assert found[1] is not None and set(found[1].operations.tolist()) == {2}
+    assert row_changes[-1] is not None and set(row_changes[-1].operations.tolist()) == {2}
 
 
 def test_consumer_gets_every_row_of_a_split_partition_whose_old_vectors_are_not_trusted(output: Output) -> None:
@@ -86,21 +75,21 @@ def test_consumer_gets_every_row_of_a_split_partition_whose_old_vectors_are_not_
     assert operations == 449 * ["change"] + ["delete"]
 
 
-def test_rows_that_were_encoded_again_have_changed(output: Output, found: list[RowChanges | None]) -> None:
+def test_rows_that_were_encoded_again_have_changed(output: Output, row_changes: list[RowChanges | None]) -> None:
     output.embed(ROWS, changes=True)
     output.embed(ROWS, changes=True, force=True)
-    assert found[1] is not None and set(found[1].operations.tolist()) == {2}
+    assert row_changes[-1] is not None and set(row_changes[-1].operations.tolist()) == {2}
 
 
-def test_rows_of_a_split_partition_are_compared(output: Output, found: list[RowChanges | None]) -> None:
+def test_rows_of_a_split_partition_are_compared(output: Output, row_changes: list[RowChanges | None]) -> None:
     rows = numbered_rows("k", 450)
     output.embed(rows, changes=True)
     output.embed([*rows[:300], ("new", "new"), *rows[301:]], changes=True)
-    assert found[1] is not None and np.flatnonzero(found[1].operations).tolist() == [300]
-    assert found[1].deleted.to_pylist() == ["id-300"]
+    assert row_changes[-1] is not None and np.flatnonzero(row_changes[-1].operations).tolist() == [300]
+    assert row_changes[-1].deleted.to_pylist() == ["id-300"]
 
 
-def test_rows_whose_carried_columns_differ_have_changed(output: Output, found: list[RowChanges | None]) -> None:
+def test_rows_whose_carried_columns_differ_have_changed(output: Output, row_changes: list[RowChanges | None]) -> None:
     def embed(prices: list[int | None]) -> Receipt:
         carried = pa.record_batch({"price": pa.array(prices, pa.int64())})
         batch = replace(row_batch_of(ROWS), carried=carried)
@@ -111,11 +100,11 @@ def test_rows_whose_carried_columns_differ_have_changed(output: Output, found: l
 
     embed([1, None, None, *range(57)])
     assert embed([2, None, 5, *range(57)]).rows_reused == 60
-    assert found[1] is not None and found[1].operations.tolist() == [2, 0, 2] + 57 * [0]
+    assert row_changes[-1] is not None and row_changes[-1].operations.tolist() == [2, 0, 2] + 57 * [0]
 
 
-def test_ids_of_another_type_are_not_compared(output: Output, found: list[RowChanges | None]) -> None:
+def test_ids_of_another_type_are_not_compared(output: Output, row_changes: list[RowChanges | None]) -> None:
     output.embed(ROWS, changes=True)
     rewrite(output.path, lambda table: table.set_column(0, pa.field("id", pa.int64(), False), [list(range(60))]))
     assert output.embed(ROWS[1:], changes=True).rows_reused == 59
-    assert found[1] is None
+    assert row_changes[-1] is None

@@ -25,7 +25,7 @@ from surge_dagster.engine.plan.cost_model import (
     variation,
 )
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.superbatch import OpenPartition
+from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition
 from surge_dagster.engine.run.thresholds import Bounds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 
@@ -171,11 +171,11 @@ def test_prediction_equals_the_flushes_of_the_aggregator(
                 batch.slot.release()
 
         for number, (size, length) in enumerate(partitions):
-            aggregator.open(OpenPartition(Partition(str(number), "v", lambda: iter(()), lambda: "v")))
+            aggregator.open(PartitionToRead(Partition(str(number), "v", lambda: iter(()), lambda: "v")))
             if size:
                 texts = pa.array(["x" * length] * size, pa.large_string())
                 emit(aggregator.add(RowBatch(pa.array(range(size), pa.int64()), texts)))
-            emit(aggregator.close())
+            emit(aggregator.close(ReadPartition(size, "", pa.int64())))
         emit(aggregator.finish())
     predicted = predict_flushes([size for size, _ in partitions], bounds, [length for _, length in partitions], 8)
     assert made == [(flush.texts, flush.partitions) for flush in predicted]

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.encoder.costs import Call, EncodeCosts, Fit
-from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.plan.cost_model import CostConstants, Flush, Recommendation, predict_flushes
 from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast, plan, size_fleet, verdict
-from surge_dagster.engine.run.memory import plan_memory
+from surge_dagster.engine.run.memory import ResultMemory, plan_memory
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 
@@ -223,9 +222,8 @@ class TestFleet:
 
 
 def test_memory_of_a_plan_is_that_of_three_superbatches_and_within_the_limit() -> None:
-    space = EncodingSpec("hash://384").resolve()
     bounds = Thresholds(b_min=1_000).resolve(1.0)
-    memory = plan_memory(bounds, space, 4, 1 << 30)
+    memory = plan_memory(bounds, ResultMemory(384, 4, 4, 0), 1 << 30)
     one = plan([1_000], [47_000], run_costs(), bounds, memory=memory)
     three = plan([1_000] * 3, [47_000] * 3, run_costs(), bounds, memory=memory)
     many = plan([1_000] * 50, [47_000] * 50, run_costs(), bounds, memory=memory)

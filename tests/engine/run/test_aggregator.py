@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from random import Random
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.superbatch import OpenPartition, SuperBatch
+from surge_dagster.engine.run.superbatch import PartitionToRead, SuperBatch
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
+from tests.engine.runs import read_of
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """A partition as it will arrive: its rows, how they are cut, and whether it is refused after the last of them."""
+    """A partition as it will arrive: its rows, how they are cut, and whether it is refused after the last of them.
+
+    Attributes:
+        skipped: numbers of the batches of rows that are staged already.
+    """
 
     key: str
     rows: Rows
     batch_rows: int
     refused: bool = False
+    skipped: frozenset[int] = frozenset()
 
 
 def row_cost(row: tuple[str, str]) -> int:
@@ -73,84 +77,87 @@ def told_row_by_row(partitions: list[Incoming], bounds: Bounds) -> list[list[Pie
 
 @dataclass
 class Gathering:
-    """An aggregator fed from a real arena, and what came out of it."""
+    """An aggregator fed from a real arena, and what came out of it.
+
+    Attributes:
+        rows: ids and texts of what was emitted, by key and number of the row.
+        ended: keys and numbers of rows of the partitions whose last segment was emitted.
+        booked: bytes that are held.
+        reserved: bytes that were ever booked.
+    """
 
     bounds: Bounds
-    slots: int = 2
-    opened: dict[str, OpenPartition] = field(default_factory=dict)
     emitted: list[list[Piece]] = field(default_factory=list)
-    texts: dict[str, list[str]] = field(default_factory=dict)
-    ids: dict[str, list[str]] = field(default_factory=dict)
+    rows: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
+    ended: list[tuple[str, int]] = field(default_factory=list)
+    booked: int = 0
     reserved: int = 0
-    released: int = 0
 
     def run(self, partitions: list[Incoming]) -> None:
+        bounds = self.bounds
         with Arena(
-            slots=self.slots,
-            max_texts=self.bounds.b_max,
-            max_bytes=self.bounds.b_max_bytes,
-            dimension=1,
-            dtype="float32",
+            slots=2, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
         ) as arena:
-            aggregator = Aggregator(self.bounds, lambda: self.acquire(arena), self.reserve)
+            # `acquire` raises when no slot is free: two must be enough.
+            aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), self.reserve)
             for partition in partitions:
                 self.feed(aggregator, partition)
-            self.take(aggregator, aggregator.finish())
-            assert aggregator.held_texts == 0
-            assert self.reserved == self.released
-
-    def acquire(self, arena: Arena) -> Slot:
-        return arena.acquire(cancelled=lambda: True)  # raises when none is free: two must be enough
+            self.take(aggregator.finish())
+            assert aggregator.held_texts == self.booked == 0
 
     def reserve(self, size: int) -> None:
+        self.booked += size
         self.reserved += size
 
     def feed(self, aggregator: Aggregator, partition: Incoming) -> None:
-        opened = self.opened[partition.key] = OpenPartition(partition_of(partition.key, partition.rows))
-        aggregator.open(opened)
-        for start in range(0, len(partition.rows), partition.batch_rows):
-            self.take(aggregator, aggregator.add(row_batch_of(partition.rows[start : start + partition.batch_rows])))
+        aggregator.open(PartitionToRead(partition_of(partition.key, partition.rows)))
+        for number, start in enumerate(range(0, len(partition.rows), partition.batch_rows)):
+            batch = row_batch_of(partition.rows[start : start + partition.batch_rows])
+            if number in partition.skipped:
+                aggregator.skip(batch)
+            else:
+                self.take(aggregator.add(batch))
             assert aggregator.held_texts <= self.bounds.b_max
             assert aggregator.held_bytes <= self.bounds.b_max_bytes
         if partition.refused:
-            self.released += aggregator.discard()[1]
+            self.booked -= aggregator.discard()[1]
         else:
-            self.take(aggregator, aggregator.close())
+            self.take(aggregator.close(read_of(partition.rows)))
         assert aggregator.held_texts < self.bounds.b_min
 
-    def take(self, aggregator: Aggregator, batches: Iterator[SuperBatch]) -> None:
+    def take(self, batches: Iterator[SuperBatch]) -> None:
         for batch in batches:
             self.look_at(batch)
-            self.released += batch.held_bytes
+            self.booked -= batch.held_bytes
             batch.slot.release()
 
     def look_at(self, batch: SuperBatch) -> None:
         assert batch.index == len(self.emitted)
         assert batch.texts <= self.bounds.b_max
         row = size = 0
+        pieces: list[Piece] = []
         for segment in batch.segments:
             assert segment.start == row, "segments cover the slot without a gap"
-            row = segment.stop
-            texts = batch.slot.texts(segment.start, segment.stop).to_pylist()
+            row, key = segment.stop, segment.partition.key
             ids = [value for chunk in segment.ids for value in chunk.to_pylist()]
-            assert len(ids) == len(texts)
-            size += sum(map(row_cost, zip(ids, texts, strict=True)))
-            size += PARTITION_OVERHEAD_BYTES if segment.first_row == 0 else 0
-            known = self.texts.setdefault(segment.partition.key, [])
-            assert segment.first_row == len(known), "in order, none lost, none twice"
-            known.extend(texts)
-            self.ids.setdefault(segment.partition.key, []).extend(ids)
+            found = list(zip(ids, batch.slot.texts(segment.start, row).to_pylist(), strict=True))
+            size += sum(map(row_cost, found)) + (PARTITION_OVERHEAD_BYTES if segment.first_row == 0 else 0)
+            numbered = {(key, segment.first_row + number): value for number, value in enumerate(found)}
+            assert not self.rows.keys() & numbered.keys(), "no row comes twice"
+            self.rows |= numbered
+            pieces.append((key, segment.first_row, segment.first_row + len(found)))
+            if segment.read is not None:
+                self.ended.append((key, pieces[-1][2]))
         assert row == batch.texts
         assert size <= self.bounds.b_max_bytes
-        assert batch.held_bytes >= size
-        self.emitted.append(
-            [
-                (segment.partition.key, segment.first_row, segment.first_row + segment.stop - segment.start)
-                for segment in batch.segments
-            ]
-        )
-        for segment in batch.segments[:-1]:
-            assert segment.last
+        assert size <= batch.held_bytes <= 2 * self.bounds.b_max_bytes
+        self.emitted.append(pieces)
+
+
+def numbered(partition: Incoming) -> dict[tuple[str, int], tuple[str, str]]:
+    """Ids and texts of the rows that are to be encoded, by key and number of the row."""
+    rows = enumerate(partition.rows)
+    return {(partition.key, n): row for n, row in rows if n // partition.batch_rows not in partition.skipped}
 
 
 @st.composite
@@ -161,16 +168,17 @@ def bounds_of(draw: st.DrawFn) -> Bounds:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn) -> list[Incoming]:
-    found = []
+def arrivals(draw: st.DrawFn, *, staged: bool = False) -> list[Incoming]:
+    """Partitions; with `staged`, some of their rows are staged already and none is refused."""
+    partitions = []
     for number in range(draw(st.integers(0, 10))):
         sizes = draw(st.lists(st.integers(0, 400) | st.integers(0, 5), max_size=draw(st.sampled_from([1, 5, 70]))))
         texts = ["ß" * (size // 2) + "x" * (size % 2) for size in sizes]
         rows = [(f"{number}.{row}", text) for row, text in enumerate(texts)]
-        found.append(
-            Incoming(f"p{number}", rows, draw(st.integers(1, 30)), refused=draw(st.sampled_from([False] * 4 + [True])))
-        )
-    return found
+        refused = not staged and draw(st.sampled_from([False] * 4 + [True]))
+        skipped = draw(st.frozensets(st.integers(0, 70))) if staged else frozenset[int]()
+        partitions.append(Incoming(f"p{number}", rows, draw(st.integers(1, 30)), refused, skipped))
+    return partitions
 
 
 @settings(max_examples=100)
@@ -179,11 +187,19 @@ def test_any_stream_is_gathered_by_the_rule_and_within_its_bounds(partitions: li
     gathering = Gathering(bounds)
     gathering.run(partitions)
     assert gathering.emitted == told_row_by_row(partitions, bounds)
-    for partition in partitions:
-        if not partition.refused:
-            assert gathering.texts.get(partition.key, []) == [row[1] for row in partition.rows]
-            assert gathering.ids.get(partition.key, []) == [row[0] for row in partition.rows]
-            assert gathering.opened[partition.key].rows == len(partition.rows)
+    whole = [partition for partition in partitions if not partition.refused]
+    assert gathering.ended == [(partition.key, len(partition.rows)) for partition in whole]
+    for partition in whole:
+        assert numbered(partition).items() <= gathering.rows.items()
+
+
+@given(arrivals(staged=True), bounds_of())
+def test_skipped_rows_do_not_move_the_other_rows(partitions: list[Incoming], bounds: Bounds) -> None:
+    """Every partition is closed once, and its segments hold exactly the rows that were added, under their numbers."""
+    gathering = Gathering(bounds)
+    gathering.run(partitions)
+    assert gathering.rows == {row: value for partition in partitions for row, value in numbered(partition).items()}
+    assert gathering.ended == [(partition.key, len(partition.rows)) for partition in partitions]
 
 
 @given(arrivals(), bounds_of())
@@ -237,7 +253,7 @@ def test_rows_moved_to_the_next_slot_count_twice_until_the_first_slot_is_release
     gathering.run([Incoming("a", first, 30), Incoming("b", second, 20)])
     books = [PARTITION_OVERHEAD_BYTES + sum(map(row_cost, rows)) for rows in (first, second)]
     moved = PARTITION_OVERHEAD_BYTES + sum(map(row_cost, second[:20]))
-    assert gathering.reserved == gathering.released == sum(books) + moved
+    assert gathering.reserved == sum(books) + moved
 
 
 def test_partitions_without_rows_end_a_superbatch_too() -> None:
@@ -250,97 +266,37 @@ def test_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_batc
     bounds = Bounds(10, 10, 2000, 2000)
     with Arena(slots=1, max_texts=10, max_bytes=2000, dimension=1, dtype="float32") as arena:
         aggregator = Aggregator(bounds, arena.acquire)
-        aggregator.open(OpenPartition(partition_of("k", [])))
+        aggregator.open(PartitionToRead(partition_of("k", [])))
         assert list(aggregator.add(row_batch_of([("0", "short")]))) == []
         with pytest.raises(DataError, match=r"row 2: the row has 1,001 bytes and a SuperBatch holds at most 2,000"):
             aggregator.add(row_batch_of([("1", "short"), ("2", "x" * 1000)]))
         assert aggregator.held_texts == 1
 
 
-def test_calls_out_of_order_are_refused() -> None:
-    with Arena(slots=1, max_texts=10, max_bytes=2000, dimension=1, dtype="float32") as arena:
-        aggregator = Aggregator(Bounds(10, 10, 2000, 2000), arena.acquire)
-        with pytest.raises(RuntimeError, match="no partition is open"):
-            aggregator.discard()
-        aggregator.open(OpenPartition(partition_of("k", [])))
-        with pytest.raises(RuntimeError, match="'k' is still open"):
-            aggregator.open(OpenPartition(partition_of("other", [])))
-        with pytest.raises(RuntimeError, match="'k' is still open"):
-            list(aggregator.finish())
+@pytest.mark.parametrize(
+    ("efficient", "b_min"), [(1.0, 1_000), (2_000.4, 2_000), (99_995.0, 99_995), (1_000_000.0, 100_000)]
+)
+def test_b_min_is_what_encodes_efficiently_within_limits(efficient: float, b_min: int) -> None:
+    bounds = Thresholds().resolve(efficient)
+    assert (bounds.b_min, bounds.b_max) == (b_min, max(5_000, 2 * b_min))
 
 
-@given(arrivals(), bounds_of(), st.randoms(use_true_random=False))
-def test_skipped_rows_do_not_move_the_other_rows(partitions: list[Incoming], bounds: Bounds, random: Random) -> None:
-    """Every partition is closed once, and its segments hold exactly the rows that were added, under their numbers."""
-    with Arena(slots=2, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32") as arena:
-        reserved: list[int] = []
-        aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), reserved.append)
-        found: dict[tuple[str, int], str] = {}
-        ended: list[tuple[str, int]] = []
-
-        def take(batches: Iterator[SuperBatch]) -> None:
-            for batch in batches:
-                for segment in batch.segments:
-                    key, texts = segment.partition.key, batch.slot.texts(segment.start, segment.stop).to_pylist()
-                    found.update({(key, segment.first_row + n): text for n, text in enumerate(texts)})
-                    ended.extend([(key, segment.first_row + len(texts))] * segment.last)
-                assert batch.held_bytes <= 2 * bounds.b_max_bytes
-                reserved.append(-batch.held_bytes)
-                batch.slot.release()
-
-        expected: dict[tuple[str, int], str] = {}
-        for partition in partitions:
-            aggregator.open(OpenPartition(partition_of(partition.key, partition.rows)))
-            for start in range(0, len(partition.rows), partition.batch_rows):
-                rows = partition.rows[start : start + partition.batch_rows]
-                if random.random() < 0.4:
-                    aggregator.skip(row_batch_of(rows))
-                else:
-                    take(aggregator.add(row_batch_of(rows)))
-                    expected |= {(partition.key, start + n): row[1] for n, row in enumerate(rows)}
-                assert aggregator.held_texts <= bounds.b_max
-            take(aggregator.close())
-        take(aggregator.finish())
-        assert found == expected
-        assert ended == [(partition.key, len(partition.rows)) for partition in partitions]
-        assert sum(reserved) == 0
+def test_given_thresholds_are_kept_and_the_others_are_derived() -> None:
+    assert Thresholds(b_min=7).resolve(1.0).b_max == 5_000
+    assert Thresholds(b_max=100).resolve(1e9).b_min == 50
+    assert Thresholds(b_max=2).resolve(1e9).b_min == 1
+    bounds = Thresholds(max_text_bytes=10**9).resolve(1e9)
+    assert bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES and bounds.b_min_bytes < bounds.b_max_bytes
 
 
-def test_type_of_ids_is_known_even_without_rows() -> None:
-    with Arena(slots=1, max_texts=10, max_bytes=2000, dimension=1, dtype="float32") as arena:
-        aggregator = Aggregator(Bounds(10, 10, 2000, 2000), arena.acquire)
-        opened = OpenPartition(partition_of("k", []))
-        aggregator.open(opened)
-        list(aggregator.add(row_batch_of([], pa.int64())))
-        assert opened.id_type == pa.int64()
-
-
-class TestThresholds:
-    """What follows from the thresholds that were given."""
-
-    @pytest.mark.parametrize(
-        ("efficient", "b_min"), [(1.0, 1_000), (2_000.4, 2_000), (99_995.0, 99_995), (1_000_000.0, 100_000)]
-    )
-    def test_b_min_is_what_encodes_efficiently_within_limits(self, efficient: float, b_min: int) -> None:
-        bounds = Thresholds().resolve(efficient)
-        assert (bounds.b_min, bounds.b_max) == (b_min, max(5_000, 2 * b_min))
-
-    def test_given_thresholds_are_kept_and_the_others_are_derived(self) -> None:
-        assert Thresholds(b_min=7).resolve(1.0).b_max == 5_000
-        assert Thresholds(b_max=100).resolve(1e9).b_min == 50
-        assert Thresholds(b_max=2).resolve(1e9).b_min == 1
-        assert Thresholds(b_max_bytes=5000).resolve(1e9).b_min_bytes == 2500
-
-    @pytest.mark.parametrize(
-        ("wrong", "message"),
-        [
-            (Thresholds(b_min=0), "b_min must be at least 1; 0 was given"),
-            (Thresholds(b_max_bytes=-1), "b_max_bytes must be at least 1"),
-            (Thresholds(b_min=11, b_max=10), r"b_min \(11 texts\) must not exceed b_max \(10\)"),
-            (Thresholds(b_min_bytes=6000, b_max_bytes=5000), "b_min_bytes .* must not exceed b_max_bytes"),
-            (Thresholds(b_max_bytes=1024), "b_max_bytes must be over 1,024"),
-        ],
-    )
-    def test_thresholds_that_cannot_work_are_refused(self, wrong: Thresholds, message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
-            wrong.resolve(1000.0)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Thresholds(b_min=0), "b_min must be at least 1; 0 was given"),
+        (Thresholds(first_b_min=-1), "first_b_min must be at least 1"),
+        (Thresholds(b_min=11, b_max=10), r"b_min \(11 texts\) must not exceed b_max \(10\)"),
+    ],
+)
+def test_thresholds_that_cannot_work_are_refused(wrong: Thresholds, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrong.resolve(1000.0)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from surge_dagster import open_embeddings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.readers.search import search
-from surge_dagster.engine.run.fresh_run import report_when_fresh
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.verify.verification import Verified, Violation, verify
-from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.engine.runs import failures, finish, in_memory, limit_bytes, make_run, receipts
 from tests.engine.store.object_server import ObjectServer, open_bucket
 from tests.small_catalogs import (
     Rows,
@@ -99,63 +98,54 @@ def test_both_formats_hold_the_same_rows_and_facts(hash_pool: EncoderPool, tmp_p
 def test_fresh_arrow_files_are_not_encoded_again(
     copy: Path, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forget_all()
+    monkeypatch.setattr(freshness, "_known", {})
     run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
     assert {receipt.action for receipt in receipts(finish(run))} == {"fresh"}
     assert (run.report.texts_encoded, run.report.partitions_skipped) == (0, len(CATALOG))
-    store, spec = open_store(copy / "out"), hash_pool.space.requested
-    report = report_when_fresh(open_source(copy / "catalog"), store, spec, "arrow")
-    assert report is not None and report.partitions_skipped == len(CATALOG)
 
 
-class TestOneFormat:
-    def test_space_names_its_file_format(self, copy: Path, hash_pool: EncoderPool) -> None:
-        wrong = r"'arrow'; the settings request 'parquet'\. Set format to 'arrow', or write to another"
-        before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
-        with pytest.raises(ConfigError, match=wrong):
-            make_run(hash_pool, open_source(copy / "catalog"), copy / "out")
-        with pytest.raises(ConfigError, match=wrong):
-            store, spec = open_store(copy / "out"), hash_pool.space.requested
-            report_when_fresh(open_source(copy / "catalog"), store, spec)
-        assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
-
-    def test_format_that_this_version_does_not_know_is_refused(self, copy: Path, hash_pool: EncoderPool) -> None:
-        record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
-        record.write_text(record.read_text().replace('"arrow"', '"feather"'))
-        with pytest.raises(ConfigError, match=r"feather files; this version reads .* parquet or arrow files"):
-            open_embeddings(copy / "out")
-
-    def test_file_of_the_other_format_is_ignored(self, copy: Path, hash_pool: EncoderPool) -> None:
-        stray = copy / "out" / space_of(copy, hash_pool).name / "a.parquet"
-        stray.write_bytes(b"PAR1")
-        [found] = violations(copy, hash_pool)
-        assert found.is_warning and "is never read" in found.reason
-        assert open_embeddings(copy / "out").rows == sum(map(len, CATALOG.values()))
-        [[hit]] = search(open_store(copy / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
-        assert hit.id == "id-7"
+def test_space_names_its_file_format(copy: Path, hash_pool: EncoderPool) -> None:
+    wrong = r"'arrow'; the settings request 'parquet'\. Set format to 'arrow', or write to another"
+    before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
+    with pytest.raises(ConfigError, match=wrong):
+        list(make_run(hash_pool, open_source(copy / "catalog"), copy / "out"))
+    assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
 
 
-class TestVerify:
-    def test_published_arrow_files_have_no_violation(self, embedded: Path, hash_pool: EncoderPool) -> None:
-        source, store = open_source(embedded / "catalog"), open_store(embedded / "out")
-        found = list(verify(source, store, space_of(embedded, hash_pool), pool=hash_pool, reencode=None))
-        assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
-            key: len(rows) for key, rows in CATALOG.items()
-        }
-        assert not [each for each in found if isinstance(each, Violation)]
+def test_format_that_this_version_does_not_know_is_refused(copy: Path, hash_pool: EncoderPool) -> None:
+    record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
+    record.write_text(record.read_text().replace('"arrow"', '"feather"'))
+    with pytest.raises(ConfigError, match="names the file format 'feather'; this version knows parquet, arrow"):
+        open_embeddings(copy / "out")
 
-    def test_flipped_bit_in_a_vector_is_reported_as_damage(self, copy: Path, hash_pool: EncoderPool) -> None:
-        path = copy / "out" / space_of(copy, hash_pool).name / "big.arrow"
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-        [found] = violations(copy, hash_pool)
-        assert (found.key, found.kind) == ("big", "damaged")
-        assert "checksum verification failed" in found.reason
 
-    def test_file_of_a_removed_partition_is_reported_as_orphan(self, copy: Path, hash_pool: EncoderPool) -> None:
-        shutil.rmtree(copy / "catalog" / "partition=a")
-        assert [(one.key, one.kind) for one in violations(copy, hash_pool)] == [("a", "orphan")]
+def test_file_of_the_other_format_is_ignored(copy: Path, hash_pool: EncoderPool) -> None:
+    stray = copy / "out" / space_of(copy, hash_pool).name / "a.parquet"
+    stray.write_bytes(b"PAR1")
+    [found] = violations(copy, hash_pool)
+    assert found.is_warning and "is never read" in found.reason
+    assert open_embeddings(copy / "out").rows == sum(map(len, CATALOG.values()))
+    [[hit]] = search(open_store(copy / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
+    assert hit.id == "id-7"
+
+
+def test_published_arrow_files_have_no_violation(embedded: Path, hash_pool: EncoderPool) -> None:
+    source, store = open_source(embedded / "catalog"), open_store(embedded / "out")
+    found = list(verify(source, store, space_of(embedded, hash_pool), pool=hash_pool, reencode=None))
+    assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
+        key: len(rows) for key, rows in CATALOG.items()
+    }
+    assert len(found) == len(CATALOG)
+
+
+def test_flipped_bit_in_a_vector_is_reported_as_damage(copy: Path, hash_pool: EncoderPool) -> None:
+    path = copy / "out" / space_of(copy, hash_pool).name / "big.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    [found] = violations(copy, hash_pool)
+    assert (found.key, found.kind) == ("big", "damaged")
+    assert "checksum verification failed" in found.reason
 
 
 def test_search_finds_an_embedded_text(embedded: Path, hash_pool: EncoderPool) -> None:
@@ -173,17 +163,15 @@ def test_equal_content_under_a_new_version_is_republished(copy: Path, hash_pool:
 
 
 def test_wide_texts_are_assembled_and_republished_within_the_booked_memory(
-    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pyarrow as pa
-
     size = 256 * 1024
     rows = [(f"id-{row}", f"{row} ".ljust(size, "x")) for row in range(60)]
-    thresholds = Thresholds(b_min=1, b_max=1000, b_max_bytes=20 * size)  # three segments
+    limit_bytes(monkeypatch, 20 * size)  # three segments
     before = pa.default_memory_pool()
     for version, action in (("v1", "encoded"), ("v2", "republished")):
         source = [partition_of("wide", rows, version=version, batch_rows=1)]
-        run = make_run(hash_pool, source, tmp_path, thresholds, file_format="arrow")
+        run = make_run(hash_pool, source, tmp_path, Thresholds(b_min=1, b_max=1000), file_format="arrow")
         watched = pa.proxy_memory_pool(before)
         pa.set_memory_pool(watched)
         try:
@@ -202,13 +190,12 @@ def test_writing_to_a_bucket_and_checking_freshness_take_one_request_per_file(
     store, facts = open_bucket(object_server), dict[str, FileFacts | None]()
     run = make_run(hash_pool, in_memory(CATALOG), store, file_format="arrow")
     assert failures(finish(run)) == []
-    forget_all()
+    monkeypatch.setattr(freshness, "_known", {})
     object_server.log.clear()
     outputs = OutputState(store, run.space.name, "arrow")
     for partition in outputs.looked_at(in_memory(CATALOG)):
-        state = outputs.freshness(partition)
-        assert state.status == "fresh" and state.file
-        facts[partition.key] = state.file.facts
+        assert outputs.status(partition) == "fresh"
+        facts[partition.key] = found.facts if (found := outputs.file(partition.key)) else None
     assert len([target for target in object_server.requests("GET") if ".arrow" in target]) == len(CATALOG)
     loaded = open_embeddings(store)
     assert {key: loaded.facts(key) for key in CATALOG} == facts
@@ -219,7 +206,7 @@ def test_writing_to_a_bucket_and_checking_freshness_take_one_request_per_file(
 def test_damaged_file_is_encoded_again(
     copy: Path, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forget_all()
+    monkeypatch.setattr(freshness, "_known", {})
     folder = copy / "out" / space_of(copy, hash_pool).name
     cut, flipped = folder / "a.arrow", folder / "big.arrow"
     cut.write_bytes(cut.read_bytes()[:-100])
@@ -227,8 +214,7 @@ def test_damaged_file_is_encoded_again(
     content[3_000] ^= 1
     flipped.write_bytes(content)
     write_partition(copy / "catalog", "big", CATALOG["big"], version="v2")  # would only be written again
-    with caplog.at_level(logging.WARNING):
-        run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
-        assert {receipt.key for receipt in receipts(finish(run), "encoded")} == {"a", "big"}
+    run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
+    assert {receipt.key for receipt in receipts(finish(run), "encoded")} == {"a", "big"}
     assert "big.arrow is encoded again: checksum verification failed" in caplog.text
     assert violations(copy, hash_pool) == []

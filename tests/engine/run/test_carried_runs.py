@@ -30,9 +30,9 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import failures, finish, finish_receipts, make_run, receipts
+from tests.engine.runs import completed, failures, finish, finish_receipts, limit_bytes, make_run, receipts
 from tests.engine.sources.tables import write_csv
-from tests.small_catalogs import assert_embedded, read_embedded, rewrite, write_partition
+from tests.small_catalogs import assert_embedded, read_embedded, rewrite
 
 SELECTION = Selection(carried=("sku", "price"))
 NAMES = ("id", "text", "category", "sku", "price")
@@ -204,8 +204,7 @@ def test_partitions_with_other_types_are_loaded_apart_and_missing_columns_are_nu
 
 def test_other_value_in_the_file_is_found_by_verify(hash_pool: EncoderPool, tmp_path: Path) -> None:
     source = in_frames(tmp_path)
-    run = make_run(hash_pool, source, tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, source, tmp_path))
     path = tmp_path / file_name(run.space.name, "small")
 
     def raise_price(table: pa.Table) -> pa.Table:
@@ -224,8 +223,7 @@ def test_flipped_bit_never_gives_other_columns_or_values(
 ) -> None:
     table = pa.table({"id": ["1", "2"], "text": ["a", "b"], "price": [1.5, None], "tags": [["x"], []]})
     source = FrameCatalog({"k": table}, Selection(carried=("price", "tags")))
-    run = make_run(hash_pool, source, tmp_path, file_format=file_format)
-    finish(run)
+    run = completed(make_run(hash_pool, source, tmp_path, file_format=file_format))
     content = (tmp_path / file_name(run.space.name, "k", file_format)).read_bytes()
 
     def rows(raw: bytes) -> tuple[pa.Schema, list[Any]]:
@@ -246,41 +244,32 @@ def test_flipped_bit_never_gives_other_columns_or_values(
     assert noticed > 500
 
 
-def test_ledger_covers_carried_bytes(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_ledger_covers_carried_bytes(hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"id": ["1", "2", "3"], "text": ["a"] * 3, "blob": ["x" * 2_000_000] * 3})
     source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
-    bounded = Thresholds(1, 100, b_max_bytes=5_000_000, max_text_bytes=1_000_000)
-    run = make_run(hash_pool, source, tmp_path, bounded)
+    limit_bytes(monkeypatch, 5_000_000)
+    run = make_run(hash_pool, source, tmp_path, Thresholds(1, 100))
     [receipt] = finish_receipts(run, "encoded")
     assert receipt.superbatch == 1, "three such rows are more than a SuperBatch"
     assert run.report.peak_resident_bytes > 4_000_000
     source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
-    narrow = Thresholds(1, 100, b_max_bytes=1_500_000, max_text_bytes=1_000_000)
-    [failure] = failures(finish(make_run(hash_pool, source, tmp_path / "narrow", narrow)))
+    limit_bytes(monkeypatch, 1_500_000)
+    [failure] = failures(finish(make_run(hash_pool, source, tmp_path / "narrow", Thresholds(1, 100))))
     assert "the row has 2,000,0" in failure.reason and "Shorten its values, or raise" in failure.reason
 
 
 def test_output_without_texts_still_has_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = make_run(hash_pool, in_frames(tmp_path), tmp_path, include_text=False)
-    finish(run)
+    run = completed(make_run(hash_pool, in_frames(tmp_path), tmp_path, include_text=False))
     found = read_embedded(tmp_path, run.space.name, "small")
     assert found.texts is None and found.facts.carried_columns == "sku: string, price: double"
 
 
 def test_file_whose_types_are_not_those_that_it_states_is_invalid(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = make_run(hash_pool, in_frames(tmp_path), tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, in_frames(tmp_path), tmp_path))
     name = file_name(run.space.name, "small")
     rewrite(tmp_path / name, lambda table: table, carried_columns="sku: string, cost: double")
     with pytest.raises(InvalidFile, match="promise the carried columns 'sku: string, cost: double'; it has"):
         read_published_file(LocalStore(tmp_path), name)
-
-
-def test_existing_files_stay_fresh_without_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    write_partition(tmp_path / "in", "k", [("1", "one")])
-    assert [each.source_version for each in open_source(tmp_path / "in")] == [
-        each.source_version for each in open_source(tmp_path / "in", selection=Selection(carried=()))
-    ]
 
 
 def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_and_found(
@@ -289,8 +278,7 @@ def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_
     further = {"p": pa.array([[float("nan"), 1.0]]), "far": pa.array([2**60], pa.timestamp("us"))}
     table = pa.table({"id": ["1"], "text": ["one"], **further})
     source = FrameCatalog({"k": table}, Selection(carried=("p", "far")))
-    run = make_run(hash_pool, source, tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, source, tmp_path))
     assert not [each for each in verify(source, open_store(tmp_path), run.space) if isinstance(each, Violation)]
     [[hit]] = search(open_store(tmp_path), hash_pool, ["one"], 1)
     assert "1152921504606846976" in hit.columns["far"], hit.columns

@@ -19,16 +19,16 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.feed.row_comparison import RowChanges
 from surge_dagster.engine.files.formats import FileFormat
 from surge_dagster.engine.run import previous_rows
-from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.staging import STAGING
-from surge_dagster.engine.run.superbatch import RowChanges, Segment
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.edits import EDITS, edited
+from tests.engine.feeds import note_changes
 from tests.engine.refreshes import CountingPool
 from tests.engine.runs import failures, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, write_partition
@@ -79,7 +79,7 @@ class Refreshed:
             new = [text for _, text in self.rows[receipt.key] if text not in known]
             assert (receipt.rows_encoded, receipt.rows_reused + len(new)) == (len(new), receipt.rows)
             compared += receipt.compared_rows
-            self.compare(self.changes[receipt.key], old[receipt.key], self.rows[receipt.key])
+            self.compare(self.changes.get(receipt.key), old[receipt.key], self.rows[receipt.key])
         assert self.pool.rows == run.report.texts_encoded - run.report.costs.texts_deduplicated + compared
         for key, rows in self.rows.items():
             facts = assert_embedded(self.output, run.space.name, key, rows)
@@ -118,28 +118,23 @@ class Refreshed:
 
 @contextmanager
 def refreshed(pool: EncoderPool, random: Random, file_format: FileFormat) -> Iterator[Refreshed]:
-    root, noted = Path(mkdtemp()), Publication._finish_changes
+    root = Path(mkdtemp())
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", 16)
             patch.setattr(previous_rows, "_PIECE_BYTES", 4096)
-            found = Refreshed(pool, root, random, file_format)
-
-            def note(publication: Publication, segment: Segment) -> None:
-                noted(publication, segment)
-                found.changes[segment.partition.key] = segment.partition.changes
-
-            patch.setattr(Publication, "_finish_changes", note)
-            yield found
+            catalog = Refreshed(pool, root, random, file_format)
+            note_changes(patch, catalog.changes.__setitem__)
+            yield catalog
     finally:
         shutil.rmtree(root)
 
 
 def follow(pool: EncoderPool, script: list[dict[str, Any]], random: Random, file_format: FileFormat) -> None:
-    with refreshed(pool, random, file_format) as found:
-        found.refresh(dict.fromkeys(found.rows, "cast"))
+    with refreshed(pool, random, file_format) as catalog:
+        catalog.refresh(dict.fromkeys(catalog.rows, "cast"))
         for step in script:
-            found.refresh(step)
+            catalog.refresh(step)
 
 
 _SCRIPTS = _STEPS, st.randoms(use_true_random=False), st.sampled_from(["parquet", "arrow"])

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.superbatch import OpenPartition, SuperBatch
+from surge_dagster.engine.run.superbatch import PartitionToRead, SuperBatch
 from surge_dagster.engine.run.thresholds import Bounds
+from tests.engine.runs import read_of
 from tests.small_catalogs import numbered_rows, partition_of, row_batch_of
 
 DIMENSION = 700  # so that a few rows fill a page
@@ -62,7 +63,7 @@ def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
         aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), reserve)
         for number, size in enumerate(sizes):
             key, rows = f"p{number}", numbered_rows(f"p{number}", size)
-            aggregator.open(OpenPartition(partition_of(key, rows)))
+            aggregator.open(PartitionToRead(partition_of(key, rows)))
             for start in range(0, size, batch_rows):
                 batch = rows[start : start + batch_rows]
                 places = [row for row in range(len(batch)) if random.random() < 0.6]
@@ -73,7 +74,7 @@ def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
                 reserve(-aggregator.discard()[1])
                 known = {row: value for row, value in known.items() if row[0] != key}
             else:
-                take(aggregator.close())
+                take(aggregator.close(read_of(rows)))
         take(aggregator.finish())
     assert found == known
     assert booked == 0
@@ -92,10 +93,10 @@ def gathered(bounds: Bounds, partitions: int, *, new: int, sampled: bool = False
 
         for number in range(partitions):
             rows = numbered_rows(f"p{number}", 10)
-            aggregator.open(OpenPartition(partition_of(f"p{number}", rows)))
+            aggregator.open(PartitionToRead(partition_of(f"p{number}", rows)))
             known = known_vectors(list(range(10 - new)), list(range(10 - new)), sampled)
             take(aggregator.add(row_batch_of(rows), known))
-            take(aggregator.close())
+            take(aggregator.close(read_of(rows)))
         take(aggregator.finish())
     return counts
 

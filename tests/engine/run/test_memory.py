@@ -23,16 +23,27 @@ from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import memory
+from surge_dagster.engine.run import thresholds as thresholds_module
 from surge_dagster.engine.run.embedding_run import publishing_threads
-from surge_dagster.engine.run.memory import fit_memory, plan_memory
+from surge_dagster.engine.run.memory import ResultMemory, fit_memory
 from surge_dagster.engine.run.meters import InFlight
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
-from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run, smallest_limit
+from tests.engine.runs import (
+    DoorPool,
+    completed,
+    finish,
+    finish_receipts,
+    in_memory,
+    limit_bytes,
+    make_run,
+    smallest_limit,
+    smallest_run_limit,
+)
 from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
 
 ROOT = Path(__file__).parents[3]
@@ -48,26 +59,22 @@ def test_bucket_gets_four_concurrent_files_per_worker_and_at_least_eight(workers
 def test_memory_is_planned_for_as_many_files_as_are_written_concurrently(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    local = make_run(hash_pool, [], tmp_path, memory_limit=2**30)
-    assert local.memory == plan_memory(local.bounds, SPACE, publishing_threads(LocalStore(tmp_path), 8), 2**30)
-    chosen = make_run(hash_pool, [], tmp_path, memory_limit=2**30, publish_threads=5)
-    assert chosen.memory == plan_memory(chosen.bounds, SPACE, 5, 2**30)
+    for requested, threads in ((None, publishing_threads(LocalStore(tmp_path), 8)), (5, 5)):
+        run = completed(make_run(hash_pool, [partition_of("k", [])], tmp_path, publish_threads=requested, force=True))
+        assert run.memory.plan.result == ResultMemory(DIMENSION, 4, threads, 0)
 
 
-class TestPages:
-    """Memory of a slot is resident until it is given back."""
-
-    def test_released_slot_gives_its_pages_back(self) -> None:
-        with Arena(slots=2, max_texts=1000, max_bytes=4_000_000, dimension=256, dtype="float32") as arena:
-            slot = arena.acquire()
-            slot.append(pa.array(["x" * 4000] * 1000, pa.large_string()))  # pyright: ignore[reportArgumentType]
-            slot.matrix(0, 1000)[:] = 1
-            assert resident(arena) > 4_000_000
-            slot.release()
-            assert resident(arena) == 0
-            again = arena.acquire()
-            again.append(pa.array(["fresh"], pa.large_string()))  # pyright: ignore[reportArgumentType]
-            assert again.texts(0, 1).to_pylist() == ["fresh"]
+def test_released_slot_gives_its_pages_back() -> None:
+    with Arena(slots=2, max_texts=1000, max_bytes=4_000_000, dimension=256, dtype="float32") as arena:
+        slot = arena.acquire()
+        slot.append(pa.array(["x" * 4000] * 1000, pa.large_string()))  # pyright: ignore[reportArgumentType]
+        slot.matrix(0, 1000)[:] = 1
+        assert resident(arena) > 4_000_000
+        slot.release()
+        assert resident(arena) == 0
+        again = arena.acquire()
+        again.append(pa.array(["fresh"], pa.large_string()))  # pyright: ignore[reportArgumentType]
+        assert again.texts(0, 1).to_pylist() == ["fresh"]
 
 
 def resident(arena: Arena) -> int:
@@ -128,159 +135,157 @@ class HeldByUploads:
         return taking
 
 
-class TestRuns:
-    def test_run_ends_well_under_the_smallest_accepted_limit(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        thresholds = Thresholds(b_min=2_000, b_max=4_000, b_max_bytes=4_000_000)
-        least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
-        catalog = {f"p{n}": numbered_rows(f"p{n}", size) for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])}
-        run = make_run(hash_pool, in_memory(catalog), tmp_path, thresholds, memory_limit=least)
-        assert keys_of(finish_receipts(run, "encoded")) == sorted(catalog)
-        assert run.report.peak_resident_bytes <= least
-        for key, rows in catalog.items():
-            assert_embedded(tmp_path, run.space.name, key, rows)
+def shrink_shares(patch: pytest.MonkeyPatch, batch_rows: int) -> None:
+    """Make SuperBatches, and the shares of reader and ids, so small that small catalogs feel the limit."""
+    limit_bytes(patch, 20_000)
+    patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
+    patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
 
-    def test_texts_almost_as_large_as_a_superbatch_do_not_wait_for_themselves(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        """Takes seconds: texts of tens of megabytes, so that they weigh something beside the reader's own share."""
-        size = 24 * 1024 * 1024
-        thresholds = Thresholds(b_min=10, b_max=10, b_min_bytes=size, b_max_bytes=size)
-        least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
 
-        def partitions() -> Iterator[Partition]:
-            for number in range(3):
-                yield partition_of(f"p{number}", [(f"{number}", f"{number}" * (20 * 1024 * 1024))])
+def test_run_ends_well_under_the_smallest_accepted_limit(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes(monkeypatch, 4_000_000)
+    thresholds = Thresholds(b_min=2_000, b_max=4_000)
+    least = smallest_run_limit(hash_pool, tmp_path, thresholds)
+    catalog = {f"p{n}": numbered_rows(f"p{n}", size) for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])}
+    run = make_run(hash_pool, in_memory(catalog), tmp_path, thresholds, memory_limit=least)
+    assert keys_of(finish_receipts(run, "encoded")) == sorted(catalog)
+    assert run.report.peak_resident_bytes <= least
+    for key, rows in catalog.items():
+        assert_embedded(tmp_path, run.space.name, key, rows)
 
-        run = make_run(hash_pool, partitions(), tmp_path, thresholds, memory_limit=least)
-        assert keys_of(finish_receipts(run)) == ["p0", "p1", "p2"]
-        assert run.report.truncated == 3
 
-    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(
-        sizes=st.lists(st.integers(0, 300), max_size=10),
-        text_bytes=st.integers(0, 2_000),
-        batch_rows=st.integers(1, 80),
-        b_max=st.integers(1, 120),
-        slow=st.sets(st.integers(0, 12), max_size=4),
-    )
-    def test_any_catalog_is_embedded_within_the_smallest_limit_on_any_store(
-        self,
-        hash_pool: EncoderPool,
-        tmp_path_factory: pytest.TempPathFactory,
-        sizes: list[int],
-        text_bytes: int,
-        batch_rows: int,
-        b_max: int,
-        slow: set[int],
-    ) -> None:
-        output = tmp_path_factory.mktemp("tight")
-        rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
-        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max, b_max_bytes=20_000)
-        with pytest.MonkeyPatch.context() as patch:
-            # The shares of reader and ids are so large that small catalogs would never feel the limit.
-            patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
-            patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
-            least = smallest_limit(lambda limit: make_run(hash_pool, [], output, thresholds, memory_limit=limit))
-            partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
-            store = SlowStore(output, slow)
-            run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
+def test_texts_almost_as_large_as_a_superbatch_do_not_block_the_run(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes seconds: texts of tens of megabytes, so that they weigh something beside the reader's own share."""
+    limit_bytes(monkeypatch, 24 * 1024 * 1024)
+    monkeypatch.setattr(thresholds_module, "_B_MAX_FACTOR", 1)
+    thresholds = Thresholds(b_min=10, b_max=10)
+    least = smallest_run_limit(hash_pool, tmp_path, thresholds)
+
+    def partitions() -> Iterator[Partition]:
+        for number in range(3):
+            yield partition_of(f"p{number}", [(f"{number}", f"{number}" * (20 * 1024 * 1024))])
+
+    run = make_run(hash_pool, partitions(), tmp_path, thresholds, memory_limit=least)
+    assert keys_of(finish_receipts(run)) == ["p0", "p1", "p2"]
+    assert run.report.truncated == 3
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 300), max_size=10),
+    text_bytes=st.integers(0, 2_000),
+    batch_rows=st.integers(1, 80),
+    b_max=st.integers(1, 120),
+    slow=st.sets(st.integers(0, 12), max_size=4),
+)
+def test_any_catalog_is_embedded_within_the_smallest_limit_on_any_store(
+    hash_pool: EncoderPool,
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    text_bytes: int,
+    batch_rows: int,
+    b_max: int,
+    slow: set[int],
+) -> None:
+    output = tmp_path_factory.mktemp("tight")
+    rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
+    thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
+    partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
+    with pytest.MonkeyPatch.context() as patch:
+        shrink_shares(patch, batch_rows)
+        least = smallest_run_limit(hash_pool, output, thresholds)
+        run = make_run(hash_pool, partitions, SlowStore(output, slow), thresholds, memory_limit=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run.memory.ledger.peak <= least
-
-    @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(
-        sizes=st.lists(st.integers(0, 300), max_size=10),
-        text_bytes=st.integers(0, 2_000),
-        batch_rows=st.integers(1, 80),
-        b_max=st.integers(1, 120),
-        part_bytes=st.sampled_from([2_000, 10_000, 100_000]),
-    )
-    def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
-        self,
-        hash_pool: EncoderPool,
-        sizes: list[int],
-        text_bytes: int,
-        batch_rows: int,
-        b_max: int,
-        part_bytes: int,
-    ) -> None:
-        rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
-        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max, b_max_bytes=20_000)
-        store = open_object_store("memory://m/out", limits=ClientLimits(part_bytes=part_bytes))
-        held = HeldByUploads()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
-            patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
-            patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
-            least = smallest_limit(lambda limit: make_run(hash_pool, [], store, thresholds, memory_limit=limit))
-            on_disk = smallest_limit(
-                lambda limit: fit_memory(thresholds, 1.0, SPACE, 8, limit, machine_bytes=1)[1].limit
-            )
-            partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
-            run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
-            assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run.memory.ledger.peak <= least
-        assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
-
-    def test_shared_memory_is_given_back_after_every_superbatch(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        """The ledger does not count memory of free slots."""
-        thresholds = Thresholds(b_min=200, b_max=400, b_max_bytes=2_000_000)
-        catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(6)}  # about 1.4 MB each
-        pool = WatchingPool(hash_pool)
-        finish(make_run(pool, in_memory(catalog), tmp_path, thresholds))
-        assert pool.resident() == 0
-
-    def test_hanging_store_makes_the_reader_wait(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        """Only three SuperBatches are admitted."""
-        go_on = threading.Event()
-
-        class HangingStore(LocalStore):
-            def create(self, name: str) -> LocalUpload:
-                assert name.endswith("space.json") or go_on.wait(60)
-                return super().create(name)
-
-        in_flight: list[int] = []
-
-        def waiting() -> None:
-            in_flight.append(run.memory.in_flight.texts)
-            go_on.set()
-
-        catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}
-        pool = DoorPool(hash_pool, waiting)
-        run = make_run(pool, in_memory(catalog), HangingStore(tmp_path), Thresholds(b_min=100, b_max=100))
-        assert keys_of(finish_receipts(run)) == sorted(catalog)
-        assert in_flight[0] == 3 * 100 + 7, "three SuperBatches and the batch of rows that waits for a slot"
-        assert run.report.max_in_flight_texts <= 3 * 100 + 7
+    assert run.report.peak_resident_bytes <= least
 
 
-class TestInFlight:
-    def test_in_flight_remembers_the_highest_count(self) -> None:
-        count = InFlight()
-        count.add(5)
-        count.add(6)
-        count.remove(5)
-        count.add(2)
-        assert (count.texts, count.most) == (8, 11)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 300), max_size=10),
+    text_bytes=st.integers(0, 2_000),
+    batch_rows=st.integers(1, 80),
+    b_max=st.integers(1, 120),
+    part_bytes=st.sampled_from([2_000, 10_000, 100_000]),
+)
+def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
+    hash_pool: EncoderPool, sizes: list[int], text_bytes: int, batch_rows: int, b_max: int, part_bytes: int
+) -> None:
+    rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
+    thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
+    partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
+    store = open_object_store("memory://m/out", limits=ClientLimits(part_bytes=part_bytes))
+    held = HeldByUploads()
+    with pytest.MonkeyPatch.context() as patch:
+        shrink_shares(patch, batch_rows)
+        patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
+        least = smallest_run_limit(hash_pool, store, thresholds)
+        on_disk = smallest_limit(lambda limit: fit_memory(thresholds, 1.0, SPACE, 8, limit, machine_bytes=1)[1].limit)
+        run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
+        assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
+    assert run.report.peak_resident_bytes <= least
+    assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
 
-    def test_refused_partitions_are_no_longer_in_flight(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        bad = [partition_of(f"p{n}", numbered_rows("p", 250), fails_at=240) for n in range(5)]
-        run = make_run(hash_pool, bad, tmp_path)
-        finish(run)
-        assert 0 < run.report.max_in_flight_texts <= 3 * 250
+
+def test_shared_memory_is_given_back_after_every_superbatch(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger does not count memory of free slots."""
+    limit_bytes(monkeypatch, 2_000_000)
+    thresholds = Thresholds(b_min=200, b_max=400)
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(6)}  # about 1.4 MB each
+    pool = WatchingPool(hash_pool)
+    finish(make_run(pool, in_memory(catalog), tmp_path, thresholds))
+    assert pool.resident() == 0
 
 
-def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_hanging_store_makes_the_reader_wait(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    """Only three SuperBatches are admitted."""
+    go_on = threading.Event()
+
+    class HangingStore(LocalStore):
+        def create(self, name: str) -> LocalUpload:
+            assert name.endswith("space.json") or go_on.wait(60)
+            return super().create(name)
+
+    in_flight: list[int] = []
+
+    def waiting() -> None:
+        in_flight.append(run.memory.in_flight.texts)
+        go_on.set()
+
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}
+    pool = DoorPool(hash_pool, waiting)
+    run = make_run(pool, in_memory(catalog), HangingStore(tmp_path), Thresholds(b_min=100, b_max=100))
+    assert keys_of(finish_receipts(run)) == sorted(catalog)
+    assert in_flight[0] == 3 * 100 + 7, "three SuperBatches and the batch of rows that waits for a slot"
+    assert run.report.max_in_flight_texts <= 3 * 100 + 7
+
+
+def test_in_flight_remembers_the_highest_count() -> None:
+    count = InFlight()
+    count.add(5)
+    count.add(6)
+    count.remove(5)
+    count.add(2)
+    assert (count.texts, count.most) == (8, 11)
+
+
+def test_refused_partitions_are_no_longer_in_flight(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    bad = [partition_of(f"p{n}", numbered_rows("p", 250), fails_at=240) for n in range(5)]
+    run = completed(make_run(hash_pool, bad, tmp_path))
+    assert 0 < run.report.max_in_flight_texts <= 3 * 250
+
+
+def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = numbered_rows("k", 5_000)
-
-    def read() -> Iterator[RowBatch]:
-        yield from partition_of("k", rows, batch_rows=5_000).read()
-
-    run = make_run(
-        hash_pool,
-        [Partition("k", "v1", read, lambda: "v1")],
-        tmp_path,
-        Thresholds(b_min=10, b_max=200, b_max_bytes=8_000),
-    )
+    limit_bytes(monkeypatch, 8_000)
+    run = make_run(hash_pool, [partition_of("k", rows, batch_rows=5_000)], tmp_path, Thresholds(b_min=10, b_max=200))
     finish(run)
     assert_embedded(tmp_path, run.space.name, "k", rows)
 

@@ -16,30 +16,31 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import STRING_COPIES, piece_bytes
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import embedding_run as run
-from surge_dagster.engine.run.memory import SLOTS, MemoryPlan, fit_memory, plan_memory
+from surge_dagster.engine.run.memory import SLOTS, MemoryPlan, ResultMemory, fit_memory, plan_memory
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 from tests.engine.runs import finish_receipts, make_run, smallest_limit
 from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
 
 SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
+RESULT = ResultMemory(DIMENSION, 4, 8, 0)
 
 
 class TestPlan:
     BOUNDS = Bounds(100, 1000, 100_000, 1_000_000)
 
     def test_limit_that_is_too_small_names_the_smallest_that_works(self) -> None:
-        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
-        assert plan_memory(self.BOUNDS, SPACE, 8, least).limit == least
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, RESULT, limit))
+        assert plan_memory(self.BOUNDS, RESULT, least).limit == least
         with pytest.raises(ConfigError):
-            plan_memory(self.BOUNDS, SPACE, 8, least - 1)
+            plan_memory(self.BOUNDS, RESULT, least - 1)
 
     def test_without_a_limit_three_superbatches_may_be_alive(self) -> None:
         bounds, plan = fit_memory(Thresholds(), 100.0, SPACE, 8, None, machine_bytes=2**34)
         assert plan.limit >= plan.result.wanted(bounds) > SLOTS * plan.result.of_superbatch(bounds)
 
     def test_remaining_memory_of_a_limit_goes_to_the_source(self) -> None:
-        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
-        small, large = (plan_memory(self.BOUNDS, SPACE, 8, limit) for limit in (least, least + 1_000_000))
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, RESULT, limit))
+        small, large = (plan_memory(self.BOUNDS, RESULT, limit) for limit in (least, least + 1_000_000))
         assert large.source == small.source + 1_000_000
         assert large.pages == small.pages + 1_000_000
 
@@ -52,12 +53,12 @@ class TestPlan:
     def test_plan_covers_concurrent_writing_of_the_largest_partitions_of_every_superbatch(
         self, partitions: list[list[int]], threads: int, dimension: int, dtype: str
     ) -> None:
-        space = EncodingSpec(model=f"hash://{dimension}", dtype=dtype).resolve()
+        itemsize = np.dtype(dtype).itemsize
+        memory = ResultMemory(dimension, itemsize, threads, 0)
         texts, held = sum(map(len, partitions)), 2 * sum(map(sum, partitions))  # as many bytes of ids as of texts
         bounds = Bounds(1, max(1, texts), 1, max(1, held))
-        least = smallest_limit(lambda limit: plan_memory(bounds, space, threads, limit))
-        plan = plan_memory(bounds, space, threads, least)
-        result, itemsize = plan.result.of_rows(texts, held), np.dtype(dtype).itemsize
+        least = smallest_limit(lambda limit: plan_memory(bounds, memory, limit))
+        plan, result = plan_memory(bounds, memory, least), memory.of_rows(texts, held)
         books = piece_bytes(0, dimension, itemsize)
         written = (
             max(piece_bytes(len(sizes), dimension, itemsize), books + STRING_COPIES * sum(sizes))
@@ -76,7 +77,7 @@ class TestFit:
     def test_thresholds_stay_where_three_superbatches_fit_half_the_machine(self) -> None:
         bounds, plan = fit_memory(Thresholds(), 20_000.0, SPACE, 8, None, machine_bytes=64 * self.GIB)
         assert bounds == Thresholds().resolve(20_000.0)
-        assert plan == plan_memory(bounds, SPACE, 8, 32 * self.GIB)
+        assert plan == plan_memory(bounds, RESULT, 32 * self.GIB)
         assert plan.limit >= plan.result.wanted(bounds), "three of them fit"
 
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
@@ -111,14 +112,13 @@ class TestFit:
             largest = max(largest, bounds.b_max)
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
-        requested = Thresholds(b_min=20_000, b_max_bytes=10**8)
-        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=6 * self.GIB)
-        assert (bounds.b_min, bounds.b_max_bytes) == (20_000, 10**8)
-        assert 20_000 <= bounds.b_max < requested.resolve(1e6).b_max
-        assert plan.limit <= 3 * self.GIB
+        requested = Thresholds(b_min=20_000)
+        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=4 * self.GIB)
+        assert 20_000 == bounds.b_min <= bounds.b_max < requested.resolve(1e6).b_max
+        assert plan.limit <= 2 * self.GIB
 
     def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
-        requested = Thresholds(b_max=400_000, b_max_bytes=64 * 1024 * 1024)
+        requested = Thresholds(b_max=400_000)
         bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
         assert bounds == requested.resolve(1e6)
         assert plan.limit == 25 * self.GIB // 2
@@ -130,8 +130,7 @@ class TestFit:
             Thresholds(b_max=500_000),
             Thresholds(b_min=400_000),
             Thresholds(b_min=1_000, b_max=500_000),
-            Thresholds(b_max_bytes=10**11),
-            Thresholds(b_max=10**7, b_max_bytes=10**11, b_min_bytes=10**10),
+            Thresholds(max_text_bytes=10**11),
         ],
     )
     def test_thresholds_that_cannot_be_held_are_refused_with_the_limit_that_can_hold_them(
@@ -173,9 +172,8 @@ class TestFit:
         "requested",
         [
             Thresholds(),
-            Thresholds(b_max=200_000, b_max_bytes=300_000_000),
             Thresholds(b_max=200_000),
-            Thresholds(b_max_bytes=1_000_000_000),
+            Thresholds(max_text_bytes=500_000_000),
         ],
     )
     def test_limit_for_pages_and_ids_works_whatever_the_thresholds_do(
@@ -195,5 +193,5 @@ class TestFit:
     ) -> None:
         monkeypatch.setattr(run, "memory_bytes", lambda: self.GIB)
         small = make_run(hash_pool, [partition_of("p", numbered_rows("p", 3))], tmp_path, Thresholds())
-        assert small.ledger.limit <= self.GIB // 2
         assert keys_of(finish_receipts(small)) == ["p"]
+        assert small.memory.plan.limit <= self.GIB // 2

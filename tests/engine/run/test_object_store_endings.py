@@ -52,107 +52,106 @@ except KeyboardInterrupt:
 """
 
 
-class TestStopping:
-    """A store that does not answer for ten minutes keeps neither a run nor a process from ending."""
-
-    def test_stopped_run_leaves_no_waiting_thread(
-        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        store = open_object_store(
-            f"s3://{BUCKET}/out",
-            StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
-        )
-        catalog = catalog_of(20, large=1)
-        source = open_source(write_catalog(tmp_path / "catalog", catalog))
-        run = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200), grace_seconds=0.5)
-
-        def stop_at_the_first(method: str, target: str) -> Fault | None:
-            if method in ("PUT", "POST") and "parquet" in target:
-                run.stop()
-                return UNAVAILABLE
-            return None
-
-        object_server.plan = stop_at_the_first
-        assert failures(list(run.events())) == []
-        for thread in threading.enumerate():
-            if thread.name.startswith(("surge-run", "surge-read", "surge-publish")):
-                thread.join(60)
-                assert not thread.is_alive(), thread.name
-        object_server.plan = None
-        again = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
-        assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), "the same store serves the next run"
-
-    def test_no_thread_waits_for_a_store_that_is_down(
-        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        """Four partitions are refused for good, the last of them while another one waits for its next attempt."""
-        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(8, large=0)))
-        waits = threading.Event()
-
-        def hold(method: str, target: str) -> None:
-            if method == "PUT" and re.search("p%25203[.]parquet", target):
-                assert waits.wait(60)
-
-        def refuse(method: str, target: str) -> Fault | None:
-            if method != "PUT" or ".parquet" not in target:
-                return None
-            if re.search("p%2520[0-3][.]parquet", target):
-                return Fault("status", 403)
-            waits.set()
-            return UNAVAILABLE
-
-        object_server.before, object_server.plan = hold, refuse
-        store = open_object_store(
-            f"s3://{BUCKET}/out",
-            StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
-        )
-        run = make_run(hash_pool, source, store, LARGE)
-        with pytest.raises(StoreUnavailable, match="4 operations in a row failed"):
-            list(run.events())
-        assert_nothing_is_held(run)
-        assert run.report.storage_retries == {}
-
-    @pytest.mark.parametrize(
-        ("program", "requests", "fault"),
-        [
-            (_COMMAND, "(PUT|POST) .*parquet", UNAVAILABLE),
-            (_LIBRARY, "PUT .*parquet", SILENCE),
-            (_LIBRARY, "GET", SILENCE),
-        ],
+def test_stopped_run_leaves_no_waiting_thread(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    store = open_object_store(
+        f"s3://{BUCKET}/out",
+        StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
     )
-    def test_interrupted_process_ends(
-        self, object_server: ObjectServer, tmp_path: Path, program: str, requests: str, fault: Fault
-    ) -> None:
-        """Takes up to 10 s, because the process imports the whole command line."""
-        write_catalog(tmp_path / "catalog", catalog_of(20, large=1))
-        received = threading.Event()
+    catalog = catalog_of(20, large=1)
+    source = open_source(write_catalog(tmp_path / "catalog", catalog))
+    run = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200), grace_seconds=0.5)
 
-        def refuse(method: str, target: str) -> Fault | None:
-            if re.match(requests, f"{method} {target}") and "stopped" in target:  # not of an earlier test
-                received.set()
-                return fault
+    def stop_at_the_first(method: str, target: str) -> Fault | None:
+        if method in ("PUT", "POST") and "parquet" in target:
+            run.stop()
+            return UNAVAILABLE
+        return None
+
+    object_server.plan = stop_at_the_first
+    assert failures(list(run.events())) == []
+    for thread in threading.enumerate():
+        if thread.name.startswith(("surge-run", "surge-read", "surge-publish")):
+            thread.join(60)
+            assert not thread.is_alive(), thread.name
+    object_server.plan = None
+    again = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
+    assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), "the same store serves the next run"
+
+
+def test_no_thread_waits_for_a_store_that_is_down(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    """Four partitions are refused for good, the last of them while another one waits for its next attempt."""
+    source = open_source(write_catalog(tmp_path / "catalog", catalog_of(8, large=0)))
+    waits = threading.Event()
+
+    def hold(method: str, target: str) -> None:
+        if method == "PUT" and re.search("p%25203[.]parquet", target):
+            assert waits.wait(60)
+
+    def refuse(method: str, target: str) -> Fault | None:
+        if method != "PUT" or ".parquet" not in target:
             return None
+        if re.search("p%2520[0-3][.]parquet", target):
+            return Fault("status", 403)
+        waits.set()
+        return UNAVAILABLE
 
-        object_server.plan = refuse
-        environment = {
-            "AWS_ACCESS_KEY_ID": "AKIATESTKEY",
-            "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
-            "AWS_ENDPOINT_URL": object_server.url,
-            "AWS_REGION": "eu-west-1",
-            "SURGE_GRACE_SECONDS": "1",
-        }
-        with subprocess.Popen(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | environment,
-        ) as running:
-            assert received.wait(60)
-            running.send_signal(signal.SIGINT)
-            try:
-                _, error = running.communicate(timeout=60)
-            finally:
-                running.kill()
-        assert running.returncode == 130, error
-        assert ("run the command again" in error) == (program is _COMMAND)
+    object_server.before, object_server.plan = hold, refuse
+    store = open_object_store(
+        f"s3://{BUCKET}/out",
+        StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
+    )
+    run = make_run(hash_pool, source, store, LARGE)
+    with pytest.raises(StoreUnavailable, match="4 operations in a row failed"):
+        list(run.events())
+    assert_nothing_is_held(run)
+    assert run.report.storage_retries == {}
+
+
+@pytest.mark.parametrize(
+    ("program", "requests", "fault"),
+    [
+        (_COMMAND, "(PUT|POST) .*parquet", UNAVAILABLE),
+        (_LIBRARY, "PUT .*parquet", SILENCE),
+        (_LIBRARY, "GET", SILENCE),
+    ],
+)
+def test_interrupted_process_ends(
+    object_server: ObjectServer, tmp_path: Path, program: str, requests: str, fault: Fault
+) -> None:
+    """Takes up to 10 s, because the process imports the whole command line."""
+    write_catalog(tmp_path / "catalog", catalog_of(20, large=1))
+    received = threading.Event()
+
+    def refuse(method: str, target: str) -> Fault | None:
+        if re.match(requests, f"{method} {target}") and "stopped" in target:  # not of an earlier test
+            received.set()
+            return fault
+        return None
+
+    object_server.plan = refuse
+    environment = {
+        "AWS_ACCESS_KEY_ID": "AKIATESTKEY",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+        "AWS_ENDPOINT_URL": object_server.url,
+        "AWS_REGION": "eu-west-1",
+        "SURGE_GRACE_SECONDS": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    ) as running:
+        assert received.wait(60)
+        running.send_signal(signal.SIGINT)
+        try:
+            _, error = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 130, error
+    assert ("run the command again" in error) == (program is _COMMAND)

@@ -31,7 +31,7 @@ NUMBERS = st.lists(st.integers(-3, 40), max_size=40)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("equal_keys", [False, True])
 @given(old=NUMBERS, new=NUMBERS, size=st.integers(1, 9))
-def test_each_value_is_found_and_no_other(
+def test_lookup_finds_every_stored_value_and_no_other(
     kind: str, equal_keys: bool, old: list[int], new: list[int], size: int
 ) -> None:
     """Also where different values have equal keys, as two of very many have."""
@@ -54,7 +54,7 @@ def test_rows_that_moved_together_are_found_without_looking_them_up(monkeypatch:
     assert values.rows(hashes([7, 61]), 20).tolist() == [NO_ROW, 61]
 
 
-def test_likely_row_is_taken_where_it_has_the_value() -> None:
+def test_guessed_row_is_used_when_it_has_the_value() -> None:
     values = OldValues(hashes([5, 5, 5, 6]))
     likely = np.array([2, NO_ROW, 0, 1])
     assert values.rows(hashes([5, 5, 6, 5]), 0, likely).tolist() == [2, 1, 3, 1]

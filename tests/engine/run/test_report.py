@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
-from surge_dagster.engine.encoder.metrics import Costs, overlap_ratio
-from surge_dagster.engine.run.report import (
-    _ADDED_UP,
-    _PEAKS,
-    Failure,
-    RunReport,
-    SuperBatchReport,
-)
+from surge_dagster.engine.run.report import _ADDED_UP, _PEAKS, Failure, RunReport, SuperBatchReport, overlap_ratio
 
 PROMISED = (
     "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds "
@@ -22,13 +16,11 @@ PROMISED = (
     "duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes "
     "peak_rss_bytes space space_title dimension device hardware precision"
 )
+SUPERBATCH = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0)
 NOT_ADDED_UP = (
-    "costs predicted_wall_seconds call_seconds "
+    "predicted_wall_seconds call_seconds "
     "space space_title dimension device hardware precision encoder_notes workers b_min b_max partitions_written "
     "partitions_skipped partitions_failed time_to_first_output_seconds storage_retries"
-)
-SUPERBATCH = SuperBatchReport(
-    0, 2, 100, 5000, Costs(tokens=900, padded_tokens=1000, texts_encoded=100, encode_seconds=2.0, forward_seconds=1.5)
 )
 
 
@@ -54,37 +46,19 @@ def test_overlap_is_the_share_of_io_that_encoding_hides(io_seconds: float, encod
 
 def test_superbatches_are_summed() -> None:
     report = RunReport(wall_seconds=8.0)
-    report.count_superbatch(SUPERBATCH)
-    report.count_superbatch(SUPERBATCH)
+    for _ in range(2):
+        report.count_superbatch(SUPERBATCH)
     assert (report.superbatches, report.texts_encoded, report.costs.encode_seconds) == (2, 200, 4.0)
     assert (report.texts_per_second, report.duty_cycle) == (25.0, 0.5)
     assert report.costs.padding_ratio == pytest.approx(0.1)
 
 
 def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
-    first = RunReport(
-        "s",
-        dimension=16,
-        device="cuda:0",
-        precision="fp16",
-        encoder_notes=["a"],
-        workers=2,
-        wall_seconds=6.0,
-        b_min=100,
-        storage_retries={"503": 1},
-    )
+    same: Any = {"dimension": 16, "device": "cuda:0", "precision": "fp16", "workers": 2, "b_min": 100}
+    first = RunReport("s", **same, encoder_notes=["a"], wall_seconds=6.0, storage_retries={"503": 1})
     first.count_superbatch(SUPERBATCH)
     first.time_to_first_output_seconds, first.peak_rss_bytes = 1.0, 9
-    second = RunReport(
-        "s",
-        dimension=16,
-        device="cuda:0",
-        precision="fp16",
-        encoder_notes=["a", "b"],
-        workers=2,
-        wall_seconds=2.0,
-        b_min=100,
-    )
+    second = RunReport("s", **same, encoder_notes=["a", "b"], wall_seconds=2.0)
     second.count_superbatch(SUPERBATCH)
     second.time_to_first_output_seconds, second.peak_rss_bytes, second.storage_retries = 0.5, 7, {"429": 2, "503": 1}
     both = second.after(first)

@@ -1,48 +1,81 @@
-"""A run without work is reported without starting a worker, but not for a model whose content has changed."""
+"""A run that has nothing to do starts no worker; one that is only constructed does not even write."""
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run.fresh_run import report_when_fresh
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.support.footer_memory import forget_all
-from tests.engine.runs import finish, make_run
+from surge_dagster.engine.feed.change_files import ChangeFeed
+from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.output.spaces import recorded_catalog
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.local_store import LocalStore
+from tests.engine.runs import UnstartedPool, failures, finish, make_run, receipts
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 
-SPEC = EncodingSpec(model=f"hash://{DIMENSION}")
+CATALOG = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
 
 
-def test_run_without_work_is_reported_only_for_a_fresh_catalog_in_the_space_of_the_model(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catalog = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
-    store = open_store(tmp_path)
-    assert report_when_fresh(catalog, store, SPEC) is None, "an output without a space"
-    finish(make_run(hash_pool, catalog, tmp_path))
-    report = report_when_fresh(catalog, store, SPEC)
-    assert report and (report.partitions_skipped, report.texts_encoded) == (2, 0)
+@pytest.fixture
+def complete(hash_pool: EncoderPool, tmp_path: Path) -> Path:
+    """An output in which every partition is fresh."""
+    finish(make_run(hash_pool, CATALOG, tmp_path / "out"))
+    return tmp_path / "out"
+
+
+def idle_run(hash_pool: EncoderPool, partitions: list[Partition], output: Path, **options: Any) -> EmbeddingRun:
+    return make_run(UnstartedPool(hash_pool), partitions, output, **options)
+
+
+def test_constructing_a_run_writes_nothing_and_starts_nothing(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    idle_run(hash_pool, CATALOG, tmp_path / "out", catalog=CatalogRecord("/shop"), observer=ChangeFeed(always=True))
+    assert not (tmp_path / "out").exists()
+    assert set(threading.enumerate()) == before
+
+
+def test_run_without_work_starts_no_pool_and_is_reported(hash_pool: EncoderPool, complete: Path) -> None:
+    run = idle_run(hash_pool, CATALOG, complete)
+    assert [receipt.key for receipt in receipts(finish(run), "fresh")] == ["a", "b"]
+    report = run.report
+    assert (report.partitions_skipped, report.partitions_written, report.texts_encoded) == (2, 0, 0)
     assert (report.space, report.dimension) == (hash_pool.space.name, DIMENSION)
-    for more in (partition_of("c", []), partition_of("b", [], version="v2")):
-        assert report_when_fresh([*catalog, more], store, SPEC) is None
-    assert report_when_fresh(catalog, store, EncodingSpec(model="hash://24")) is None
-    changed = EncodingSpec(model="hash://24").resolve()
-    monkeypatch.setattr(EncodingSpec, "resolve", lambda _: changed)
-    assert report_when_fresh(catalog, store, SPEC) is None, "another model answers to the name"
+
+
+def test_run_without_work_records_its_catalog(hash_pool: EncoderPool, complete: Path) -> None:
+    finish(idle_run(hash_pool, CATALOG, complete, catalog=CatalogRecord("/shop")))
+    recorded = recorded_catalog(LocalStore(complete), hash_pool.space)
+    assert recorded is not None and recorded.place == "/shop"
+
+
+@pytest.mark.parametrize("more", [partition_of("c", []), partition_of("b", [], version="v2")], ids=["new", "changed"])
+def test_pool_is_started_by_the_first_partition_that_is_not_fresh(
+    hash_pool: EncoderPool, complete: Path, more: Partition
+) -> None:
+    partitions = [CATALOG[0], more]
+    with pytest.raises(AssertionError, match="the pool was started"):
+        list(idle_run(hash_pool, partitions, complete))
+    events = finish(make_run(hash_pool, partitions, complete))
+    assert [(receipt.key, receipt.action) for receipt in receipts(events)] == [("a", "fresh"), (more.key, "encoded")]
+
+
+def test_partition_with_the_key_of_a_fresh_one_before_it_is_refused(hash_pool: EncoderPool, complete: Path) -> None:
+    events = finish(make_run(hash_pool, [*CATALOG, partition_of("a", numbered_rows("other", 2))], complete))
+    [failure] = failures(events)
+    assert failure.key == "a" and "the key comes again after it was closed" in failure.reason
+    assert [receipt.action for receipt in receipts(events)] == ["fresh", "fresh"]
 
 
 def test_unreadable_file_starts_a_run_which_fails_only_its_partition(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hash_pool: EncoderPool, complete: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
-    finish(make_run(hash_pool, catalog, tmp_path))
     opened = os.open
 
     def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
@@ -51,5 +84,7 @@ def test_unreadable_file_starts_a_run_which_fails_only_its_partition(
         return opened(name, *arguments, **options)
 
     monkeypatch.setattr(os, "open", bad_sector)
-    forget_all()
-    assert report_when_fresh(catalog, open_store(tmp_path), SPEC) is None
+    monkeypatch.setattr("surge_dagster.engine.output.freshness._known", {})
+    events = finish(make_run(hash_pool, CATALOG, complete))
+    assert [(failure.key, failure.transient) for failure in failures(events)] == [("a", True)]
+    assert [receipt.key for receipt in receipts(events, "fresh")] == ["b"]

@@ -24,19 +24,11 @@ from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.store.store import Store
 from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
-from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import (
-    Rows,
-    assert_embedded,
-    keys_of,
-    numbered_rows,
-    partition_of,
-    published_files,
-    write_catalog,
-)
+from tests.engine.runs import completed, finish, make_run, receipts
+from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
 if TYPE_CHECKING:
     from tests.engine.store.object_server import ObjectServer
@@ -46,7 +38,7 @@ COMMAND = [sys.executable, "-m", "tests.engine.killed_run"]
 SIZES = [30, 25, 0, 70, 300, 100, 1, 49, 130, 20, 350, 60, 0, 90]
 CATALOG: dict[str, Rows] = {f"p{n:02d}": numbered_rows(f"p{n}", size) for n, size in enumerate(SIZES)}
 TEXTS = sum(SIZES)
-STEPS = 225  # of an uninterrupted run to a disk; a run to a bucket has about sixty more
+STEPS = 231  # of an uninterrupted run to a disk; a run to a bucket has about sixty more
 # Two kills, in either order; the later one leaves enough steps for both to happen.
 KILLED_WITHIN = (STEPS - 60, 40)
 SUPERBATCHES = 10  # at least; for kills while one of them is being encoded
@@ -56,7 +48,7 @@ INSTANTS = [
     ("disk", point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))
 ]
 INSTANTS += [("disk", ENCODING, 4)]
-INSTANTS += [("disk", "published", 1)]
+INSTANTS += [("disk", "published", 1), ("disk", "published", 2)]  # the description of the space, the first file
 INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
 # Steps that only buckets have, and steps that may leave segments and files behind, in parts and whole.
@@ -112,8 +104,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, catalog: Path, hash_pool: EncoderPool) -> Path:
     output = tmp_path_factory.mktemp("uninterrupted")
-    run = make_run(hash_pool, open_source(catalog), output, THRESHOLDS)
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(catalog), output, THRESHOLDS))
     assert run.report.texts_encoded == TEXTS
     return output
 
@@ -168,7 +159,7 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     assert status == -signal.SIGKILL
     said = [line[1] for line in lines if line[0] == "receipt"]
     state = OutputState(output.open(), space, output.file_format)
-    published = {key for key in CATALOG if state.freshness(partition_of(key, [])).file}
+    published = {key for key in CATALOG if state.file(key)}
     staged = staged_rows(output.look(), CATALOG.keys() - published)
     assert set(said) <= published, "each partition with a receipt has its file"
 
@@ -213,11 +204,10 @@ def test_run_with_other_thresholds_completes_a_killed_run(
         encoded += texts_encoded(lines)
         lost += in_flight(lines)
     left = OutputState(output.open(), space)
-    missing = {key for key in CATALOG if not left.freshness(partition_of(key, [])).file}
+    missing = {key for key in CATALOG if not left.file(key)}
     staged = staged_rows(output.look(), missing)
     thresholds = Thresholds(b_min=random.randint(1, 40), b_max=random.randint(40, 400))
-    run = make_run(hash_pool, open_source(catalog), output.open(), thresholds)
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(catalog), output.open(), thresholds))
     assert run.report.texts_reused == staged
     assert run.report.texts_encoded == sum(len(CATALOG[key]) for key in missing) - staged
     assert encoded + run.report.texts_encoded - TEXTS <= lost

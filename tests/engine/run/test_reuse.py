@@ -11,13 +11,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run import previous_rows
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import (
-    DIMENSION,
-    numbered_rows,
-    partition_of,
-    read_embedded,
-    rewrite,
-)
+from tests.small_catalogs import DIMENSION, numbered_rows, partition_of, read_embedded, rewrite
 
 __all__ = ["output"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
-from tests.engine.runs import failures, finish, make_run, receipts
+from tests.engine.runs import completed, failures, finish, limit_bytes, make_run, receipts, smallest_run_limit
 from tests.small_catalogs import FailingStore, Rows, assert_embedded, partition_of, read_embedded, rewrite
 
 MIB = 1024 * 1024
+THRESHOLDS = Thresholds(b_min=1, b_max=1000)
 
 
 def wide_rows(count: int, size: int) -> Rows:
@@ -31,13 +31,16 @@ def wide_rows(count: int, size: int) -> Rows:
     return [(f"id-{row}", letters[row].tobytes().decode("ascii")) for row in range(count)]
 
 
-def embed(pool: EncoderPool, output: Path, rows: Rows, version: str, **options: int) -> EmbeddingRun:
+def embed(pool: EncoderPool, output: Path, rows: Rows, version: str, **options: Any) -> EmbeddingRun:
     """A run over the one partition."""
-    thresholds = Thresholds(b_min=1, b_max=1000, b_max_bytes=options.pop("b_max_bytes", 64 * MIB))
-    return make_run(pool, [partition_of("wide", rows, version=version, batch_rows=1)], output, thresholds, **options)
+    partition = partition_of("wide", rows, version=version, batch_rows=1)
+    return make_run(pool, [partition], output, THRESHOLDS, **options)
 
 
-def test_ledger_covers_the_memory_of_republishing(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_ledger_covers_the_memory_of_republishing(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes(monkeypatch, 64 * MIB)
     rows = wide_rows(40, MIB)
     finish(embed(hash_pool, tmp_path, rows, "v1"))
     run = embed(hash_pool, tmp_path, rows, "v2")
@@ -57,17 +60,15 @@ def test_ledger_covers_the_memory_of_republishing(hash_pool: EncoderPool, tmp_pa
 
 
 def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republished(
-    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = wide_rows(20, MIB)
+    limit_bytes(monkeypatch, 64 * MIB)
     finish(embed(hash_pool, tmp_path, rows, "v1"))
-    small = 2 * MIB
-    with pytest.raises(Exception, match="the smallest that works is") as refused:
-        embed(hash_pool, tmp_path, rows, "v2", b_max_bytes=small, memory_limit=1)
-    least = int(str(refused.value).split("works is ")[1].split(".")[0].replace(",", ""))
-    run = embed(hash_pool, tmp_path, rows, "v2", b_max_bytes=small, memory_limit=least)
-    with caplog.at_level(logging.WARNING):
-        [receipt] = receipts(finish(run), "encoded")
+    limit_bytes(monkeypatch, 2 * MIB)
+    least = smallest_run_limit(hash_pool, tmp_path, THRESHOLDS)
+    run = embed(hash_pool, tmp_path, rows, "v2", memory_limit=least)
+    [receipt] = receipts(finish(run), "encoded")
     assert "wide.parquet is encoded again: reading it takes" in caplog.text
     assert receipt.source_version == "v2"
     assert_embedded(tmp_path, run.space.name, "wide", rows)
@@ -88,8 +89,7 @@ def test_file_that_cannot_be_read_now_is_left_as_it_is(
 
 def test_file_with_damaged_footer_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = wide_rows(3, 100)
-    run = make_run(hash_pool, [partition_of("wide", rows)], tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, [partition_of("wide", rows)], tmp_path))
     path = tmp_path / run.space.name / "wide.parquet"
     damaged = bytearray(path.read_bytes())
     footer = len(damaged) - 8 - int.from_bytes(damaged[-8:-4], "little")
@@ -148,8 +148,7 @@ def test_file_whose_content_was_replaced_meanwhile_is_encoded_again(
     finish(embed(hash_pool, tmp_path, rows, "v1"))
     store = RacingStore(tmp_path, content_digest="0" * 32, desired_version="1" * 32)
     run = make_run(hash_pool, [partition_of("wide", rows, version="v2")], store)
-    with caplog.at_level(logging.WARNING):
-        [receipt] = receipts(finish(run), "encoded")
+    [receipt] = receipts(finish(run), "encoded")
     assert "it was replaced by a file with other content" in caplog.text
     assert receipt.source_version == "v2"
     facts = assert_embedded(tmp_path, run.space.name, "wide", rows)

@@ -24,15 +24,15 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Receipt
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.report import Event, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.local_upload import storage_errors
 from surge_dagster.engine.store.store import StoredObject
-from surge_dagster.engine.tables.opening import open_source
-from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts
+from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts, smallest_run_limit
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
 CATALOG: dict[str, Rows] = {
@@ -157,6 +157,7 @@ def test_split_partition_with_a_lost_segment_is_not_published(
 def test_folder_at_the_name_of_a_file_fails_only_its_partition(
     hash_pool: EncoderPool, tmp_path: Path, key: str
 ) -> None:
+    claim_space(LocalStore(tmp_path), hash_pool.space)
     run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
     (tmp_path / file_name(run.space.name, key)).mkdir()
     [failure] = failures(finish(run))
@@ -202,17 +203,18 @@ def test_store_that_fails_to_remove_staged_segments_does_not_stop_the_run(
 
 
 def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    finish(make_run(hash_pool, [], tmp_path))  # so that the space is described already
+    claim_space(LocalStore(tmp_path), hash_pool.space)
     run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full))
+    reported: list[Event] = []
     with pytest.raises(TransientError, match="cannot flush the folder"):
-        list(run.events())
-    assert not run.report.partitions_written
+        reported.extend(run.events())
+    assert not receipts(reported) and not run.report.partitions_written
     assert run.failed
 
 
 def test_full_disk_is_named_in_the_error_of_a_new_run(hash_pool: EncoderPool, tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="Make room on the disk, then run again"):
-        make_run(hash_pool, [], FaultyStore(tmp_path, set(), "sync", disk_full))
+        list(make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full)))
 
 
 @pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
@@ -227,15 +229,14 @@ def test_unexpected_error_while_publishing_ends_the_run(
         list(run.events())
     assert set(threading.enumerate()) <= before
     assert all(name.endswith(".parquet") for name in published_files(tmp_path, run.space.name))
-    again = make_run(hash_pool, in_memory(many), tmp_path)
-    finish(again)
+    finish(make_run(hash_pool, in_memory(many), tmp_path))
     for name, rows in many.items():
         assert_embedded(tmp_path, run.space.name, name, rows)
 
 
 def test_unexpected_error_ends_the_run_though_no_slot_is_released(hash_pool: EncoderPool, tmp_path: Path) -> None:
     """All three SuperBatches wait to be flushed when the first one fails, so no fourth one can report the error."""
-    finish(make_run(hash_pool, [], tmp_path))
+    claim_space(LocalStore(tmp_path), hash_pool.space)
     waiting = threading.Event()
 
     class LosingStore(LocalStore):
@@ -283,21 +284,17 @@ def test_encoder_failure_ends_the_run_after_encoded_partitions_are_published(
     assert keys_of(receipts(finish(again), "encoded")) == sorted(CATALOG.keys() - ({"a"} if at else set()))
 
 
-class TestOutputsThatCannotBeUsed:
-    def test_path_below_a_file(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        with pytest.raises(ConfigError, match="cannot write to the output folder"):
-            make_run(hash_pool, in_memory(CATALOG), tmp_path / "file" / "out")
+@pytest.mark.parametrize("folder", ["file/out", "/proc/surge"], ids=["below a file", "without folders"])
+def test_output_where_no_folder_can_be_created_is_refused(hash_pool: EncoderPool, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write to the output folder"):
+        list(make_run(hash_pool, in_memory(CATALOG), tmp_path / folder))
 
-    def test_file_system_that_takes_no_folders(self, hash_pool: EncoderPool) -> None:
-        with pytest.raises(ConfigError, match="cannot write to the output folder"):
-            make_run(hash_pool, in_memory(CATALOG), Path("/proc/surge"))
 
-    def test_folder_of_one_space(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
-        finish(run)
-        with pytest.raises(ConfigError, match="is the folder of one space"):
-            make_run(hash_pool, in_memory(CATALOG), tmp_path / run.space.name)
+def test_output_that_is_the_folder_of_a_space_is_refused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    space = claim_space(LocalStore(tmp_path), hash_pool.space)
+    with pytest.raises(ConfigError, match="is the folder of one space"):
+        list(make_run(hash_pool, in_memory(CATALOG), tmp_path / space.name))
 
 
 RUN_OUT_OF_DISK = """
@@ -346,9 +343,8 @@ def test_real_full_disk_fails_only_partitions_that_do_not_fit(
 
 def test_thresholds_and_limit_are_checked_before_anything_is_written(hash_pool: EncoderPool, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="b_min"):
-        EmbeddingRun([], LocalStore(tmp_path / "o"), hash_pool, Thresholds(b_min=10, b_max=5))
-    with pytest.raises(ConfigError, match="the smallest that works is"):
-        make_run(hash_pool, [], tmp_path / "o", memory_limit=1)
+        list(make_run(hash_pool, in_memory(CATALOG), tmp_path / "o", Thresholds(b_min=10, b_max=5)))
+    assert smallest_run_limit(hash_pool, tmp_path / "o") > 1
     assert not (tmp_path / "o").exists()
 
 
@@ -439,13 +435,3 @@ def test_receipts_are_reported_after_the_folder_was_flushed(hash_pool: EncoderPo
             assert file_name(run.space.name, event.key) in durable
             reported += 1
     assert reported == len(TINY)
-
-
-def test_folder_that_cannot_be_flushed_leaves_no_receipt(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    store = FaultyStore(tmp_path, set(), "", disk_full)
-    run = make_run(hash_pool, in_memory(TINY), store)
-    store._step = "sync"
-    reported: list[Receipt] = []
-    with pytest.raises(TransientError, match="cannot flush the folder"):
-        reported += [event for event in run.events() if isinstance(event, Receipt)]
-    assert reported == []

@@ -18,16 +18,15 @@ from surge_dagster.commands.cli import app
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.parquet import read_facts, read_guarded
-from surge_dagster.engine.run.staging import SEGMENT_FORMAT, STAGING, SegmentFacts
+from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.output import freshness
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.retries import ATTEMPTS
-from surge_dagster.engine.support.footer_memory import forget_all
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
+from tests.engine.runs import assert_nothing_is_held, completed, failures, finish, make_run, receipts
 from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer, RandomFaults, always, open_bucket
 from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
 
@@ -76,13 +75,7 @@ class Reader(threading.Thread):
                     json.loads(content)
                 else:
                     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
-                        staged = key.startswith(f"out/{STAGING}/")
-                        facts = (
-                            read_guarded(file.metadata, SegmentFacts, SEGMENT_FORMAT)
-                            if staged
-                            else read_facts(file.metadata)
-                        )
-                        assert file.read().num_rows == facts.rows
+                        assert file.read().num_rows == read_facts(file.metadata).rows
             except Exception as error:
                 self.broken.append(f"{key}: {error}")
 
@@ -160,10 +153,9 @@ def test_run_without_work_reads_no_file_that_an_earlier_run_has_read(
     source = open_source(write_catalog(tmp_path / "catalog", catalog))
     finish(make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=200, b_max=400)))
     for expected in (len(catalog), 0):
-        forget_all()  # as in another process
+        monkeypatch.setattr(freshness, "_known", {})  # as in another process
         object_server.log.clear()
-        run = make_run(hash_pool, source, open_bucket(object_server))
-        finish(run)
+        run = completed(make_run(hash_pool, source, open_bucket(object_server)))
         assert run.report.partitions_skipped == len(catalog)
         read = [target for target in object_server.requests("GET") if ".parquet" in target]
         assert len(read) == expected
@@ -205,7 +197,7 @@ class TestFailures:
         monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
         source = open_source(write_catalog(tmp_path / "catalog", catalog_of(12, large=0)))
         finish(make_run(hash_pool, source, open_bucket(object_server)))
-        forget_all()
+        monkeypatch.setattr(freshness, "_known", {})
         before = object_server.objects()
         object_server.plan = always(Fault("status", 503), "GET", "[.]parquet")
         with pytest.raises(StoreUnavailable, match="the store is down"):
@@ -303,7 +295,7 @@ class TestFailures:
             shown += map(repr, finish(run))
             object_server.plan = always(Fault("status", 403))
             with pytest.raises(Exception, match="403") as caught:
-                make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60))
+                list(make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60)))
         shown += [json.dumps(run.report.as_dict()), str(caught.getrepr(style="native")), caplog.text]
         shown += [repr(read_facts(pq.read_metadata(store.open(name)))) for name in self._files(object_server, store)]
         assert len(caplog.text) > 1000

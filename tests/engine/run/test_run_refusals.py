@@ -17,14 +17,21 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Receipt
-from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import formats
+from surge_dagster.engine.sources import formats, open_source
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.text_hash import text_hashes
-from surge_dagster.engine.tables.opening import open_source
-from tests.engine.runs import failures, finish, in_memory, make_run, receipts, smallest_limit
+from tests.engine.runs import (
+    completed,
+    failures,
+    finish,
+    in_memory,
+    limit_bytes,
+    make_run,
+    receipts,
+    smallest_run_limit,
+)
 from tests.small_catalogs import (
     Rows,
     assert_embedded,
@@ -75,6 +82,7 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
     write_rows(root / "partition=two folders" / "0.parquet", GOOD["good"])
     write_rows(root / "partition=two%20folders" / "0.parquet", GOOD["good"])
     undeclared = write_rows(partition_folder(root, "y" * 300) / "0.parquet", GOOD["good"])
+    partition_folder(root, "no files").mkdir()
     truncated = write_partition(root, "truncated", GOOD["good"])
     truncated.write_bytes(truncated.read_bytes()[:-50])
     garbage = partition_folder(root, "garbage") / "0.parquet"
@@ -102,6 +110,7 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "misplaced": "belongs to partition 'good'",
         "two folders": "all stand for this key",
         undeclared.parent.name.removeprefix("partition="): "does not declare the key",
+        "no files": "partition=no%20files holds no file",
         "truncated": "part-0.parquet cannot be read",
         "garbage": "0.parquet cannot be read",
         "second file is garbage": "partition=second%20file%20is%20garbage/1.parquet cannot be read",
@@ -161,8 +170,7 @@ def test_partition_that_cannot_be_read_now_is_a_transient_failure(
 
 def test_partition_whose_source_becomes_invalid_keeps_its_file(hash_pool: EncoderPool, tmp_path: Path) -> None:
     write_catalog(tmp_path / "catalog", {"k": GOOD["good"]})
-    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
-    finish(run)
+    run = completed(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     write_partition(tmp_path / "catalog", "k", with_row(40, 12, ("x", None)), version="v2")
     events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     assert keys_of(failures(events)) == ["k"]
@@ -221,14 +229,12 @@ def test_staged_segments_of_a_refused_partition_are_removed_by_the_end_of_the_ru
     assert left == [{"last.parquet"}], "segments are written one after the other: what came before was dealt with"
 
 
-def test_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_row_that_fits_no_superbatch_is_named(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = with_row(30, 20, ("x", "y" * 9000))
-    run = make_run(
-        hash_pool,
-        [partition_of("big row", rows), partition_of("good", numbered_rows("good", 30))],
-        tmp_path,
-        Thresholds(b_min=50, b_max=100, b_max_bytes=8192),
-    )
+    limit_bytes(monkeypatch, 8192)
+    run = make_run(hash_pool, in_memory({"big row": rows, "good": numbered_rows("good", 30)}), tmp_path)
     [failure] = failures(finish(run))
     assert "row 20: the row has 9,001 bytes and a SuperBatch holds at most 8,192" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"good.parquet"}
@@ -239,9 +245,8 @@ def test_id_set_over_its_share_of_the_memory_is_refused(
 ) -> None:
     monkeypatch.setattr("surge_dagster.engine.run.memory._LEAST_ID_SET_BYTES", 16 * 1024)
     catalog = in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)})
-    thresholds = Thresholds(b_min=50, b_max=100, b_max_bytes=65_536)
-    least = smallest_limit(lambda limit: make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=limit))
-    run = make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=least)
+    limit_bytes(monkeypatch, 65_536)
+    run = make_run(hash_pool, catalog, tmp_path, memory_limit=smallest_run_limit(hash_pool, tmp_path))
     [failure] = failures(finish(run))
     assert failure.key == "many"
     assert "Raise the memory limit, or split the partition" in failure.reason
@@ -250,8 +255,7 @@ def test_id_set_over_its_share_of_the_memory_is_refused(
 
 def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalog = {"k": numbered_rows("k", 30), "other": numbered_rows("other", 30)}
-    run = make_run(hash_pool, in_memory(catalog), tmp_path)
-    finish(run)
+    run = completed(make_run(hash_pool, in_memory(catalog), tmp_path))
     path = tmp_path / file_name(run.space.name, "k")
     rewrite_as_other_space(path, run.space.name)
     foreign = path.read_bytes()

@@ -17,120 +17,113 @@ from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from tests.engine.run.test_run import CATALOG
-from tests.engine.runs import HeldCall, finish, in_memory, make_run, receipts
-from tests.small_catalogs import (
-    assert_embedded,
-    keys_of,
-    numbered_rows,
-    partition_of,
-    published_files,
-)
+from tests.engine.runs import HeldCall, completed, finish, in_memory, make_run, receipts
+from tests.small_catalogs import assert_embedded, keys_of, numbered_rows, partition_of, published_files
 
 
-class TestStopping:
-    @pytest.mark.parametrize("after", [1, 2, 5])
-    def test_closing_early_publishes_what_is_encoded_and_ends_every_thread(
-        self, hash_pool: EncoderPool, tmp_path: Path, after: int
-    ) -> None:
-        catalog = {f"p{n:02d}": numbered_rows(f"p{n}", 60) for n in range(40)}
-        before = set(threading.enumerate())
-        run = make_run(hash_pool, in_memory(catalog), tmp_path)
-        seen: list[str] = []
-        for receipt in run:
-            seen.append(receipt.key)
-            if len(seen) == after:
-                break
-        assert set(threading.enumerate()) <= before
-        files = published_files(tmp_path, run.space.name)
-        assert {f"{key}.parquet" for key in seen} <= files
-        assert all(name.endswith(".parquet") for name in files), "no temp file stays"
-        assert len(files) == run.report.partitions_written == run.report.texts_encoded // 60
-        again = make_run(hash_pool, in_memory(catalog), tmp_path)
-        finish(again)
-        assert again.report.texts_encoded == 60 * (40 - len(files))
-        for key, rows in catalog.items():
-            assert_embedded(tmp_path, run.space.name, key, rows)
-
-    def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        class SlowPool:
-            """Is done with the second SuperBatch only when the run is stopping."""
-
-            left = 2
-            begun = threading.Event()
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(hash_pool, name)
-
-            def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
-                call = hash_pool.submit(slot, borders, rows)
-                self.left -= 1
-                if self.left:
-                    return call
-                self.begun.set()
-                return HeldCall(call, run._stop.stopping)  # pyright: ignore[reportReturnType]
-
-        catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(10)}
-        run = make_run(SlowPool(), in_memory(catalog), tmp_path)
-        for receipt in run:
-            assert receipt.key == "p0"
-            assert SlowPool.begun.wait(60)
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_closing_early_publishes_what_is_encoded_and_ends_every_thread(
+    hash_pool: EncoderPool, tmp_path: Path, after: int
+) -> None:
+    catalog = {f"p{n:02d}": numbered_rows(f"p{n}", 60) for n in range(40)}
+    before = set(threading.enumerate())
+    run = make_run(hash_pool, in_memory(catalog), tmp_path)
+    seen: list[str] = []
+    for receipt in run:
+        seen.append(receipt.key)
+        if len(seen) == after:
             break
-        files = published_files(tmp_path, run.space.name)
-        assert {"p0.parquet", "p1.parquet"} <= files, "the pool may have begun the third one by then, and no other"
-        assert run.report.texts_encoded == 60 * len(files) <= 180
+    assert set(threading.enumerate()) <= before
+    files = published_files(tmp_path, run.space.name)
+    assert {f"{key}.parquet" for key in seen} <= files
+    assert all(name.endswith(".parquet") for name in files), "no temp file stays"
+    assert len(files) == run.report.partitions_written == run.report.texts_encoded // 60
+    again = completed(make_run(hash_pool, in_memory(catalog), tmp_path))
+    assert again.report.texts_encoded == 60 * (40 - len(files))
+    for key, rows in catalog.items():
+        assert_embedded(tmp_path, run.space.name, key, rows)
 
-    def test_closing_during_a_split_partition_publishes_no_part_of_it(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        run = make_run(hash_pool, in_memory({"big": numbered_rows("big", 5000)}), tmp_path)
-        events = run.events()
-        assert isinstance(next(events), SuperBatchReport)
-        events.close()
-        assert published_files(tmp_path, run.space.name) <= {"big.parquet"}
-        assert run.report.texts_encoded in range(100, 5001)
 
-    def test_error_in_the_consumers_loop_stops_the_run_and_is_raised(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        before = set(threading.enumerate())
-        with pytest.raises(ZeroDivisionError):
-            for _ in make_run(hash_pool, in_memory(CATALOG), tmp_path):
-                raise ZeroDivisionError
-        assert set(threading.enumerate()) <= before
+def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    class SlowPool:
+        """Is done with the second SuperBatch only when the run is stopping."""
 
-    def test_error_of_the_source_stops_the_run_and_is_raised(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        def breaking() -> Iterator[Partition]:
-            yield partition_of("first", numbered_rows("first", 60))
-            raise LookupError("the listing broke")
+        left = 2
+        begun = threading.Event()
 
-        before = set(threading.enumerate())
-        with pytest.raises(LookupError, match="the listing broke"):
-            list(make_run(hash_pool, breaking(), tmp_path))
-        assert set(threading.enumerate()) <= before
+        def __getattr__(self, name: str) -> Any:
+            return getattr(hash_pool, name)
 
-    def test_run_that_was_never_started_holds_no_memory(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        before = set(threading.enumerate())
-        make_run(hash_pool, in_memory(CATALOG), tmp_path).events().close()
-        assert set(threading.enumerate()) <= before
+        def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
+            call = hash_pool.submit(slot, borders, rows)
+            self.left -= 1
+            if self.left:
+                return call
+            self.begun.set()
+            return HeldCall(call, run._stop.stopping)  # pyright: ignore[reportReturnType]
 
-    def test_slow_consumer_of_events_slows_the_run_and_loses_no_event(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        catalog = {f"p{n}": numbered_rows(f"p{n}", 1) for n in range(300)}
-        run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=1, b_max=5))
-        run._events._queue.maxsize = 2
-        assert keys_of(receipts(finish(run))) == sorted(catalog)
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(10)}
+    run = make_run(SlowPool(), in_memory(catalog), tmp_path)
+    for receipt in run:
+        assert receipt.key == "p0"
+        assert SlowPool.begun.wait(60)
+        break
+    files = published_files(tmp_path, run.space.name)
+    assert {"p0.parquet", "p1.parquet"} <= files, "the pool may have begun the third one by then, and no other"
+    assert run.report.texts_encoded == 60 * len(files) <= 180
 
-    def test_two_runs_share_a_pool(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        catalogs = [{f"p{n}": numbered_rows(f"{c}{n}", 40) for n in range(10)} for c in "xy"]
-        runs = [make_run(hash_pool, in_memory(catalog), tmp_path / str(n)) for n, catalog in enumerate(catalogs)]
-        threads = [threading.Thread(target=lambda run=run: list(run.events())) for run in runs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        for number, catalog in enumerate(catalogs):
-            for key, rows in catalog.items():
-                assert_embedded(tmp_path / str(number), runs[number].space.name, key, rows)
+
+def test_closing_during_a_split_partition_publishes_no_part_of_it(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    run = make_run(hash_pool, in_memory({"big": numbered_rows("big", 5000)}), tmp_path)
+    events = run.events()
+    assert isinstance(next(events), SuperBatchReport)
+    events.close()
+    assert published_files(tmp_path, run.space.name) <= {"big.parquet"}
+    assert run.report.texts_encoded in range(100, 5001)
+
+
+def test_error_in_the_consumers_loop_stops_the_run_and_is_raised(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError):
+        for _ in make_run(hash_pool, in_memory(CATALOG), tmp_path):
+            raise ZeroDivisionError
+    assert set(threading.enumerate()) <= before
+
+
+def test_error_of_the_source_stops_the_run_and_is_raised(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def breaking() -> Iterator[Partition]:
+        yield partition_of("first", numbered_rows("first", 60))
+        raise LookupError("the listing broke")
+
+    before = set(threading.enumerate())
+    with pytest.raises(LookupError, match="the listing broke"):
+        list(make_run(hash_pool, breaking(), tmp_path))
+    assert set(threading.enumerate()) <= before
+
+
+def test_run_that_was_never_started_holds_no_memory(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    make_run(hash_pool, in_memory(CATALOG), tmp_path).events().close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_slow_consumer_of_events_slows_the_run_and_loses_no_event(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.engine.run.events._WAITING_GROUPS", 2)
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 1) for n in range(300)}
+    run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=1, b_max=5))
+    assert keys_of(receipts(finish(run))) == sorted(catalog)
+
+
+def test_two_runs_share_a_pool(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    catalogs = [{f"p{n}": numbered_rows(f"{c}{n}", 40) for n in range(10)} for c in "xy"]
+    runs = [make_run(hash_pool, in_memory(catalog), tmp_path / str(n)) for n, catalog in enumerate(catalogs)]
+    threads = [threading.Thread(target=lambda run=run: list(run.events())) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number, catalog in enumerate(catalogs):
+        for key, rows in catalog.items():
+            assert_embedded(tmp_path / str(number), runs[number].space.name, key, rows)

@@ -15,11 +15,10 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import Selection, Source
+from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import failures, finish, make_run, receipts
+from tests.engine.runs import completed, failures, finish, make_run, receipts
 from tests.small_catalogs import (
     assert_embedded,
     numbered_rows,
@@ -47,24 +46,20 @@ def products(tmp_path: Path) -> Path:
     return root
 
 
-def catalog_of(root: Path, selection: Selection) -> Source:
-    return open_source(root, selection=selection)
-
-
 def test_template_is_embedded_verified_and_fresh_until_it_changes(
     hash_pool: EncoderPool, products: Path, tmp_path: Path
 ) -> None:
     expected = {"hats": [("h1", "Cap. 7")], "shoes": [("s1", "Boot. 99.5"), ("s2", ". 5")]}
-    run = make_run(hash_pool, catalog_of(products, TITLED), tmp_path / "out")
+    run = make_run(hash_pool, open_source(products, selection=TITLED), tmp_path / "out")
     assert len(receipts(finish(run), "encoded")) == 2
     for key, rows in expected.items():
         assert_embedded(tmp_path / "out", run.space.name, key, rows)
     store = open_store(tmp_path / "out")
-    found = list(verify(catalog_of(products, TITLED), store, run.space, pool=hash_pool, reencode=None))
+    found = list(verify(open_source(products, selection=TITLED), store, run.space, pool=hash_pool, reencode=None))
     assert not [each for each in found if isinstance(each, Violation)]
-    again = make_run(hash_pool, catalog_of(products, TITLED), tmp_path / "out")
+    again = make_run(hash_pool, open_source(products, selection=TITLED), tmp_path / "out")
     assert len(receipts(finish(again), "fresh")) == 2
-    other = make_run(hash_pool, catalog_of(products, Selection("sku", "{title}, {price}")), tmp_path / "out")
+    other = make_run(hash_pool, open_source(products, selection=Selection("sku", "{title}, {price}")), tmp_path / "out")
     assert len(receipts(finish(other), "encoded")) == 2
     assert_embedded(tmp_path / "out", run.space.name, "hats", [("h1", "Cap, 7")])
 
@@ -73,7 +68,7 @@ def test_partition_without_a_named_column_is_refused_and_the_others_go_on(
     hash_pool: EncoderPool, products: Path, tmp_path: Path
 ) -> None:
     write_products(products, "socks", sku=["k1"], title=["Long"])
-    events = finish(make_run(hash_pool, catalog_of(products, TITLED), tmp_path / "out"))
+    events = finish(make_run(hash_pool, open_source(products, selection=TITLED), tmp_path / "out"))
     [failure] = failures(events)
     assert failure.key == "socks"
     assert "part-0.parquet has no column 'price'; its columns are 'sku', 'title'. Name the right ones" in failure.reason
@@ -85,85 +80,80 @@ PRESENT = [row for row in SPARSE if row[1] not in (None, " ")]
 SKIP = Selection(missing_text="skip")
 
 
-class TestSkippedRows:
-    """Row i of a file is row i of those rows of its source that have a text."""
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    write_catalog(tmp_path / "catalog", {"all": SPARSE[::3][:9], "none": numbered_rows("none", 9), "some": SPARSE})
+    return tmp_path / "catalog"
 
-    @pytest.fixture
-    def sparse(self, tmp_path: Path) -> Path:
-        write_catalog(tmp_path / "catalog", {"all": SPARSE[::3][:9], "none": numbered_rows("none", 9), "some": SPARSE})
-        return tmp_path / "catalog"
 
-    def test_they_are_counted_and_all_others_are_embedded(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")  # "some" is split: b_max is 100
-        skipped = {receipt.key: receipt.skipped_rows for receipt in receipts(finish(run), "encoded")}
-        assert skipped == {"all": 9, "none": 0, "some": 200}
-        assert (run.report.skipped_rows, run.report.blank_texts, run.report.texts_encoded) == (209, 0, 109)
-        assert not run.failed
-        for key, rows in (("all", []), ("none", numbered_rows("none", 9)), ("some", PRESENT)):
-            facts = assert_embedded(tmp_path / "out", run.space.name, key, rows)
-            assert facts.skipped_rows == skipped[key]
-        again = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        assert {each.key: each.skipped_rows for each in receipts(finish(again), "fresh")} == skipped
+def test_skipped_rows_are_counted_and_all_others_are_embedded(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
+    run = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")  # "some" is split: b_max is 100
+    skipped = {receipt.key: receipt.skipped_rows for receipt in receipts(finish(run), "encoded")}
+    assert skipped == {"all": 9, "none": 0, "some": 200}
+    assert (run.report.skipped_rows, run.report.blank_texts, run.report.texts_encoded) == (209, 0, 109)
+    assert not run.failed
+    for key, rows in (("all", []), ("none", numbered_rows("none", 9)), ("some", PRESENT)):
+        facts = assert_embedded(tmp_path / "out", run.space.name, key, rows)
+        assert facts.skipped_rows == skipped[key]
+    again = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")
+    assert {each.key: each.skipped_rows for each in receipts(finish(again), "fresh")} == skipped
 
-    def test_verify_agrees_under_the_same_rule_and_under_no_other(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        finish(run)
-        store = open_store(tmp_path / "out")
-        found = list(verify(catalog_of(sparse, SKIP), store, run.space, pool=hash_pool, reencode=None))
-        assert not [each for each in found if isinstance(each, Violation)]
-        found = list(verify(catalog_of(sparse, Selection(missing_text="empty")), store, run.space))
-        assert [each.kind for each in found if isinstance(each, Violation)] == ["stale"] * 3
 
-    def test_file_with_another_number_of_rows_is_named_with_both_numbers(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        finish(run)
-        store = open_store(tmp_path / "out")
-        rewrite(tmp_path / "out" / file_name(run.space.name, "some"), lambda table: table.slice(1))
-        [fault] = [each for each in verify(catalog_of(sparse, SKIP), store, run.space) if isinstance(each, Violation)]
-        assert fault.kind == "rows" and "the file has 99 rows and the source 100." in fault.finding
+def test_verify_passes_with_the_rule_of_the_run_and_fails_with_another(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
+    run = completed(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
+    store = open_store(tmp_path / "out")
+    found = list(verify(open_source(sparse, selection=SKIP), store, run.space, pool=hash_pool, reencode=None))
+    assert not [each for each in found if isinstance(each, Violation)]
+    found = list(verify(open_source(sparse, selection=Selection(missing_text="empty")), store, run.space))
+    assert [each.kind for each in found if isinstance(each, Violation)] == ["stale"] * 3
+    # A file with another number of rows is named with both numbers.
+    rewrite(tmp_path / "out" / file_name(run.space.name, "some"), lambda table: table.slice(1))
+    [fault] = [
+        each for each in verify(open_source(sparse, selection=SKIP), store, run.space) if isinstance(each, Violation)
+    ]
+    assert fault.kind == "rows" and "the file has 99 rows and the source 100." in fault.finding
 
-    def test_run_that_begins_again_uses_the_staged_rows(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        first = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
-        with contextlib.closing(first.events()) as events:
-            for event in events:
-                if isinstance(event, SuperBatchReport) and event.index == 3:
-                    break
-        again = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
-        receipt = next(each for each in receipts(finish(again)) if each.key == "some")
-        assert (receipt.rows, receipt.skipped_rows) == (100, 200)
-        assert_embedded(tmp_path / "out", again.space.name, "some", PRESENT)
 
-    def test_rows_that_are_announced_and_do_not_come_are_still_noticed(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        announced = [replace(partition, rows=301) for partition in catalog_of(sparse, SKIP) if partition.key == "some"]
-        [failure] = failures(finish(make_run(hash_pool, announced, tmp_path / "out")))
-        assert failure.transient and "301 rows were announced and 300 came" in failure.reason
+def test_run_that_begins_again_uses_the_staged_rows(hash_pool: EncoderPool, sparse: Path, tmp_path: Path) -> None:
+    first = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
+    with contextlib.closing(first.events()) as events:
+        for event in events:
+            if isinstance(event, SuperBatchReport) and event.index == 3:
+                break
+    again = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
+    receipt = next(each for each in receipts(finish(again)) if each.key == "some")
+    assert (receipt.rows, receipt.skipped_rows) == (100, 200)
+    assert_embedded(tmp_path / "out", again.space.name, "some", PRESENT)
 
-    def test_another_rule_with_equal_texts_republishes(
-        self, hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-    ) -> None:
-        finish(make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out"))
-        rows = numbered_rows("none", 9)
-        write_partition(sparse, "none", [*rows[:4], ("blank", ""), *rows[4:]], version="v2")
-        run = make_run(hash_pool, catalog_of(sparse, SKIP), tmp_path / "out")
-        [receipt] = receipts(finish(run), "republished")
-        assert (receipt.key, receipt.rows, receipt.skipped_rows) == ("none", 9, 1)
-        assert assert_embedded(tmp_path / "out", run.space.name, "none", rows).skipped_rows == 1
+
+def test_missing_announced_rows_are_noticed_when_rows_are_skipped(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
+    announced = [
+        replace(partition, rows=301) for partition in open_source(sparse, selection=SKIP) if partition.key == "some"
+    ]
+    [failure] = failures(finish(make_run(hash_pool, announced, tmp_path / "out")))
+    assert failure.transient and "301 rows were announced and 300 came" in failure.reason
+
+
+def test_another_rule_with_equal_texts_republishes(hash_pool: EncoderPool, sparse: Path, tmp_path: Path) -> None:
+    finish(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
+    rows = numbered_rows("none", 9)
+    write_partition(sparse, "none", [*rows[:4], ("blank", ""), *rows[4:]], version="v2")
+    run = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")
+    [receipt] = receipts(finish(run), "republished")
+    assert (receipt.key, receipt.rows, receipt.skipped_rows) == ("none", 9, 1)
+    assert assert_embedded(tmp_path / "out", run.space.name, "none", rows).skipped_rows == 1
 
 
 def test_blank_texts_are_counted_without_any_rule(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = [("1", ""), ("2", " "), ("3", "three")]
     write_catalog(tmp_path / "catalog", {"k": rows})
-    run = make_run(hash_pool, catalog_of(tmp_path / "catalog", Selection()), tmp_path / "out")
+    run = make_run(hash_pool, open_source(tmp_path / "catalog", selection=Selection()), tmp_path / "out")
     [receipt] = receipts(finish(run), "encoded")
     assert (receipt.blank_texts, receipt.skipped_rows, run.report.blank_texts) == (2, 0, 2)
     assert assert_embedded(tmp_path / "out", run.space.name, "k", rows).blank_texts == 2

@@ -9,18 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.files.facts import VectorFacts
-from surge_dagster.engine.run.staging import OtherRows, StagedRowsCheck
-from surge_dagster.engine.run.superbatch import StagedRows
-from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.run.staging import StagedRowsCheck
+from surge_dagster.engine.run.superbatch import StagedRows, VectorsNotUsable
+from tests.engine.runs import read_of
 from tests.small_catalogs import Rows, numbered_rows, row_batch_of
 
 ROWS = numbered_rows("k", 60)
 
 
 def staged_of(rows: Rows, start: int, stop: int) -> StagedRows:
-    digest = ContentDigest()
-    digest.update(row_batch_of(rows[start:stop]))
-    return StagedRows(start, stop, digest.hexdigest(), VectorFacts())
+    return StagedRows(start, stop, read_of(rows[start:stop]).content_digest, VectorFacts())
 
 
 def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]:
@@ -52,22 +50,17 @@ def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
     staged = [staged_of(ROWS, 10, 20), staged_of(ROWS, 20, 45)]
     rows: Rows = [(values[0], values[1]) for values in changed]
     if 10 <= row < 45:
-        with pytest.raises(OtherRows, match="are not those that were staged"):
+        with pytest.raises(VectorsNotUsable, match="are not those that were staged"):
             cut(rows, staged)
     else:
         cut(rows, staged)
 
 
 def test_rows_that_moved_are_other_rows() -> None:
-    with pytest.raises(OtherRows, match="its rows 10 to 20"):
+    with pytest.raises(VectorsNotUsable, match="its rows 10 to 20"):
         cut(ROWS[1:], [staged_of(ROWS, 10, 20)])
 
 
 def test_missing_staged_rows_are_noticed() -> None:
-    with pytest.raises(OtherRows, match="it has 15 rows, and 20 were there"):
+    with pytest.raises(VectorsNotUsable, match="it has 15 rows, and 20 were there"):
         cut(ROWS[:15], [staged_of(ROWS, 10, 20)])
-
-
-def test_empty_batch_keeps_the_type_of_its_ids() -> None:
-    [(piece, is_staged)] = StagedRowsCheck([]).cut(row_batch_of([]))
-    assert (len(piece), is_staged) == (0, False)

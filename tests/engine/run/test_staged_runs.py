@@ -5,9 +5,9 @@ Runs end early here in the gentlest way, a source that does not answer; `test_re
 
 from __future__ import annotations
 
-import logging
 import os
 import random
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,14 +25,8 @@ from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from tests.engine.runs import failures, finish, make_run
-from tests.small_catalogs import (
-    Rows,
-    assert_embedded,
-    numbered_rows,
-    partition_of,
-    published_files,
-)
+from tests.engine.runs import completed, failures, finish, make_run
+from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, published_files
 
 ROOT = Path(__file__).parents[3]
 BIG = numbered_rows("big", 450)
@@ -75,98 +69,101 @@ def resume(pool: EncoderPool, output: Path, rows: Rows = BIG, **options: Any) ->
     return run
 
 
-class TestWhatIsEncodedAgain:
-    def test_only_rows_that_are_not_staged_are_encoded(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        assert leave_staged(hash_pool, tmp_path, BIG, 270) == [(0, 100), (100, 200)]
-        run = resume(hash_pool, tmp_path)
-        assert (run.report.texts_encoded, run.report.texts_reused) == (250, 200)
-        assert run.report.max_in_flight_texts <= 250
+def test_only_rows_that_are_not_staged_are_encoded(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    assert leave_staged(hash_pool, tmp_path, BIG, 270) == [(0, 100), (100, 200)]
+    run = resume(hash_pool, tmp_path)
+    assert (run.report.texts_encoded, run.report.texts_reused) == (250, 200)
+    assert run.report.max_in_flight_texts <= 250
 
-    @pytest.mark.parametrize("missing", [(0, 100), (100, 200), (400, 450)])
-    def test_gap_anywhere_is_filled(self, hash_pool: EncoderPool, tmp_path: Path, missing: tuple[int, int]) -> None:
-        leave_complete(hash_pool, tmp_path)
-        staged(tmp_path)[missing].unlink()
-        assert resume(hash_pool, tmp_path).report.texts_encoded == missing[1] - missing[0]
 
-    def test_nothing_is_encoded_when_all_rows_are_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        leave_complete(hash_pool, tmp_path)
-        assert resume(hash_pool, tmp_path).report.texts_encoded == 0
+@pytest.mark.parametrize("missing", [(0, 100), (100, 200), (400, 450)])
+def test_missing_segment_is_encoded_wherever_it_lies(
+    hash_pool: EncoderPool, tmp_path: Path, missing: tuple[int, int]
+) -> None:
+    leave_complete(hash_pool, tmp_path)
+    staged(tmp_path)[missing].unlink()
+    assert resume(hash_pool, tmp_path).report.texts_encoded == missing[1] - missing[0]
 
-    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(
-        ends=st.lists(st.tuples(st.integers(0, 449), st.integers(20, 200)), max_size=3),
-        removed=st.randoms(use_true_random=False),
-        b_max=st.integers(20, 600),
-    )
-    def test_file_does_not_depend_on_the_thresholds_of_earlier_runs(
-        self,
-        hash_pool: EncoderPool,
-        tmp_path_factory: pytest.TempPathFactory,
-        ends: list[tuple[int, int]],
-        removed: random.Random,
-        b_max: int,
-    ) -> None:
-        output = tmp_path_factory.mktemp("any")
-        for at, earlier in ends:
-            leave_staged(hash_pool, output, BIG, at, earlier)
-        for path in staged(output).values():
-            if removed.random() < 0.3:
-                path.unlink()
-        left = sum(stop - start for start, stop in staged(output))
-        run = make_run(hash_pool, [partition_of("big", BIG)], output, Thresholds(1, b_max))
-        finish(run)
-        assert_embedded(output, run.space.name, "big", BIG)
-        assert (run.report.texts_reused, run.report.texts_encoded) == (left, 450 - left)
-        assert not (output / STAGING).exists()
 
-    def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        # All rows of "first" are staged, so it ends with an empty segment; that of "second" begins at the same place.
-        rows = {key: numbered_rows(key, 250) for key in ("first", "second")}
-        partitions = [partition_of(key, rows[key]) for key in rows]
-        assert len(failures(finish(make_run(hash_pool, partitions, FullStore(tmp_path), Thresholds(1, 100))))) == 2
-        [last] = (tmp_path / STAGING).glob("*/second/*/200-250.parquet")
-        last.unlink()
-        run = make_run(hash_pool, partitions, tmp_path, Thresholds(1, 100))
-        assert failures(finish(run)) == []
-        assert run.report.texts_encoded == 50
-        for key in rows:
-            assert_embedded(tmp_path, run.space.name, key, rows[key])
+def test_nothing_is_encoded_when_all_rows_are_staged(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    leave_complete(hash_pool, tmp_path)
+    assert resume(hash_pool, tmp_path).report.texts_encoded == 0
 
-    def test_segments_of_other_lengths_are_filled_up(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [
-            *((0, 100), (100, 200), (200, 270), (270, 340))
-        ]
-        assert resume(hash_pool, tmp_path).report.texts_encoded == 110
 
-    def test_force_encodes_staged_rows_again(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        assert resume(hash_pool, tmp_path, force=True).report.texts_reused == 0
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ends=st.lists(st.tuples(st.integers(0, 449), st.integers(20, 200)), max_size=3),
+    removed=st.randoms(use_true_random=False),
+    b_max=st.integers(20, 600),
+)
+def test_file_does_not_depend_on_the_thresholds_of_earlier_runs(
+    hash_pool: EncoderPool,
+    tmp_path_factory: pytest.TempPathFactory,
+    ends: list[tuple[int, int]],
+    removed: random.Random,
+    b_max: int,
+) -> None:
+    output = tmp_path_factory.mktemp("any")
+    for at, earlier in ends:
+        leave_staged(hash_pool, output, BIG, at, earlier)
+    for path in staged(output).values():
+        if removed.random() < 0.3:
+            path.unlink()
+    left = sum(stop - start for start, stop in staged(output))
+    run = completed(make_run(hash_pool, [partition_of("big", BIG)], output, Thresholds(1, b_max)))
+    assert_embedded(output, run.space.name, "big", BIG)
+    assert (run.report.texts_reused, run.report.texts_encoded) == (left, 450 - left)
+    assert not (output / STAGING).exists()
 
-    def test_large_partition_is_in_flight_in_parts(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        run = resume(hash_pool, tmp_path, numbered_rows("big", 3_000))
-        assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
 
-    def test_encoded_segments_of_a_stopped_run_stay_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        out = threading.Event()
+def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    # All rows of "first" are staged, so it ends with an empty segment; that of "second" begins at the same place.
+    rows = {key: numbered_rows(key, 250) for key in ("first", "second")}
+    partitions = [partition_of(key, rows[key]) for key in rows]
+    assert len(failures(finish(make_run(hash_pool, partitions, FullStore(tmp_path), Thresholds(1, 100))))) == 2
+    [last] = (tmp_path / STAGING).glob("*/second/*/200-250.parquet")
+    last.unlink()
+    run = make_run(hash_pool, partitions, tmp_path, Thresholds(1, 100))
+    assert failures(finish(run)) == []
+    assert run.report.texts_encoded == 50
+    for key in rows:
+        assert_embedded(tmp_path, run.space.name, key, rows[key])
 
-        def read() -> Iterator[RowBatch]:
-            for row, batch in enumerate(partition_of("big", BIG, batch_rows=1).read()):
-                if row == 350:
-                    assert out.wait(60)
-                    run.stop()
-                yield batch
 
-        run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
-        for event in run.events():
-            if isinstance(event, SuperBatchReport) and event.index == 1:
-                out.set()
-        left = sum(stop - start for start, stop in staged(tmp_path))
-        assert left >= 200
-        assert published_files(tmp_path, run.space.name) == set()
-        assert resume(hash_pool, tmp_path).report.texts_encoded == 450 - left
+def test_segments_of_other_lengths_are_filled_up(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [*((0, 100), (100, 200), (200, 270), (270, 340))]
+    assert resume(hash_pool, tmp_path).report.texts_encoded == 110
+
+
+def test_force_encodes_staged_rows_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    assert resume(hash_pool, tmp_path, force=True).report.texts_reused == 0
+
+
+def test_large_partition_is_in_flight_in_parts(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    run = resume(hash_pool, tmp_path, numbered_rows("big", 3_000))
+    assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
+
+
+def test_encoded_segments_of_a_stopped_run_stay_staged(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    out = threading.Event()
+
+    def read() -> Iterator[RowBatch]:
+        for row, batch in enumerate(partition_of("big", BIG, batch_rows=1).read()):
+            if row == 350:
+                assert out.wait(60)
+                run.stop()
+            yield batch
+
+    run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
+    for event in run.events():
+        if isinstance(event, SuperBatchReport) and event.index == 1:
+            out.set()
+    left = sum(stop - start for start, stop in staged(tmp_path))
+    assert left >= 200
+    assert published_files(tmp_path, run.space.name) == set()
+    assert resume(hash_pool, tmp_path).report.texts_encoded == 450 - left
 
 
 class FullStore(LocalStore):
@@ -186,73 +183,65 @@ def leave_complete(pool: EncoderPool, output: Path) -> None:
     assert len(staged(output)) == 5
 
 
-class TestWhatIsNotUsed:
-    def test_another_source_version(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        changed = numbered_rows("changed", 450)
-        run = make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path)
-        finish(run)
-        assert run.report.texts_reused == 0
-        assert assert_embedded(tmp_path, run.space.name, "big", changed).source_version == "v2"
-        assert not (tmp_path / STAGING).exists()
+def test_segments_of_another_source_version_are_not_used(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    changed = numbered_rows("changed", 450)
+    run = completed(make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path))
+    assert run.report.texts_reused == 0
+    assert assert_embedded(tmp_path, run.space.name, "big", changed).source_version == "v2"
+    assert not (tmp_path / STAGING).exists()
 
-    def test_other_rows_under_the_same_version(
-        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        changed = [*BIG[:150], ("id-150", "another text"), *BIG[151:]]
-        with caplog.at_level(logging.WARNING):
-            assert resume(hash_pool, tmp_path, changed).report.texts_reused == 0
-        assert "its rows 100 to 200 are not those that were staged" in caplog.text
 
-    def test_rows_that_the_source_no_longer_has(
-        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        with caplog.at_level(logging.WARNING):
-            assert resume(hash_pool, tmp_path, BIG[:190]).report.texts_reused == 0
-        assert "it has 190 rows, and 200 were there when it was staged" in caplog.text
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([*BIG[:150], ("id-150", "another text"), *BIG[151:]], "its rows 100 to 200 are not those that were staged"),
+        (BIG[:190], "it has 190 rows, and 200 were there when it was staged"),
+    ],
+    ids=["changed", "fewer"],
+)
+def test_segments_are_not_used_when_the_rows_changed_under_the_same_version(
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: Rows, reason: str
+) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    assert resume(hash_pool, tmp_path, rows).report.texts_reused == 0
+    assert reason in caplog.text
 
-    @pytest.mark.parametrize("harm", ["a bit", "the end", "all"])
-    def test_damaged_segment(
-        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
-    ) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        path = staged(tmp_path)[100, 200]
-        content = bytearray(path.read_bytes())
-        content[len(content) // 3] ^= 1
-        path.write_bytes({"a bit": content, "the end": content[:-1], "all": b""}[harm])
-        with caplog.at_level(logging.WARNING):
-            run = resume(hash_pool, tmp_path)
-        assert (run.report.texts_encoded, run.report.texts_reused) == (350, 100)
-        assert f"{path} is encoded again: it" in caplog.text
 
-    def test_segment_under_the_name_of_other_rows(
-        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        path = staged(tmp_path)[100, 200]
-        path.rename(path.with_name("150-250.parquet"))
-        (path.parent / "notes.parquet").touch()
-        with caplog.at_level(logging.WARNING):
-            assert resume(hash_pool, tmp_path).report.texts_reused == 100
-        assert "its first_row is 100; expected 150" in caplog.text
+@pytest.mark.parametrize("harm", ["a bit", "the end", "all"])
+def test_damaged_segment_is_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
+) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    path = staged(tmp_path)[100, 200]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes({"a bit": content, "the end": content[:-1], "all": b""}[harm])
+    run = resume(hash_pool, tmp_path)
+    assert (run.report.texts_encoded, run.report.texts_reused) == (350, 100)
+    assert f"{path} is encoded again: it" in caplog.text
 
-    def test_segments_with_other_columns(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270, include_text=False)
-        assert resume(hash_pool, tmp_path).report.texts_reused == 0
 
-    def test_segment_that_is_damaged_after_it_was_looked_at(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        path = staged(tmp_path)[100, 200]
+def test_renamed_segment_is_not_used(hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    path = staged(tmp_path)[100, 200]
+    path.rename(path.with_name("150-250.parquet"))
+    (path.parent / "notes.parquet").touch()
+    assert resume(hash_pool, tmp_path).report.texts_reused == 100
+    assert re.search(r"it was written as '.*/100-200.parquet' in fp32", caplog.text)
 
-        def read() -> Iterator[RowBatch]:
-            os.truncate(path, 1000)
-            yield from partition_of("big", BIG).read()
 
-        run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
-        [failure] = failures(finish(run))
-        assert failure.transient
-        assert "its staged rows 100 to 200 cannot be used: it cannot be read" in failure.reason
-        assert published_files(tmp_path, run.space.name) == set()
-        assert resume(hash_pool, tmp_path).report.texts_encoded == 100
+def test_segment_damaged_after_the_listing_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    path = staged(tmp_path)[100, 200]
+
+    def read() -> Iterator[RowBatch]:
+        os.truncate(path, 1000)
+        yield from partition_of("big", BIG).read()
+
+    run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.transient
+    assert "its staged rows 100 to 200 cannot be used: it cannot be read" in failure.reason
+    assert published_files(tmp_path, run.space.name) == set()
+    assert resume(hash_pool, tmp_path).report.texts_encoded == 100

@@ -16,107 +16,107 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.fresh_run import report_when_fresh
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.run.test_staged_runs import BIG, leave_staged, resume, staged
-from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts
-from tests.small_catalogs import (
-    DIMENSION,
-    assert_embedded,
-    numbered_rows,
-    partition_of,
-    published_files,
-    write_catalog,
+from tests.engine.runs import (
+    SMALL,
+    UnstartedPool,
+    assert_nothing_is_held,
+    completed,
+    failures,
+    finish,
+    finish_receipts,
+    make_run,
+    receipts,
 )
+from tests.small_catalogs import assert_embedded, numbered_rows, partition_of, published_files, write_catalog
 
 
-class TestWhatIsLeftBehind:
-    def test_nothing_of_a_partition_whose_rows_are_refused(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
-        leave_staged(hash_pool, tmp_path, repeated, 270)
-        run = make_run(hash_pool, [partition_of("big", repeated)], tmp_path)
-        [failure] = failures(finish(run))
-        assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason
-        assert published_files(tmp_path, run.space.name) == set()
-        assert not (tmp_path / STAGING).exists()
+def test_segments_of_a_refused_partition_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
+    leave_staged(hash_pool, tmp_path, repeated, 270)
+    run = make_run(hash_pool, [partition_of("big", repeated)], tmp_path)
+    [failure] = failures(finish(run))
+    assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason
+    assert published_files(tmp_path, run.space.name) == set()
+    assert not (tmp_path / STAGING).exists()
 
-    def test_nothing_of_a_partition_that_is_fresh(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        shutil.copytree(tmp_path / STAGING, tmp_path / "kept")
-        resume(hash_pool, tmp_path)
-        (tmp_path / "kept").rename(tmp_path / STAGING)
-        run = make_run(hash_pool, [partition_of("big", BIG)], tmp_path)
-        assert [receipt.action for receipt in receipts(finish(run))] == ["fresh"]
-        assert not (tmp_path / STAGING).exists()
 
-    def test_run_without_work_removes_what_is_staged_of_fresh_partitions_and_verify_warns(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        """As after a kill between the file of a split partition and the removal of its segments."""
-        source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
-        leave_staged(hash_pool, output, BIG, 270)
-        shutil.copytree(output / STAGING, tmp_path / "kept")
-        run = make_run(hash_pool, source, output)
-        finish(run)
-        (tmp_path / "kept").rename(output / STAGING)
-        other = output / STAGING / run.space.name / "other" / "v" / "0-1.parquet"
-        other.parent.mkdir(parents=True)
-        other.touch()
-        found = list(verify(source, LocalStore(output), run.space))
-        warned = [event.key for event in found if isinstance(event, Violation) and event.is_warning]
-        assert warned == [f"{STAGING}/{run.space.name}/{key}" for key in ("big", "other")]
-        assert report_when_fresh(source, LocalStore(output), EncodingSpec(f"hash://{DIMENSION}"))
-        assert staged(output) == {}
-        assert other.exists(), "its partition may come back"
+def test_segments_of_a_fresh_partition_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    shutil.copytree(tmp_path / STAGING, tmp_path / "kept")
+    resume(hash_pool, tmp_path)
+    (tmp_path / "kept").rename(tmp_path / STAGING)
+    run = make_run(hash_pool, [partition_of("big", BIG)], tmp_path)
+    assert [receipt.action for receipt in receipts(finish(run))] == ["fresh"]
+    assert not (tmp_path / STAGING).exists()
 
-    def test_run_without_work_removes_segments_whose_removal_failed(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        class KeepingStore(LocalStore):
-            def delete(self, name: str) -> None:
-                raise PermissionError(errno.EACCES, "", name)
 
-        source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
-        assert failures(finish(make_run(hash_pool, source, KeepingStore(output), SMALL))) == []
-        assert staged(output)
-        assert report_when_fresh(source, LocalStore(output), EncodingSpec(f"hash://{DIMENSION}"))
-        assert staged(output) == {}
+def test_run_without_work_removes_what_is_staged_of_fresh_partitions_and_verify_warns(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    """As after a kill between the file of a split partition and the removal of its segments."""
+    source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
+    leave_staged(hash_pool, output, BIG, 270)
+    shutil.copytree(output / STAGING, tmp_path / "kept")
+    run = completed(make_run(hash_pool, source, output))
+    (tmp_path / "kept").rename(output / STAGING)
+    other = output / STAGING / run.space.name / "other" / "v" / "0-1.parquet"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    found = list(verify(source, LocalStore(output), run.space))
+    warned = [event.key for event in found if isinstance(event, Violation) and event.is_warning]
+    assert warned == [f"{STAGING}/{run.space.name}/{key}" for key in ("big", "other")]
+    assert finish_receipts(make_run(UnstartedPool(hash_pool), source, output), "fresh")
+    assert staged(output) == {}
+    assert other.exists(), "its partition may come back"
 
-    def test_what_is_staged_of_partitions_that_a_run_does_not_see_is_left_alone(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
-        leave_staged(hash_pool, tmp_path, BIG, 270)
-        finish(make_run(hash_pool, [partition_of("other", numbered_rows("other", 250))], tmp_path))
-        assert sorted(staged(tmp_path)) == [(0, 100), (100, 200)]
-        assert not (tmp_path / STAGING / hash_pool.space.name / "other").exists()
 
-    @pytest.mark.parametrize("is_removed", [False, True])
-    def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
-        self, hash_pool: EncoderPool, tmp_path: Path, is_removed: bool
-    ) -> None:
-        leave_staged(hash_pool, tmp_path / "o", BIG, 270)
-        here = {"small": numbered_rows("small", 5)} | ({} if is_removed else {"big": BIG[:0]})
-        source = open_source(write_catalog(tmp_path / "c", here))
-        run = make_run(hash_pool, [partition for partition in source if partition.key == "small"], tmp_path / "o")
-        finish(run)
-        found = list(verify(source, LocalStore(tmp_path / "o"), run.space))
-        named = [violation for violation in found if isinstance(violation, Violation) and violation.is_warning]
-        assert [violation.key for violation in named] == ([f"{STAGING}/{run.space.name}/big"] if is_removed else [])
+def test_run_without_work_removes_segments_whose_removal_failed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    class KeepingStore(LocalStore):
+        def delete(self, name: str) -> None:
+            raise PermissionError(errno.EACCES, "", name)
 
-    def test_verify_finds_no_fault_with_a_file_from_two_runs(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))
-        [partition] = source
-        leave_staged(hash_pool, tmp_path / "o", BIG, 270, version=partition.source_version)
-        run = make_run(hash_pool, source, tmp_path / "o")
-        finish(run)
-        assert run.report.texts_reused == 200
-        found = verify(source, LocalStore(tmp_path / "o"), run.space, pool=hash_pool, reencode=None)
-        assert [violation for violation in found if isinstance(violation, Violation)] == []
+    source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
+    assert failures(finish(make_run(hash_pool, source, KeepingStore(output), SMALL))) == []
+    assert staged(output)
+    assert finish_receipts(make_run(UnstartedPool(hash_pool), source, output), "fresh")
+    assert staged(output) == {}
+
+
+def test_segments_of_partitions_outside_the_run_are_kept(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    leave_staged(hash_pool, tmp_path, BIG, 270)
+    finish(make_run(hash_pool, [partition_of("other", numbered_rows("other", 250))], tmp_path))
+    assert sorted(staged(tmp_path)) == [(0, 100), (100, 200)]
+    assert not (tmp_path / STAGING / hash_pool.space.name / "other").exists()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
+    hash_pool: EncoderPool, tmp_path: Path, is_removed: bool
+) -> None:
+    leave_staged(hash_pool, tmp_path / "o", BIG, 270)
+    here = {"small": numbered_rows("small", 5)} | ({} if is_removed else {"big": BIG[:0]})
+    source = open_source(write_catalog(tmp_path / "c", here))
+    run = make_run(hash_pool, [partition for partition in source if partition.key == "small"], tmp_path / "o")
+    finish(run)
+    found = list(verify(source, LocalStore(tmp_path / "o"), run.space))
+    named = [violation for violation in found if isinstance(violation, Violation) and violation.is_warning]
+    assert [violation.key for violation in named] == ([f"{STAGING}/{run.space.name}/big"] if is_removed else [])
+
+
+def test_verify_finds_no_fault_with_a_file_from_two_runs(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))
+    [partition] = source
+    leave_staged(hash_pool, tmp_path / "o", BIG, 270, version=partition.source_version)
+    run = completed(make_run(hash_pool, source, tmp_path / "o"))
+    assert run.report.texts_reused == 200
+    found = verify(source, LocalStore(tmp_path / "o"), run.space, pool=hash_pool, reencode=None)
+    assert [violation for violation in found if isinstance(violation, Violation)] == []
 
 
 ROOT = Path(__file__).parents[3]
@@ -179,62 +179,63 @@ def test_full_disk_fails_only_partitions_that_do_not_fit_until_there_is_room(
     assert not [name for name in room[3] if name.startswith(STAGING)]
 
 
-class TestTwoRunsAtOnce:
-    @pytest.mark.parametrize("same_rows", [True, False])
-    def test_second_of_two_runs_takes_the_file_of_the_first_if_it_has_the_same_rows(
-        self, hash_pool: EncoderPool, tmp_path: Path, same_rows: bool
-    ) -> None:
-        """The other run publishes the partition, and removes what is staged, just before this one would."""
-        theirs = BIG if same_rows else numbered_rows("other", len(BIG))
+@pytest.mark.parametrize("same_rows", [True, False])
+def test_second_of_two_runs_takes_the_file_of_the_first_if_it_has_the_same_rows(
+    hash_pool: EncoderPool, tmp_path: Path, same_rows: bool
+) -> None:
+    """The other run publishes the partition, and removes what is staged, just before this one would."""
+    theirs = BIG if same_rows else numbered_rows("other", len(BIG))
 
-        class OvertakenStore(LocalStore):
-            def create(self, name: str) -> LocalUpload:
-                if name.endswith(("/big.parquet", "/first.parquet", "/second.parquet")):
-                    finish_all_but_threads(make_run(hash_pool, [partition_of("big", theirs)], tmp_path))
-                return super().create(name)
+    class OvertakenStore(LocalStore):
+        def create(self, name: str) -> LocalUpload:
+            if name.endswith(("/big.parquet", "/first.parquet", "/second.parquet")):
+                finish_all_but_threads(make_run(hash_pool, [partition_of("big", theirs)], tmp_path))
+            return super().create(name)
 
-        run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path))
-        failed = failures(finish(run))
-        if same_rows:
-            assert not failed and run.report.partitions_skipped == 1
-        else:
-            [failure] = failed
-            assert failure.transient
-            assert "it was removed; another run may have published the partition" in failure.reason
-        assert published_files(tmp_path, run.space.name) == {"big.parquet"}
-        assert_embedded(tmp_path, run.space.name, "big", theirs)
-        assert not (tmp_path / STAGING).exists()
+    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path))
+    failed = failures(finish(run))
+    if same_rows:
+        assert not failed and run.report.partitions_skipped == 1
+    else:
+        [failure] = failed
+        assert failure.transient
+        assert "it was removed; another run may have published the partition" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"big.parquet"}
+    assert_embedded(tmp_path, run.space.name, "big", theirs)
+    assert not (tmp_path / STAGING).exists()
 
-    def test_forced_run_does_not_take_the_file_that_it_replaces(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        """Another run finds that file up to date, and removes what the forced run has staged."""
-        finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
 
-        class SweptStore(LocalStore):
-            def create(self, name: str) -> LocalUpload:
-                if name.endswith("/big.parquet"):
-                    finish_all_but_threads(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
-                return super().create(name)
+def test_forced_run_does_not_take_the_file_that_it_replaces(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    """Another run finds that file up to date, and removes what the forced run has staged."""
+    finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
 
-        run = make_run(hash_pool, [partition_of("big", BIG)], SweptStore(tmp_path), force=True)
-        [failure] = failures(finish(run))
-        assert failure.transient and "it was removed; another run may have published" in failure.reason
+    class SweptStore(LocalStore):
+        def create(self, name: str) -> LocalUpload:
+            if name.endswith("/big.parquet"):
+                finish_all_but_threads(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+            return super().create(name)
 
-    def test_both_may_stage_the_same_segments_and_neither_fails(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        runs = [make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL) for _ in range(2)]
-        found: list[list[Any]] = [[], []]
-        threads = [
-            threading.Thread(target=lambda n=n: found[n].extend(runs[n].events()), name=f"run-{n}") for n in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert [failure for events in found for failure in failures(events)] == []
-        assert_embedded(tmp_path, runs[0].space.name, "big", BIG)
-        for run in runs:
-            assert_nothing_is_held(run)
-        finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
-        assert not (tmp_path / STAGING).exists()
+    run = make_run(hash_pool, [partition_of("big", BIG)], SweptStore(tmp_path), force=True)
+    [failure] = failures(finish(run))
+    assert failure.transient and "it was removed; another run may have published" in failure.reason
+
+
+def test_two_concurrent_runs_may_stage_the_same_segments(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    runs = [make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL) for _ in range(2)]
+    found: list[list[Any]] = [[], []]
+    threads = [
+        threading.Thread(target=lambda n=n: found[n].extend(runs[n].events()), name=f"run-{n}") for n in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [failure for events in found for failure in failures(events)] == []
+    assert_embedded(tmp_path, runs[0].space.name, "big", BIG)
+    for run in runs:
+        assert_nothing_is_held(run)
+    finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+    assert not (tmp_path / STAGING).exists()
 
 
 def finish_all_but_threads(run: EmbeddingRun) -> None:

@@ -13,16 +13,20 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
+from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.memory import ResultMemory
-from surge_dagster.engine.run.superbatch import OpenPartition, Segment, SuperBatch
+from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.ledger import Ledger
 from tests.engine.encoder import faults
 from tests.engine.encoder.faulty_pools import faulty_pool
+from tests.engine.runs import read_of
 from tests.small_catalogs import DIMENSION, partition_of
 
 KILLER = "die always"
@@ -34,9 +38,17 @@ def faulty_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
 
 
-def context(limit: int = 1 << 30, threads: int = 2) -> Any:
-    memory = SimpleNamespace(result=ResultMemory(DIMENSION, 4, threads, 0))
-    return SimpleNamespace(ledger=Ledger(limit), memory=memory)
+def call_of(
+    pool: Any, batch: SuperBatch, dropped: DroppedPartitions | None = None, limit: int = 1 << 30
+) -> SuperBatchCall:
+    """A call in a run whose other stages hold no memory."""
+    plan = SimpleNamespace(result=ResultMemory(DIMENSION, 4, threads=2, upload_bytes=0))
+    memory: Any = SimpleNamespace(ledger=Ledger(limit), plan=plan)
+    return SuperBatchCall(pool, batch, memory, dropped or DroppedPartitions())
+
+
+def read_again(dropped: DroppedPartitions) -> list[str]:
+    return [partition.key for partition in dropped.take_again()]
 
 
 @contextmanager
@@ -48,7 +60,8 @@ def batch_of(
     segments: list[Segment] = []
     for key, each in partitions.items():
         start = segments[-1].stop if segments else 0
-        segments.append(Segment(OpenPartition(partition_of(key, [])), start, start + len(each), 0, (), True))
+        partition = PartitionToRead(partition_of(key, []))
+        segments.append(Segment(partition, start, start + len(each), 0, (), read_of([])))
     with pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 16) as arena:
         slot = arena.acquire()
         slot.append(pa.array(texts, pa.large_string()), known=known)
@@ -66,9 +79,9 @@ def is_right(slot: Slot, texts: list[str]) -> np.ndarray:
 def test_equal_texts_of_a_superbatch_are_encoded_once(hash_pool: EncoderPool) -> None:
     partitions = {"a": ["one", "two", "one", ""], "b": ["two", "three", "", "one"]}
     with batch_of(hash_pool, partitions) as batch:
-        call = SuperBatchCall(hash_pool, batch, context())
+        call = call_of(hash_pool, batch)
         metrics = call.result()
-        assert metrics is not None and (metrics.costs.texts_computed, call.deduplicated) == (4, 4)
+        assert metrics is not None and (metrics.texts, call.deduplicated) == (4, 4)
         assert is_right(batch.slot, partitions["a"] + partitions["b"]).all()
         assert all(call.is_encoded(segment) for segment in batch.segments)
 
@@ -76,15 +89,15 @@ def test_equal_texts_of_a_superbatch_are_encoded_once(hash_pool: EncoderPool) ->
 def test_texts_are_truncated_as_often_as_they_occur(hash_pool: EncoderPool) -> None:
     long = "x" * 4096
     with batch_of(hash_pool, {"a": [long, "short", long], "b": [long]}) as batch:
-        SuperBatchCall(hash_pool, batch, context()).result()
+        call_of(hash_pool, batch).result()
         assert (batch.slot.truncated(0, 3), batch.slot.truncated(3, 4)) == (2, 1)
 
 
 def test_every_text_is_encoded_where_the_comparison_has_no_memory(hash_pool: EncoderPool) -> None:
     with batch_of(hash_pool, {"a": ["one", "one", "two"]}) as batch:
-        call = SuperBatchCall(hash_pool, batch, context(limit=100))
+        call = call_of(hash_pool, batch, limit=100)
         metrics = call.result()
-        assert metrics is not None and (metrics.costs.texts_computed, call.deduplicated) == (3, 0)
+        assert metrics is not None and (metrics.texts, call.deduplicated) == (3, 0)
         assert is_right(batch.slot, ["one", "one", "two"]).all()
 
 
@@ -92,52 +105,47 @@ def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: 
     texts = [f"text {row}" for row in range(8)]
     nearly = hash_vectors(texts, DIMENSION)[[1, 2, 5, 6]] * np.float32(1 + 1e-6)
     with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known([1, 2, 5, 6], nearly, [2, 5])) as batch:
-        call = SuperBatchCall(hash_pool, batch, context())
+        call = call_of(hash_pool, batch)
         metrics = call.result()
-        assert metrics is not None and metrics.costs.texts_computed == 4 + 2, "those without a vector, and the sample"
+        assert metrics is not None and metrics.texts == 4 + 2, "those without a vector, and the sample"
         assert np.array_equal(batch.slot.matrix(0, 8)[[1, 2, 5, 6]], nearly)
         assert is_right(batch.slot, texts)[[0, 3, 4, 7]].all()
         assert batch.slot.reused(0, 8) == 4
-        assert [len(segment.partition.cosines) for segment in batch.segments] == [1, 1]
+        assert {key: len(cosines) for key, cosines in call.cosines.items()} == {"a": 1, "b": 1}
 
 
-def test_partition_whose_sample_differs_is_encoded_as_a_whole(
+def test_partition_whose_sample_differs_is_dropped_and_read_again(
     hash_pool: EncoderPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = [f"text {row}" for row in range(8)]
     old = hash_vectors(texts, DIMENSION)
     old[5:] = -old[5:]
+    dropped = DroppedPartitions()
     with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known(list(range(1, 8)), old[1:], [2, 6])) as batch:
-        call = SuperBatchCall(hash_pool, batch, context())
-        metrics = call.result()
-        assert metrics is not None and metrics.costs.texts_computed == (1 + 2) + 3
-        assert is_right(batch.slot, texts).all()
-        assert (batch.slot.reused(0, 4), batch.slot.reused(4, 8)) == (3, 0)
-        assert [segment.partition.distrusted for segment in batch.segments] == [False, True]
+        metrics = call_of(hash_pool, batch, dropped).result()
+        assert metrics is not None and metrics.texts == 1 + 2
+        assert is_right(batch.slot, texts)[:4].all() and batch.slot.reused(0, 4) == 3
+        assert [segment.partition in dropped for segment in batch.segments] == [False, True]
+        [again] = dropped.take_again()
+        assert (again.key, again.reuse, again.cosines) == ("b", False, (pytest.approx(-1, abs=1e-6),))
         assert [record.message.partition(":")[0] for record in caplog.records] == ["partition 'b'"]
 
 
-def test_partition_that_the_reader_distrusts_is_encoded_as_a_whole(hash_pool: EncoderPool) -> None:
-    texts = [f"text {row}" for row in range(4)]
-    with batch_of(hash_pool, {"a": texts}, known([0, 1], np.zeros((2, DIMENSION), np.float32), [0])) as batch:
-        batch.segments[0].partition.distrusted = True
-        metrics = SuperBatchCall(hash_pool, batch, context()).result()
-        assert metrics is not None and metrics.costs.texts_computed == 4
-        assert is_right(batch.slot, texts).all() and batch.slot.reused(0, 4) == 0
-
-
-def test_partitions_whose_sample_cannot_be_kept_are_encoded(
-    hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_rows_whose_sample_cannot_be_held_share_the_verdict_on_the_others(
+    hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
+    """There is memory for one sampled row, that of the first partition; "d" has no old vectors."""
     monkeypatch.setattr(ResultMemory, "of_rows", lambda self, rows, _: (rows + 1) * 4 * DIMENSION)
-    texts = [f"text {row}" for row in range(6)]
-    old = hash_vectors(texts, DIMENSION)
-    partitions = {"a": texts[:2], "b": texts[2:4], "c": texts[4:]}
+    texts = [f"text {row}" for row in range(8)]
+    old = hash_vectors(texts, DIMENSION)[:6] * (-1 if is_wrong else 1)
+    partitions = {"a": texts[:2], "b": texts[2:4], "c": texts[4:6], "d": texts[6:]}
+    dropped = DroppedPartitions()
     with batch_of(hash_pool, partitions, known([0, 1, 2, 3, 4, 5], old, [0, 3, 4])) as batch:
-        metrics = SuperBatchCall(hash_pool, batch, context()).result()
-        assert metrics is not None
-        assert metrics.costs.texts_computed == 1 + 2 + 2, "one sampled row, and the others whole"
-        assert is_right(batch.slot, texts).all()
+        metrics = call_of(hash_pool, batch, dropped).result()
+        assert metrics is not None and metrics.texts == 1 + 2, "one sampled row, and those without vectors"
+        assert np.array_equal(batch.slot.matrix(0, 6), old)
+        assert read_again(dropped) == (["a", "b", "c"] if is_wrong else [])
 
 
 @pytest.mark.usefixtures("faulty_workers")
@@ -145,7 +153,7 @@ def test_text_that_waited_for_a_failed_partition_is_encoded_for_its_own(monkeypa
     partitions = {"bad": ["shared", KILLER, "own"], "good": ["other", "shared"], "bad too": [KILLER, "shared"]}
     texts = [text for each in partitions.values() for text in each]
     with faulty_pool() as pool, batch_of(pool, partitions) as batch:
-        call = SuperBatchCall(pool, batch, context())
+        call = call_of(pool, batch)
         metrics = call.result()
         assert metrics is not None
         assert {row.row for row in metrics.failed} == {1, 5}
@@ -157,7 +165,7 @@ def test_call_that_ends_early_counts_no_row_without_its_vector(tmp_path: Any) ->
     wait = f"wait {tmp_path / 'go'}"
     partitions = {"a": ["one", "two"], "b": [wait, "three"], "c": ["three"], "d": ["two"]}
     with faulty_pool() as pool, batch_of(pool, partitions) as batch:
-        call = SuperBatchCall(pool, batch, context())
+        call = call_of(pool, batch)
         assert call.result(0.2) is None
         (tmp_path / "go").touch()
         call.end()
@@ -168,22 +176,18 @@ def test_call_that_ends_early_counts_no_row_without_its_vector(tmp_path: Any) ->
 
 def test_rows_that_a_failed_pool_never_got_count_as_not_encoded(hash_pool: EncoderPool) -> None:
     """A second call that the pool refuses must not be taken for done, neither by `result` nor by `end`."""
-    calls: list[Any] = []
+    failed = EncodeMetrics(failed=(FailedRow(1, "it died"),))
+    calls = iter([SimpleNamespace(result=lambda timeout_seconds=None: failed, encoded=[(2, 3)])])
 
-    def submit(slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> Any:
-        if calls:
-            raise EncoderError("the pool failed")
-        calls.append(hash_pool.submit(slot, borders, rows))
-        return calls[0]
+    def submit(*arguments: Any) -> Any:
+        for call in calls:
+            return call
+        raise EncoderError("the pool failed")
 
-    texts = [f"text {row}" for row in range(8)]
-    old = -hash_vectors(texts, DIMENSION)
-    with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known(list(range(8)), old, [0, 4])) as batch:
-        pool: Any = SimpleNamespace(submit=submit, precision="fp32")
-        call = SuperBatchCall(pool, batch, context())
+    with batch_of(hash_pool, {"bad": ["shared", "own"], "good": ["other", "shared"]}) as batch:
+        call = call_of(SimpleNamespace(submit=submit, precision="fp32"), batch)
         for _ in range(2):
             with suppress(EncoderError):
                 call.result()
         call.end()
-        assert not any(call.is_encoded(segment) for segment in batch.segments)
-        assert call.metrics.costs.texts_computed == 2
+        assert not call.is_encoded(batch.segments[1]), "one of its rows waits for the second call"
