@@ -20,8 +20,8 @@ from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Verified, Violation, verify
 from tests.engine.runs import failures, finish, in_memory, limit_bytes, make_run, receipts
 from tests.engine.store.object_server import ObjectServer, open_bucket

@@ -24,8 +24,8 @@ from surge_dagster.engine.files.formats import FileFormat
 from surge_dagster.engine.run import previous_rows
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.edits import EDITS, edited
 from tests.engine.feeds import note_changes

@@ -24,8 +24,8 @@ from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
 from tests.engine.runs import completed, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog

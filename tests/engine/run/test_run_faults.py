@@ -27,11 +27,11 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.report import Event, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.local_upload import storage_errors
 from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts, smallest_run_limit
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 

@@ -21,10 +21,10 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.output import freshness
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.retries import ATTEMPTS
+from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import assert_nothing_is_held, completed, failures, finish, make_run, receipts
 from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer, RandomFaults, always, open_bucket
