@@ -30,9 +30,6 @@ DATA_VERSION_TAG = "dagster/data_version"
 CODE_VERSION = "1"
 
 _USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
-_INPUT_VERSION_TAG = "dagster/input_data_version/"
-_INPUT_EVENT_TAG = "dagster/input_event_pointer/"
-_NO_EVENT = "NULL"
 # Dagster's data version of an external asset whose events name none. `superbatches` names none, so that no SuperBatch,
 # of whichever space, makes embeddings stale.
 _SUPERBATCHES_VERSION = "INITIAL"
@@ -115,7 +112,6 @@ def embedding(
         metadata["action"] = "adopted"
     if reused:
         metadata["reused"] = True
-    source, superbatch = names.source_partitions.to_user_string(), names.superbatches.to_user_string()
     return dg.AssetMaterialization(
         names.embeddings,
         partition=to_partition_key(receipt.key),
@@ -124,10 +120,8 @@ def embedding(
             DATA_VERSION_TAG: receipt.desired_version,
             **_USER_VERSION,
             "dagster/code_version": CODE_VERSION,
-            f"{_INPUT_VERSION_TAG}{source}": receipt.source_version,
-            f"{_INPUT_EVENT_TAG}{source}": _pointer(source_event_id),
-            f"{_INPUT_VERSION_TAG}{superbatch}": _SUPERBATCHES_VERSION,
-            f"{_INPUT_EVENT_TAG}{superbatch}": _pointer(superbatch_event_id),
+            **_made_from(names.source_partitions, receipt.source_version, source_event_id),
+            **_made_from(names.superbatches, _SUPERBATCHES_VERSION, superbatch_event_id),
         },
     )
 
@@ -142,7 +136,6 @@ def derived_embedding(
         parent_version: data version of the partition of `embeddings` that it was computed from.
         parent_event_id: storage id of that partition's last materialization.
     """
-    parent = names.embeddings.to_user_string()
     return dg.AssetMaterialization(
         asset,
         partition=to_partition_key(receipt.key),
@@ -150,8 +143,7 @@ def derived_embedding(
         tags={
             DATA_VERSION_TAG: receipt.desired_version,
             **_USER_VERSION,
-            f"{_INPUT_VERSION_TAG}{parent}": parent_version,
-            f"{_INPUT_EVENT_TAG}{parent}": _pointer(parent_event_id),
+            **_made_from(names.embeddings, parent_version, parent_event_id),
         },
     )
 
@@ -218,5 +210,7 @@ def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] 
     return metrics if "superbatch" in metrics else None
 
 
-def _pointer(storage_id: int | None) -> str:
-    return _NO_EVENT if storage_id is None else str(storage_id)
+def _made_from(asset: dg.AssetKey, version: str, storage_id: int | None) -> dict[str, str]:
+    """The tags that name an upstream version and the event of it."""
+    name, event = asset.to_user_string(), "NULL" if storage_id is None else str(storage_id)
+    return {f"dagster/input_data_version/{name}": version, f"dagster/input_event_pointer/{name}": event}
