@@ -12,7 +12,6 @@ of the job again. Their lines name the time of the job.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,44 +22,39 @@ from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
+from surge_dagster.engine.verify.verification import Kind, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.dagster_internals import last_evaluation
-from surge_dagster.orchestration.discovery import known_space
-from surge_dagster.orchestration.launch import RUN_TAGS
+from surge_dagster.orchestration.discovery import existing_space
+from surge_dagster.orchestration.failures import errors_as_failures
+from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Truncation, Violations
 
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The kinds of violations that one check covers; none for a check that counts."""
-
-    kinds: tuple[Kind, ...]
-    description: str
-
-
-_GROUPS: dict[CheckName, _Group] = {
-    "every_partition_is_embedded": _Group(
-        ("missing", "stale", "source", "refused"),
+# What each check judges, and the kinds of violations that it covers; none for a check that counts.
+_GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
+    "every_partition_is_embedded": (
         "Every partition of the catalog has a file of its present source version.",
+        ("missing", "stale", "source", "refused"),
     ),
-    "row_counts_match": _Group(("rows",), "Each file has as many rows as its source."),
-    "ids_match": _Group(("ids",), "Each file has its source's ids, once each and in the same order."),
-    "texts_match": _Group(("texts", "columns"), "Each file has its source's texts and carried columns, in order."),
-    "files_are_whole": _Group(("damaged", "vectors"), "Each file can be read in full, checksums included."),
-    "dimensions_match": _Group(("dimension",), "Each file's vectors have the space's dimension."),
-    "vectors_are_finite": _Group(("finite",), "No vector holds a NaN or an infinity."),
-    "vectors_have_length_1": _Group(("length",), "Each vector has length 1, where the space is normalized."),
-    "one_space": _Group(("space",), "No file of the space holds vectors of another one."),
-    "no_orphan_files": _Group(
-        ("orphan",), "No file and no staged rows belong to a partition that was removed from the catalog."
+    "row_counts_match": ("Each file has as many rows as its source.", ("rows",)),
+    "ids_match": ("Each file has its source's ids, once each and in the same order.", ("ids",)),
+    "texts_match": ("Each file has its source's texts and carried columns, in order.", ("texts", "columns")),
+    "files_are_whole": ("Each file can be read in full, checksums included.", ("damaged", "vectors")),
+    "dimensions_match": ("Each file's vectors have the space's dimension.", ("dimension",)),
+    "vectors_are_finite": ("No vector holds a NaN or an infinity.", ("finite",)),
+    "vectors_have_length_1": ("Each vector has length 1, where the space is normalized.", ("length",)),
+    "one_space": ("No file of the space holds vectors of another one.", ("space",)),
+    "no_orphan_files": (
+        "No file and no staged rows belong to a partition that was removed from the catalog.",
+        ("orphan",),
     ),
-    "few_texts_are_truncated": _Group(
-        (), "In no partition are more texts than `max_truncated_share` longer than the model reads."
+    "few_texts_are_truncated": (
+        "In no partition are more texts than `max_truncated_share` longer than the model reads.",
+        (),
     ),
 }
-
+_CHECK_OF: dict[Kind, CheckName] = {kind: name for name, (_, kinds) in _GROUPS.items() for kind in kinds}
 
 # Faults of a file that looks fresh, so that a run skips it unless the launch forces it.
 _ENCODED_AGAIN: frozenset[Kind] = frozenset(
@@ -80,9 +74,7 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
 
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
-        specs=[
-            dg.AssetCheckSpec(name, asset=_asset(names, name), description=_GROUPS[name].description) for name in wanted
-        ],
+        specs=[dg.AssetCheckSpec(name, asset=_asset(names, name), description=_GROUPS[name][0]) for name in wanted],
         can_subset=True,
         required_resource_keys=names.resource_keys,
     )
@@ -112,16 +104,7 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
         yield from [evaluation_of(names, result, context.instance) for result in _compare(names, policy, context)]
         yield dg.Output(None)
 
-    @dg.job(
-        name=names.check_job,
-        executor_def=dg.in_process_executor,
-        run_tags=RUN_TAGS,
-        description="Compares the whole catalog with the whole output.",
-    )
-    def compose() -> None:
-        compare()
-
-    return compose
+    return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")
 
 
 def repeat_catalog_checks(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> None:
@@ -146,36 +129,29 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
     """Read everything once; the results of all checks that are on."""
     record_process(context)
     resources = names.resources(context)
-    try:
+    with errors_as_failures():
         source, store = resources.catalog.open(), resources.output.open()
-        space = known_space(names, store, resources.encoder.encoding_spec(), unattended=False)
-        if space is None:
-            model = resources.encoder.model
-            raise ConfigError(f"the output {store.url!r} holds nothing of {model!r} with these settings yet")
-    except SurgeError as error:
-        raise dg.Failure(str(error), allow_retries=False) from error
+        space = existing_space(names, resources, store, "check")
     wanted = _wanted(policy)
     listed: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
-    group_of: dict[Kind, CheckName] = {kind: name for name, group in _GROUPS.items() for kind in group.kinds}
     truncation = Truncation(policy.max_truncated_share)
     unread: Violations = []
     faults: Counter[CheckName | None] = Counter()  # partitions by the check that they violate; None: not read
     fault: Violation | None = None
     partitions = violations = 0
     try:
-        for found in verify(source, store, space):
-            match found:
-                case Violation():
-                    violations += 1
-                    group = unread if found.kind == "unread" else listed[group_of[found.kind]]
-                    group.append((found.key, _reason(names, found)))
-                    fault = found
-                case Verified():
-                    partitions += 1
-                    if fault is not None and fault.key == found.key:
-                        faults[group_of.get(fault.kind)] += 1
-                        continue
-                    truncation.add(found.key, found.rows, found.truncated)
+        for judged in verify(source, store, space):
+            if isinstance(judged, Violation):
+                violations += 1
+                group = unread if judged.kind == "unread" else listed[_CHECK_OF[judged.kind]]
+                group.append((judged.key, _reason(names, judged)))
+                fault = judged
+            elif isinstance(judged, Verified):
+                partitions += 1
+                if fault is not None and fault.key == judged.key:
+                    faults[_CHECK_OF.get(fault.kind)] += 1
+                else:
+                    truncation.add(judged.key, judged.rows, judged.truncated)
     except SurgeError as error:
         raise dg.Failure(
             f"no check was evaluated: the reading ended after {counted(partitions, 'partition')}. {error} Launch "
@@ -190,13 +166,7 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
     lists_unread: CheckName = "files_are_whole" if "files_are_whole" in wanted else wanted[0]
     listed[lists_unread].extend(unread)
     common = {"space_title": space.title, "space": space.name, "partitions": partitions, "rows": truncation.rows}
-    metrics: dict[CheckName, dict[str, Any]] = {
-        "few_texts_are_truncated": {
-            "truncated": truncation.truncated,
-            "truncated_share": round(truncation.share, 4),
-            "allowed_share": policy.max_truncated_share,
-        },
-    }
+    metrics: dict[CheckName, dict[str, Any]] = {"few_texts_are_truncated": truncation.metrics()}
     now = f" (catalog_check of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)"
 
     def result(name: CheckName) -> dg.AssetCheckResult:
@@ -205,14 +175,14 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
         if name == "no_orphan_files":  # it looks for files without a partition
             unjudged = {}
         judged = partitions - sum(unjudged.values())
-        found = common | metrics.get(name, {})
-        return check_result(_asset(names, name), name, policy, listed[name], judged, unjudged, found, now)
+        of_check = common | metrics.get(name, {})
+        return check_result(_asset(names, name), name, policy, listed[name], judged, unjudged, of_check, now)
 
     return [result(name) for name in wanted]
 
 
-def _reason(names: CatalogNames, found: Violation) -> str:
+def _reason(names: CatalogNames, violation: Violation) -> str:
     """The violation and what to do about it in Dagster, where an operator cannot remove a file."""
-    if found.kind not in _ENCODED_AGAIN or not found.remedy:
-        return found.reason
-    return f"{found.finding} Launch {names.embed_job} with this key and force: true."
+    if violation.kind not in _ENCODED_AGAIN or not violation.remedy:
+        return violation.reason
+    return f"{violation.finding} Launch {names.embed_job} with this key and force: true."

@@ -23,7 +23,6 @@ class ChangesInput(EmbeddingsInput):
     """Opens the change feed of the embeddings; it does not write.
 
     Attributes:
-        space: None is the output's current space, or its only one.
         consumer: under which the asset confirms; None is the name of its op.
     """
 

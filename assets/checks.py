@@ -61,34 +61,13 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
     """The results of the checks of one run; the blocking one last."""
     truncation, drift = outcome.truncation, outcome.drift
     # Without a measurement there are no numbers: Dagster would plot them as zeros.
-    found: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
-        "few_texts_are_truncated": (
-            truncation.above,
-            truncation.partitions,
-            {
-                "texts": truncation.rows,
-                "truncated": truncation.truncated,
-                "truncated_share": round(truncation.share, 4),
-                "allowed_share": policy.max_truncated_share,
-            }
-            if truncation.rows
-            else {},
-        ),
-        "vectors_have_not_drifted": (
-            drift.below,
-            drift.partitions,
-            {
-                "compared_partitions": drift.partitions,
-                "compared_rows": drift.rows,
-                "mean_cosine": round(drift.mean_cosine, 6),
-                "least_cosine_due": MIN_PREVIOUS_COSINE,
-            }
-            if drift.mean_cosine is not None
-            else {},
-        ),
+    of_truncation = {"texts": truncation.rows, **truncation.metrics()} if truncation.rows else {}
+    judged_by: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
+        "few_texts_are_truncated": (truncation.above, truncation.partitions, of_truncation),
+        "vectors_have_not_drifted": (drift.below, drift.partitions, drift.metrics()),
     }
     unjudged = {"failed": len(outcome.failures)}
-    for name, (violations, judged, metrics) in found.items():
+    for name, (violations, judged, metrics) in judged_by.items():
         if policy.severity(name) != "off":
             yield check_result(names.embeddings, name, policy, violations, judged, unjudged, metrics)
     yield dg.AssetCheckResult(
@@ -118,13 +97,10 @@ def check_result(
         unjudged: the others, by what was wrong with them.
         when: ends the line.
     """
-    others = [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
-    line = ", ".join([f"{counted(judged, 'partition')} judged", counted(len(violations), "violation"), *others])
-    counts = {
-        "partitions_judged": judged,
-        "partitions_not_judged": sum(unjudged.values()),
-        "violations": len(violations),
-    }
+    reasons = [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
+    line = ", ".join([f"{counted(judged, 'partition')} judged", counted(len(violations), "violation"), *reasons])
+    others = sum(unjudged.values())
+    counts = {"partitions_judged": judged, "partitions_not_judged": others, "violations": len(violations)}
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,

@@ -14,11 +14,10 @@ import dagster as dg
 
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.errors import SurgeError, TransientError
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import record_process
-from surge_dagster.orchestration.failures import failure_table
+from surge_dagster.orchestration.failures import errors_as_failures, failure_table
 from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
@@ -26,12 +25,7 @@ _NAMED = 5
 
 
 def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Target) -> dg.AssetsDefinition:
-    """The asset of a table.
-
-    Args:
-        key: of the asset; also the name under which the table confirms what it has.
-        kind: of the database, shown on the asset's page.
-    """
+    """The asset of a table, whose key is also the name under which the table confirms what it has."""
     check = dg.AssetCheckSpec(
         CHECK,
         asset=key,
@@ -54,50 +48,49 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
         """Send what changed since the last time, and compare the table with the files."""
         record_process(context.op_execution_context)
         store = getattr(context.resources, names.output_resource).open()
-        try:
+        with errors_as_failures():
             done = target.apply(partial(changes, store, key.to_user_string()))
-            found = compare(done.feed, target)
-            if found.wrong:
-                target.forget(done.feed, found.wrong)
-        except SurgeError as error:
-            raise dg.Failure(str(error), allow_retries=isinstance(error, TransientError)) from error
-        yield dg.MaterializeResult(metadata=_metadata(done, found), check_results=[_result(found)])
+            compared = compare(done.feed, target)
+            if compared.wrong:
+                target.forget(done.feed, compared.wrong)
+        yield dg.MaterializeResult(metadata=_metadata(done, compared), check_results=[_result(compared)])
         if done.failures:
-            named = " ".join(map(str, list(done.failures.values())[:_NAMED]))
+            reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
             raise dg.Failure(
-                f"{counted(len(done.failures), 'partition')} could not be handed over; the others were. {named}",
+                f"{counted(len(done.failures), 'partition')} could not be handed over; the others were. {reasons}",
                 allow_retries=False,
             )
 
     return hand_over
 
 
-def _metadata(done: HandOver, found: Comparison) -> dict[str, Any]:
+def _metadata(done: HandOver, compared: Comparison) -> dict[str, Any]:
     return {
         "space": done.feed.space.name,
         "partitions": done.partitions,
         "rows_sent": done.rows_sent,
         "rows_deleted": done.rows_deleted,
         "commits": done.commits,
-        "dagster/row_count": found.rows_found,
+        "dagster/row_count": compared.rows_found,
         "partitions_failed": len(done.failures),
     }
 
 
-def _result(found: Comparison) -> dg.AssetCheckResult:
-    line = f"{found.rows_found:,} rows, {found.rows_expected:,} expected; {found.vectors_compared:,} vectors compared"
-    if found.interrupted:
-        line += f"; the others of the sample could not be compared: {found.interrupted}"
-    if found.wrong:
-        line += f"; the next hand-over loads {counted(len(found.wrong), 'partition')} whole, because of differences"
+def _result(compared: Comparison) -> dg.AssetCheckResult:
+    rows, vectors = compared.rows_found, compared.vectors_compared
+    line = f"{rows:,} rows, {compared.rows_expected:,} expected; {vectors:,} vectors compared"
+    if compared.interrupted:
+        line += f"; the others of the sample could not be compared: {compared.interrupted}"
+    if compared.wrong:
+        line += f"; the next hand-over loads {counted(len(compared.wrong), 'partition')} whole, because of differences"
     return dg.AssetCheckResult(
         check_name=CHECK,
-        passed=not found.wrong and not found.interrupted,
+        passed=not compared.wrong and not compared.interrupted,
         description=line,
         metadata={
-            "rows_expected": found.rows_expected,
-            "rows_found": found.rows_found,
-            "vectors_compared": found.vectors_compared,
-            "failed": failure_table(list(found.wrong.items())),
+            "rows_expected": compared.rows_expected,
+            "rows_found": compared.rows_found,
+            "vectors_compared": compared.vectors_compared,
+            "failed": failure_table(list(compared.wrong.items())),
         },
     )

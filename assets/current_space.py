@@ -10,7 +10,7 @@ Dagster reads the annotations of ops while it makes them, so they must not be st
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.store.store import Store
@@ -18,13 +18,10 @@ from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import Switched, SwitchRefused, switch_space
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
-from surge_dagster.orchestration.discovery import known_space
-from surge_dagster.orchestration.failures import failure_table
-from surge_dagster.orchestration.launch import RUN_TAGS
+from surge_dagster.orchestration.discovery import existing_space
+from surge_dagster.orchestration.failures import errors_as_failures, failure_table
+from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
-
-_RETRIES = 2
-_RETRY_SECONDS = 5
 
 
 class SwitchConfig(dg.Config):
@@ -56,37 +53,27 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         """Verify a space and make it the current one."""
         resources = names.resources(context)
         record_process(context)
-        try:
+        with errors_as_failures():
             source, store = resources.catalog.open(), resources.output.open()
             space = _wanted_space(names, resources, store, config)
-            switched = switch_space(source, store, space)
+            try:
+                switched = switch_space(source, store, space)
+            except SwitchRefused as refused:
+                listed = failure_table([(violation.key, violation.reason) for violation in refused.violations])
+                metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
+                raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused
             release(source)
-        except TransientError as error:
-            raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
-        except SwitchRefused as refused:
-            listed = failure_table([(found.key, found.reason) for found in refused.violations])
-            metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
-            raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused
-        except SurgeError as error:
-            raise dg.Failure(str(error), allow_retries=False) from error
         verb = "is now" if switched.changed else "was already"
         text = f"{space.title} ({space.name}) {verb} the current space of {store.url}"
         context.log.info(text)
         context.log_event(_event(names, store, space, switched, text))
 
-    @dg.job(
-        name=names.switch_job,
-        executor_def=dg.in_process_executor,
-        run_tags=RUN_TAGS,
-        description=(
-            "Verifies a space against the catalog and makes it the one that readers use. Its config names the space, "
-            "or confirms the one of the settings."
-        ),
+    return job_of(
+        names.switch_job,
+        switch,
+        "Verifies a space against the catalog and makes it the one that readers use. Its config names the space, or "
+        "confirms the one of the settings.",
     )
-    def compose() -> None:
-        switch()
-
-    return compose
 
 
 def _event(names: CatalogNames, store: Store, space: Space, switched: Switched, text: str) -> dg.AssetMaterialization:
@@ -109,20 +96,10 @@ def _event(names: CatalogNames, store: Store, space: Space, switched: Switched, 
 def _wanted_space(names: CatalogNames, resources: CatalogResources, store: Store, config: SwitchConfig) -> Space:
     if config.space:
         return named_space(store, config.space)
-    space = _space_of_settings(names, resources, store)
+    space = existing_space(names, resources, store, "switch")
     if not config.confirm:
         raise ConfigError(
             f"nothing was switched: the config of {names.current_space_op} neither names a space nor confirms the one "
             f"of the settings, {space.name!r}. Give `space: {space.name}`, or `confirm: true` for the settings' space."
-        )
-    return space
-
-
-def _space_of_settings(names: CatalogNames, resources: CatalogResources, store: Store) -> Space:
-    space = known_space(names, store, resources.encoder.encoding_spec(), unattended=False)
-    if space is None:
-        raise ConfigError(
-            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet. Launch "
-            f"{names.refresh_job}, then switch."
         )
     return space

@@ -15,20 +15,17 @@ from pydantic import Field
 
 from surge_dagster.config.derived_settings import DerivedSettings
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import desired_version
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import derived_embedding
-from surge_dagster.orchestration.discovery import known_space
+from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.events import BATCH_EVENTS, report_events
-from surge_dagster.orchestration.failures import failure_table
-from surge_dagster.orchestration.launch import RUN_TAGS
+from surge_dagster.orchestration.failures import RETRIES, errors_as_failures, failure_table
+from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
-
-_RETRIES = 2
-_RETRY_SECONDS = 5
 
 
 class DeriveConfig(dg.Config):
@@ -84,16 +81,8 @@ def derive_job(names: CatalogNames, wanted: Sequence[DerivedSettings]) -> list[d
         """Derive every partition that is missing or stale in a derived space."""
         _run(names, context, wanted, config, None)
 
-    @dg.job(
-        name=names.derive_job,
-        executor_def=dg.in_process_executor,
-        run_tags=RUN_TAGS,
-        description="Computes what is missing or stale in the derived spaces, in one run, without a model.",
-    )
-    def compose() -> None:
-        derive()
-
-    return [compose] if wanted else []
+    text = "Computes what is missing or stale in the derived spaces, in one run, without a model."
+    return [job_of(names.derive_job, derive, text)] if wanted else []
 
 
 def _run(
@@ -107,14 +96,9 @@ def _run(
     record_process(context)
     resources = names.resources(context)
     failures: list[Failure] = []
-    try:
+    with errors_as_failures():
         store = resources.output.open()
-        parent = known_space(names, store, resources.encoder.encoding_spec(), unattended=False)
-        if parent is None:
-            raise ConfigError(
-                f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet. "
-                f"Launch {names.refresh_job}, then derive."
-            )
+        parent = existing_space(names, resources, store, "derive")
         for each in wanted:
             removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)
@@ -123,13 +107,9 @@ def _run(
                 report_events(context.instance, context, batch)
             failures += run.report.partitions_failed
             context.log.info(f"{run.report.space}: {run.report.in_words()}")
-    except SurgeError as error:
-        if isinstance(error, TransientError):
-            raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
-        raise dg.Failure(str(error), allow_retries=False) from error
+        if failures and all(failure.transient for failure in failures) and context.retry_number < RETRIES:
+            raise TransientError(failures[0].reason)
     if failures:
-        if all(failure.transient for failure in failures) and context.retry_number < _RETRIES:
-            raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS)
         listed = failure_table([(failure.key, failure.reason) for failure in failures])
         raise dg.Failure(
             f"{len(failures):,} partitions could not be derived. The first one: {failures[0].reason}",

@@ -13,7 +13,7 @@ Dagster reads the annotations of ops while it makes them, so they must not be st
 
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -27,11 +27,10 @@ from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import failure_of, report_failures
-from surge_dagster.orchestration.launch import POOL, RUN_TAGS, LaunchConfig
+from surge_dagster.orchestration.launch import POOL, LaunchConfig, differing_settings, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.refresh import Refresh
-from surge_dagster.orchestration.resource_config import differing_settings
 from surge_dagster.resources import CatalogSource
 from surge_dagster.resources.upstream_asset import asset_key
 
@@ -69,12 +68,8 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
     )
 
 
-def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat = "parquet") -> dg.AssetsDefinition:
-    """The asset with a file per partition, and the checks that end its runs.
-
-    Args:
-        file_format: of the files, shown on the asset's page.
-    """
+def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat) -> dg.AssetsDefinition:
+    """The asset with a file per partition, and the checks that end its runs."""
     attempts = _Attempts(names, policy)
 
     @dg.multi_asset(
@@ -128,40 +123,21 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
             raise failure_of(names, outcome)
         yield dg.Output(None)
 
-    def job(name: str, node: dg.OpDefinition | dg.PendingNodeInvocation, description: str) -> dg.JobDefinition:
-        @dg.job(name=name, executor_def=dg.in_process_executor, run_tags=RUN_TAGS, description=description)
-        def compose() -> None:
-            node()
-
-        return compose
-
+    configured_as_the_asset = refresh.alias(names.embeddings_op)
+    any_set = "Embeds any set of partitions in one run: the config names their keys or their state."
     return (
-        job(
-            names.refresh_job,
-            refresh,
-            "Embeds every partition that is missing or stale, in one run.",
-        ),
-        job(
-            names.embed_job,
-            refresh.alias(names.embeddings_op),  # configured as the asset is
-            "Embeds any set of partitions in one run: the config names their keys or their state.",
-        ),
+        job_of(names.refresh_job, refresh, "Embeds every partition that is missing or stale, in one run."),
+        job_of(names.embed_job, configured_as_the_asset, any_set),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """The attempts of the runs of this process.
-
-    Attributes:
-        names: of the catalog.
-        policy: of its checks.
-        before: the outcome of a run's previous attempt, by run id, for the attempt that follows in the same process.
-    """
+    """The attempts of the runs of this process."""
 
     names: CatalogNames
     policy: CheckPolicy
-    before: dict[str, Outcome] = field(default_factory=dict)
+    before: dict[str, Outcome] = field(default_factory=dict)  # of the previous attempt at a run, by run id
 
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         """Make one attempt at a run, and have Dagster retry what is transient, but neither bad data nor bad settings.
@@ -205,24 +181,18 @@ class _Attempts:
 
     def _report_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
         """Report the checks and failures of a run that an error ended; a failure to do so must not hide the error."""
-        try:
+        with _logged(context, "the end of this run could not be recorded"):
             report_failures(self.names, context, outcome)
             context.log.info(outcome.sum_up())
             for result in run_check_results(self.names, self.policy, outcome):
                 if result.passed:
                     continue  # it covers a part of the run, and would replace an earlier failure of the check
                 context.log_event(evaluation_of(self.names, result, context.instance))  # pyright: ignore[reportArgumentType]
-        except Exception as error:
-            with suppress(Exception):  # Dagster stores log lines where it stores events
-                context.log.error(f"the end of this run could not be recorded: {type(error).__name__}: {error}")
 
     def _repeat_catalog_checks(self, context: dg.OpExecutionContext) -> None:
         """Show the last results of the catalog's checks again, which Dagster hides since this run; never fails it."""
-        try:
+        with _logged(context, "the catalog's checks are hidden until the next run"):
             repeat_catalog_checks(self.names, self.policy, context)
-        except Exception as error:
-            with suppress(Exception):
-                context.log.warning(f"the catalog's checks are hidden until the next run: {error}")
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
         """Wait, then give the exception that makes Dagster start another attempt."""
@@ -231,6 +201,16 @@ class _Attempts:
         rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
         self.before[context.run_id] = outcome
         return dg.RetryRequested(max_retries=_RETRIES)
+
+
+@contextmanager
+def _logged(context: dg.OpExecutionContext, consequence: str) -> Iterator[None]:
+    """Log what goes wrong, and what follows from it, instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(Exception):  # Dagster stores log lines where it stores events
+            context.log.error(f"{consequence}: {type(error).__name__}: {error}")
 
 
 def _may_retry(context: dg.OpExecutionContext) -> bool:

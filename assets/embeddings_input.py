@@ -23,10 +23,10 @@ from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.orchestration.launch import named
 from surge_dagster.orchestration.partition_keys import from_partition_key
 from surge_dagster.resources import OutputStore
 
-_NAMED = 10
 _SPACE_TAG = "surge/space"
 
 
@@ -87,10 +87,10 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         keys = [from_partition_key(key) for key in context.asset_partition_keys]
         if context.step_context.entity_partitions_def is not None:
             return keys
-        there = set(opened.keys())
-        if missing := [key for key in keys if key not in there]:
-            named = ", ".join(map(repr, missing[:_NAMED])) + (" and others" if len(missing) > _NAMED else "")
-            context.log.warning(f"{counted(len(missing), 'partition')} without embeddings left out: {named}")
+        embedded = set(opened.keys())
+        if missing := [key for key in keys if key not in embedded]:
+            listed = named(map(repr, missing))
+            context.log.warning(f"{counted(len(missing), 'partition')} without embeddings left out: {listed}")
         return None
 
 
@@ -103,7 +103,7 @@ def _space_of_run(context: dg.InputContext, store: Store) -> str:
     run_id, _, kept = (run.tags.get(tag, "") if run else "").partition(" ")
     if kept and run_id == step.run_id:
         return kept
-    found = space_of_readers(store).name
+    current = space_of_readers(store).name
     if run is not None:
-        step.instance.add_run_tags(step.run_id, {tag: f"{step.run_id} {found}"})
-    return found
+        step.instance.add_run_tags(step.run_id, {tag: f"{step.run_id} {current}"})
+    return current

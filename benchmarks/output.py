@@ -80,7 +80,7 @@ _FILES = {  # rows of a whole run, rows of a row group
 CASES = ("largest first", "largest in the middle", "largest last", "texts of 1 MB", *_FILES, "a store that stalls")
 _SMALL_TEXTS = 100
 _MEGABYTE = 1_000_000
-_THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000, b_max_bytes=64_000_000)
+_THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000)
 
 
 def measure(arguments: argparse.Namespace) -> Document:

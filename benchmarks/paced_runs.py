@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +22,7 @@ import pyarrow as pa
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -97,10 +97,9 @@ class PacedPool(EncoderPool):
         call.result()
         return call
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def close(self) -> None:
+        """See `EncoderPool.close`."""
+        super().close()
         self._turns.shutdown()
 
 

@@ -31,11 +31,7 @@ _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
 
 
 class NotListed(SurgeError):
-    """A run has to load the asset before its partitions are known.
-
-    Attributes:
-        version: of the asset, which differs after each materialization.
-    """
+    """A run has to load the asset, in this version, before its partitions are known."""
 
     def __init__(self, url: str, version: str) -> None:
         self.version = version
@@ -71,23 +67,17 @@ def open_asset(
             own beside `partition_by`.
     """
     asset = _Upstream(url, context)
-    if asset.partitions_def is not None:
-        if partition_by:
-            raise ConfigError(
-                f"the asset of {url} has partitions, which are those of the catalog; the setting partition_by is for "
-                "an asset without. Leave it out."
-            )
-        versions = asset.versions()
-        frames = {key: partial(asset.load, key) for key in versions}
-        look = lambda key: asset.versions([key]).get(key)  # noqa: E731
-        return FrameCatalog(frames, selection, versions=versions, current_version=look, url=url)
-    version = asset.version()
-    if not partition_by:
-        name = asset.key.path[-1]
-        frames, versions = {name: partial(asset.load, None)}, {name: version}
-        look = lambda _: asset.version()  # noqa: E731
-        return FrameCatalog(frames, selection, versions=versions, current_version=look, url=url)
-    return _AssetTable(asset, version, selection, partition_by)
+    if partition_by and asset.partitions_def is None:
+        return _AssetTable(asset, selection, partition_by)
+    if partition_by:
+        raise ConfigError(
+            f"the asset of {url} has partitions, which are those of the catalog; the setting partition_by is for an "
+            "asset without. Leave it out."
+        )
+    versions = asset.versions()
+    frames = {key: partial(asset.load, key) for key in versions}
+    look = lambda key: asset.versions([key]).get(key)  # noqa: E731
+    return FrameCatalog(frames, selection, versions=versions, current_version=look, url=url)
 
 
 class _Upstream:
@@ -119,15 +109,20 @@ class _Upstream:
         return f"event-{records[0].storage_id}"
 
     def versions(self, keys: Sequence[str] | None = None) -> dict[str, str]:
-        """The source versions of the materialized partitions that the asset still has, in its order."""
+        """The source versions of the materialized partitions that the asset still has, in its order.
+
+        An asset without partitions is one partition, with its name.
+        """
+        if self.partitions_def is None:
+            return {self.key.path[-1]: self.version()}
         wanted = set(keys) if keys is not None else None
         ids = self.instance.get_latest_storage_id_by_partition(self.key, _MATERIALIZATION, wanted)
-        assert self.partitions_def is not None
-        there = self.partitions_def.get_partition_keys(dynamic_partitions_store=self.instance)
-        return {key: f"event-{ids[key]}" for key in there if key in ids}
+        partition_keys = self.partitions_def.get_partition_keys(dynamic_partitions_store=self.instance)
+        return {key: f"event-{ids[key]}" for key in partition_keys if key in ids}
 
-    def load(self, partition_key: str | None) -> Frame:
+    def load(self, key: str | None = None) -> Frame:
         """The value of the asset or of one of its partitions, of the type that the asset's function returns."""
+        partition_key = None if self.partitions_def is None else key
         what = f"the asset {self.key.to_user_string()!r}" + (f", partition {partition_key!r}" if partition_key else "")
         try:
             return self._repository.load_asset_value(
@@ -148,26 +143,23 @@ class _Upstream:
         if not self._definition.is_executable:
             return None
         name = self._definition.get_output_name_for_asset_key(self.key)
-        found = self._definition.op.output_dict[name].dagster_type.typing_type
-        return found if isinstance(found, type) and found is not type(None) else None
+        returned = self._definition.op.output_dict[name].dagster_type.typing_type
+        return returned if isinstance(returned, type) and returned is not type(None) else None
 
 
 def _repository(context: Any, key: dg.AssetKey) -> dg.RepositoryDefinition:
     """The definitions of a run or tick."""
     try:
-        found = context.repository_def
-    except Exception:  # Dagster's own error is private; a job that is executed in process has no repository
-        found = None
+        return context.repository_def
+    except Exception as error:  # Dagster's own error is private; a job that is executed in process has no repository
         layer = context.job_def.asset_layer.asset_graph
         if layer.has(key):
-            found = dg.Definitions(assets=[layer.get(key).assets_def]).get_repository_def()
-    if found is None:
+            return dg.Definitions(assets=[layer.get(key).assets_def]).get_repository_def()
         raise ConfigError(
             f"the job has no code location in which the asset {key.to_user_string()!r} could be found: "
             "`execute_in_process` gives one to jobs of assets alone. Materialize `embeddings`, or launch the job in "
             "Dagster."
-        )
-    return found
+        ) from error
 
 
 class _AssetTable:
@@ -176,10 +168,10 @@ class _AssetTable:
     The rows are divided when they are first needed, and stay in memory as long as the source is in use.
     """
 
-    def __init__(self, asset: _Upstream, version: str, selection: Selection, partition_by: Sequence[str]) -> None:
+    def __init__(self, asset: _Upstream, selection: Selection, partition_by: Sequence[str]) -> None:
         self.url = asset.url
         self._asset = asset
-        self._version = version
+        self._version = asset.version()
         self._selection = selection
         self._partition_by = partition_by
         self._loaded: Mapping[str, Partition] | None = None
@@ -217,7 +209,7 @@ class _AssetTable:
 
     def _partitions(self) -> Mapping[str, Partition]:
         if self._loaded is None:
-            table = FrameTable(self._asset.load(None), self._partition_by, self._selection, url=self.url)
+            table = FrameTable(self._asset.load(), self._partition_by, self._selection, url=self.url)
             loaded = {partition.key: partition for partition in table}
             if self._asset.version() != self._version:
                 raise TransientError(f"{self.url} was materialized again while it was loaded. Run again.")

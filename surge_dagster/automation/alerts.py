@@ -98,5 +98,5 @@ def _failed_partitions(instance: dg.DagsterInstance, run_id: str) -> list[str]:
         check = entry.dagster_event.asset_check_evaluation_data if entry.dagster_event else None
         if check is not None and check.check_name == RUN_CHECK and "partitions_failed" in check.metadata:
             failed: Any = check.metadata["partitions_failed"].value
-            return [str(one["key"]) for one in failed]
+            return [str(partition["key"]) for partition in failed]
     return []

@@ -13,19 +13,17 @@ next tick looks again.
 
 from __future__ import annotations
 
-import hashlib
-
 import dagster as dg
 
 from surge_dagster.config.settings import Settings
-from surge_dagster.orchestration import requests
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.discovery import known_space, list_catalog, report_changes, states_of_unfinished
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
 from surge_dagster.orchestration.launch import POOL, record_pool_limit, unattended_config
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.requests import find_undone, next_attempt, request_for, request_tags
 from surge_dagster.orchestration.shards import cut, shard_tags
-from surge_dagster.orchestration.state_counts import count_states, describe, report_counts
+from surge_dagster.orchestration.state_counts import report_states
 from surge_dagster.resources.upstream_asset import NotListed
 
 _SENSOR_SECONDS = 30
@@ -36,15 +34,6 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
     """The sensor that embeds what is new, and with the setting `refresh_stale` also what has changed."""
     wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
 
-    def listing_run(context: dg.SensorEvaluationContext, unlisted: NotListed) -> dg.RunRequest | dg.SkipReason:
-        """The run that finds the partitions and embeds what is wanted."""
-        resources = names.resources(context)
-        space = known_space(names, resources.output.open(), resources.encoder.encoding_spec(), unattended=True)
-        options = {} if settings.refresh_stale else {"select": "missing"}
-        config = unattended_config(names.embeddings_op, resources, space, options)
-        target = f"{unlisted.version} {_digest(refusal_fingerprint(resources))}"
-        return requests.request_for(context.instance, names.embed_job, target, config)
-
     @dg.sensor(
         name=names.sensor,
         job_name=job.name,
@@ -54,30 +43,27 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
     )
     def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
         instance, resources = context.instance, names.resources(context)
-        limited = record_pool_limit(instance)
+        fingerprint, limited = refusal_fingerprint(resources), record_pool_limit(instance)
         held = held_by_active_runs(names, instance)  # before the output is listed: a run may end meanwhile
         try:
             listing = list_catalog(names, instance, resources.catalog)
         except NotListed as unlisted:
             if held.run_ids:
                 return dg.SkipReason(f"{unlisted}; waiting for {held.by}")
-            return listing_run(context, unlisted)
+            space = known_space(names, resources, resources.output.open())
+            options = {} if settings.refresh_stale else {"select": "missing"}
+            config = unattended_config(names.embeddings_op, resources, space, options)
+            return request_for(instance, names.embed_job, f"{unlisted.version} {fingerprint}", config)
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
-        space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)
+        space = known_space(names, resources, store)
         states = states_of_unfinished(listing, store, space)
-
-        fingerprint = refusal_fingerprint(resources)
         refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
         needed = {key: None for key, state in states.items() if state in wanted and key not in refused}
-        of_settings = _digest(fingerprint)
-        undone = requests.find_undone(names, instance, needed, listing.catalogued, of_settings)
+        undone = find_undone(names, instance, needed, listing.catalogued, fingerprint)
         free = (key for key in needed if key not in held and key not in unreported)
-        now = requests.now()
-        attempt, keys = requests.next_attempt(free, undone, now)
-        counts = count_states(listing, states, held, refused, undone, unreported, now)
-        summary = describe(counts, held, undone, now)
-        report_counts(names, instance, counts, summary)
+        attempt, keys = next_attempt(free, undone)
+        summary = report_states(names, instance, listing, states, held, refused, undone, unreported)
         if not keys:
             return dg.SkipReason(summary)
         context.log.info(summary)
@@ -87,7 +73,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 "runs, each with an encoder of its own: use the dagster.yaml that comes with surge-dagster"
             )
         stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards)
-        tags = requests.request_tags(names, instance, listing.catalogued, attempt, of_settings)
+        tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
         return [
             dg.RunRequest(
                 run_config=unattended_config(names.embeddings_op, resources, space, {"keys": stretch}),
@@ -97,7 +83,3 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         ]
 
     return sensor
-
-
-def _digest(fingerprint: str) -> str:
-    return hashlib.sha256(fingerprint.encode()).hexdigest()[:12]

@@ -42,12 +42,7 @@ _RUNS_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The partitions that active runs hold.
-
-    Attributes:
-        keys: partition keys that they may touch, None for all.
-        run_ids: the runs that hold any, first those that hold all.
-    """
+    """The partition keys that active runs may touch, None for all, and those runs, first those that hold all."""
 
     keys: set[str] | None
     run_ids: tuple[str, ...] = ()
@@ -76,11 +71,7 @@ def process_tag(run_id: str, pid: int) -> str:
 
 
 def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
-    """Yield the runs that wait or are executed; declare a run failed whose process has ended.
-
-    Args:
-        concerned: selects the runs to look at.
-    """
+    """Yield those of the concerned runs that wait or are executed; declare a run failed whose process has ended."""
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):
             continue
@@ -104,8 +95,6 @@ def held_by_active_runs(
     """The partitions that active runs may touch.
 
     Args:
-        names: of the catalog.
-        instance: where the runs are recorded.
         entirely: count only runs that embed all partitions that they hold; a run that selects a state skips others.
         besides: id of a run that is left out.
     """
@@ -126,10 +115,9 @@ def held_by_active_runs(
 
 
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
-    """The partition keys that a run may touch, None for all of them.
+    """The partition keys that a run which embeds may touch, None for all of them.
 
     Args:
-        run: one that embeds partitions.
         registered: the dynamic partitions in Dagster's order.
         op_names: the ops whose config can name keys.
     """

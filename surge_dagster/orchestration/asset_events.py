@@ -30,9 +30,6 @@ DATA_VERSION_TAG = "dagster/data_version"
 CODE_VERSION = "1"
 
 _USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
-_INPUT_VERSION_TAG = "dagster/input_data_version/"
-_INPUT_EVENT_TAG = "dagster/input_event_pointer/"
-_NO_EVENT = "NULL"
 # Dagster's data version of an external asset whose events name none. `superbatches` names none, so that no SuperBatch,
 # of whichever space, makes embeddings stale.
 _SUPERBATCHES_VERSION = "INITIAL"
@@ -43,6 +40,11 @@ _SUPERBATCH_METRICS = (
     *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio", "texts_per_second"),
     "peak_resident_bytes",
 )
+_OF_RECEIPT = (
+    *("rows", "truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded"),
+    *("source_version", "content_digest", "etag"),
+)
+_WHERE_KNOWN = ("oldest_encoded_at", "superbatch")
 _LAST_RUNS, _MOST_RUNS = "last_runs", 30  # rows encoded and reused by run, the oldest first
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
@@ -50,13 +52,7 @@ SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
 def source_version(names: CatalogNames, partition: Partition, *, changed: bool) -> Iterator[SourceEvent]:
-    """The events that say which source version a partition has now.
-
-    Args:
-        names: of its catalog.
-        partition: as the source lists it.
-        changed: another source version is on record.
-    """
+    """The events that say which source version a partition has now; `changed`: another one is on record."""
     metadata: dict[str, Any] = {"key": partition.key, "source_version": partition.source_version, "removed": False}
     if partition.rows is not None:
         metadata["dagster/partition_row_count"] = partition.rows
@@ -67,8 +63,6 @@ def removed_partition(names: CatalogNames, partition_key: str, version: str, tex
     """The events that say that a partition was removed from the source.
 
     Args:
-        names: of its catalog.
-        partition_key: which partition.
         version: takes the place of its source version.
         text: what happened, for an operator.
     """
@@ -101,45 +95,23 @@ def embedding(
     """The event of one embedded partition.
 
     Args:
-        names: of its catalog.
-        receipt: of its file.
         source_event_id: storage id of the materialization of the source version that it was made from.
         superbatch_event_id: storage id of the event of its SuperBatch, where this run encoded it.
         space_title: the space of the file, for people.
         reused: the file was there already and is on record; reported again because a backfill requested it.
         adopted: the file was there already and was not on record.
     """
-    metadata: dict[str, Any] = {
-        "key": receipt.key,
-        "dagster/partition_row_count": receipt.rows,
-        "rows": receipt.rows,
-        "dimension": receipt.dimension,
-        "path": dg.MetadataValue.path(receipt.path),
-        "bytes": receipt.bytes,
-        "truncated": receipt.truncated,
-        "skipped_rows": receipt.skipped_rows,
-        "blank_texts": receipt.blank_texts,
-        "rows_reused": receipt.rows_reused,
-        "rows_encoded": receipt.rows_encoded,
-        "space_title": space_title,
-        "space": receipt.space,
-        "source_version": receipt.source_version,
-        "content_digest": receipt.content_digest,
-        "etag": receipt.etag,
-        "action": "adopted" if adopted else receipt.action,
-    }
-    if receipt.oldest_encoded_at:
-        metadata["oldest_encoded_at"] = receipt.oldest_encoded_at
-    if receipt.superbatch is not None:
-        metadata["superbatch"] = receipt.superbatch
+    metadata = _of_file(receipt) | {name: getattr(receipt, name) for name in _OF_RECEIPT} | {"space_title": space_title}
+    metadata |= {name: value for name in _WHERE_KNOWN if (value := getattr(receipt, name)) not in (None, "")}
     if receipt.texts_per_second is not None:
         metadata["texts_per_second"] = float(round(receipt.texts_per_second, 1))
     if receipt.previous_cosine is not None:
         metadata["compared_rows"] = receipt.compared_rows
         metadata["previous_cosine"] = float(round(receipt.previous_cosine, 6))
+    if adopted:
+        metadata["action"] = "adopted"
     if reused:
         metadata["reused"] = True
-    source, superbatch = names.source_partitions.to_user_string(), names.superbatches.to_user_string()
     return dg.AssetMaterialization(
         names.embeddings,
         partition=to_partition_key(receipt.key),
@@ -148,10 +120,8 @@ def embedding(
             DATA_VERSION_TAG: receipt.desired_version,
             **_USER_VERSION,
             "dagster/code_version": CODE_VERSION,
-            f"{_INPUT_VERSION_TAG}{source}": receipt.source_version,
-            f"{_INPUT_EVENT_TAG}{source}": _pointer(source_event_id),
-            f"{_INPUT_VERSION_TAG}{superbatch}": _SUPERBATCHES_VERSION,
-            f"{_INPUT_EVENT_TAG}{superbatch}": _pointer(superbatch_event_id),
+            **_made_from(names.source_partitions, receipt.source_version, source_event_id),
+            **_made_from(names.superbatches, _SUPERBATCHES_VERSION, superbatch_event_id),
         },
     )
 
@@ -166,26 +136,29 @@ def derived_embedding(
         parent_version: data version of the partition of `embeddings` that it was computed from.
         parent_event_id: storage id of that partition's last materialization.
     """
-    parent = names.embeddings.to_user_string()
     return dg.AssetMaterialization(
         asset,
         partition=to_partition_key(receipt.key),
-        metadata={
-            "key": receipt.key,
-            "dagster/partition_row_count": receipt.rows,
-            "dimension": receipt.dimension,
-            "path": dg.MetadataValue.path(receipt.path),
-            "bytes": receipt.bytes,
-            "space": receipt.space,
-            "action": receipt.action,
-        },
+        metadata=_of_file(receipt),
         tags={
             DATA_VERSION_TAG: receipt.desired_version,
             **_USER_VERSION,
-            f"{_INPUT_VERSION_TAG}{parent}": parent_version,
-            f"{_INPUT_EVENT_TAG}{parent}": _pointer(parent_event_id),
+            **_made_from(names.embeddings, parent_version, parent_event_id),
         },
     )
+
+
+def _of_file(receipt: Receipt) -> dict[str, Any]:
+    """The metadata that every partition's event has, whatever made its file."""
+    return {
+        "key": receipt.key,
+        "dagster/partition_row_count": receipt.rows,
+        "dimension": receipt.dimension,
+        "path": dg.MetadataValue.path(receipt.path),
+        "bytes": receipt.bytes,
+        "space": receipt.space,
+        "action": receipt.action,
+    }
 
 
 def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> dg.AssetMaterialization:
@@ -206,11 +179,7 @@ def whole_run(names: CatalogNames, outcome: Outcome, newest: dg.AssetMaterializa
     """The event that follows those of an attempt's SuperBatches, with charts.
 
     Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
-    stand among those of SuperBatches.
-
-    Args:
-        newest: the asset's last event before the run: that of the run before it, whose list of runs goes on, unless
-            that run was killed.
+    stand among those of SuperBatches. The list of runs goes on from `newest`, the asset's last event before the run.
     """
     report = outcome.report
     times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
@@ -242,5 +211,7 @@ def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] 
     return metrics if "superbatch" in metrics else None
 
 
-def _pointer(storage_id: int | None) -> str:
-    return _NO_EVENT if storage_id is None else str(storage_id)
+def _made_from(asset: dg.AssetKey, version: str, storage_id: int | None) -> dict[str, str]:
+    """The tags that name an upstream version and the event of it."""
+    name, event = asset.to_user_string(), "NULL" if storage_id is None else str(storage_id)
+    return {f"dagster/input_data_version/{name}": version, f"dagster/input_event_pointer/{name}": event}

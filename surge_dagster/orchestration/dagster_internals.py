@@ -43,20 +43,18 @@ Event = dg.AssetMaterialization | dg.AssetObservation | Planned
 def store_batch(
     instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event], batch_events: int
 ) -> None:
-    """Store events as Dagster's batches, past the run's loggers: a line on the console costs as much as an event.
+    """Store events of one kind and one asset as Dagster's batches of at most `batch_events`.
 
-    Args:
-        instance: where to store them.
-        context: of the op that reports them; None for events that belong to no run.
-        events: of one kind and one asset.
-        batch_events: how many events one batch holds at most.
+    They go past the run's loggers, since a line on the console costs as much as an event. Events without a `context`
+    belong to no run.
     """
     os.environ.setdefault(_BATCH_SIZE, str(batch_events))
     batch = uuid4().hex
     run_id, level = (_NO_RUN, logging.INFO) if context is None else (context.run_id, logging.DEBUG)
-    made = [_dagster_event(context, event) for event in events]
-    for number, (event, at) in enumerate(zip(made, _times(events[0].asset_key, len(made)), strict=True), 1):
-        mark = internal.DagsterEventBatchMetadata(batch, is_end=number == len(made))
+    dagster_events = [_dagster_event(context, event) for event in events]
+    times = _times(events[0].asset_key, len(events))
+    for number, (event, at) in enumerate(zip(dagster_events, times, strict=True), 1):
+        mark = internal.DagsterEventBatchMetadata(batch, is_end=number == len(dagster_events))
         instance.report_dagster_event(event, run_id, level, batch_metadata=mark, timestamp=at)
 
 

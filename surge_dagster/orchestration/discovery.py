@@ -10,14 +10,14 @@ from itertools import chain
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.asset_events import source_version
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
 from surge_dagster.orchestration.records import Catalogued, read_catalogued
 from surge_dagster.resources import CatalogSource
@@ -32,17 +32,20 @@ _MOST_REPORTED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The catalog's partitions and Dagster's records of them.
-
-    Attributes:
-        partitions: by partition key, in the source's order.
-        catalogued: the records.
-        unreported: keys that Dagster does not know, or whose source version is not on record.
-    """
+    """The catalog's partitions by partition key, in the source's order, and Dagster's records of them."""
 
     partitions: dict[str, Partition]
     catalogued: Catalogued
-    unreported: list[str]
+
+    @property
+    def unreported(self) -> list[str]:
+        """Partition keys that Dagster does not know, or whose source version is not on record."""
+        registered, sources = self.catalogued.registered, self.catalogued.sources
+        return [
+            key
+            for key, partition in self.partitions.items()
+            if key not in registered or sources.get(key) != partition.source_version
+        ]
 
 
 def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: CatalogSource) -> Listing:
@@ -54,30 +57,23 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
     """
     listed = list(catalog.open())
     catalogued = read_catalogued(names, instance)
-    registered, sources = catalogued.registered, catalogued.sources
-    partitions = {to_partition_key(part.key): part for part in with_short_keys(listed, registered)}
-    unreported = [
-        key for key, part in partitions.items() if key not in registered or sources.get(key) != part.source_version
-    ]
-    return Listing(partitions, catalogued, unreported)
+    short = with_short_keys(listed, catalogued.registered)
+    return Listing({to_partition_key(partition.key): partition for partition in short}, catalogued)
 
 
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
-    """Report and register the partitions that Dagster lacks, as many as a tick has time for.
-
-    Returns:
-        Partition keys that are left to the next tick.
-    """
+    """Report and register the partitions that Dagster lacks, as many as a tick has time for; returns the other keys."""
     until = time.monotonic() + _REPORT_SECONDS
-    left, sources = set(listing.unreported), listing.catalogued.sources
-    for start in range(0, min(len(listing.unreported), _MOST_REPORTED), _BATCH):
+    unreported, sources = listing.unreported, listing.catalogued.sources
+    left = set(unreported)
+    for start in range(0, min(len(unreported), _MOST_REPORTED), _BATCH):
         if time.monotonic() > until:
             break
-        keys = listing.unreported[start : start + _BATCH]
-        moved = {key: part for key in keys if sources.get(key) != (part := listing.partitions[key]).source_version}
+        keys = unreported[start : start + _BATCH]
         events = [
-            source_version(names, partition, changed=listing.catalogued.replaces(key, partition.source_version))
-            for key, partition in moved.items()
+            source_version(names, partition, changed=key in sources)
+            for key in keys
+            if sources.get(key) != (partition := listing.partitions[key]).source_version
         ]
         report_events(instance, None, list(chain.from_iterable(events)))
         new = [key for key in keys if key not in listing.catalogued.registered]
@@ -87,14 +83,17 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
     return left
 
 
-def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unattended: bool) -> Space | None:
-    """The space that the output has for a spec, found without loading a model; None where a run would create it.
+def known_space(
+    names: CatalogNames, resources: CatalogResources, store: Store, *, unattended: bool = True
+) -> Space | None:
+    """The space of the settings, found in the output without loading a model; None where a run would create it.
 
     Raises:
         ConfigError: unattended, and the output holds other spaces only: an operator launches a model's first run; or
             the output cannot be read, or the URL cannot be an output.
         TransientError: the store does not answer.
     """
+    spec = resources.encoder.encoding_spec()
     space = find_space(store, spec)
     if space is not None or not unattended:
         return space
@@ -105,6 +104,22 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
             f"{names.refresh_job} by hand once."
         )
     return None
+
+
+def existing_space(names: CatalogNames, resources: CatalogResources, store: Store, then: str) -> Space:
+    """The space of the settings, for a job that has nothing to do before there is one.
+
+    Raises:
+        ConfigError: there is none: embed the catalog, `then` launch the job again.
+        TransientError: the store does not answer.
+    """
+    space = known_space(names, resources, store, unattended=False)
+    if space is None:
+        raise ConfigError(
+            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet. Launch "
+            f"{names.refresh_job}, then {then}."
+        )
+    return space
 
 
 def states_of_unfinished(listing: Listing, store: Store, space: Space | None) -> dict[str, str | None]:

@@ -39,12 +39,7 @@ def report_events(instance: dg.DagsterInstance, context: dg.OpExecutionContext |
     """Store events, those of one kind and one asset together and in their order, and observations before others.
 
     Dagster's storages update their table of assets from the last event of a batch alone, and Postgres stores a batch of
-    several kinds event by event.
-
-    Args:
-        instance: where to store them.
-        context: of the op that reports them; None for events that belong to no run.
-        events: observations and materializations; those of a run may be planned events too.
+    several kinds event by event. Events without a `context` belong to no run.
 
     Raises:
         Exception: the event log refused an event, whatever its database raises. Earlier events are stored.
@@ -60,7 +55,6 @@ class EventWriter(Generic[T]):
     """Stores what a step queues, in a thread of its own; use `with`, which stores the rest at the end.
 
     Args:
-        context: of the op that reports the events.
         store: stores a batch; called in the writer's thread.
         grace_seconds: how long storing the rest may take when an error or an interrupt ends the step.
     """
@@ -81,10 +75,7 @@ class EventWriter(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
     def put(self, item: T, *, immediately: bool = False) -> None:
-        """Queue an item; waits while the queue is full.
-
-        Args:
-            immediately: store it and what was queued before it without waiting for more.
+        """Queue an item, or wait while the queue is full; `immediately` stores what is queued without waiting for more.
 
         Raises:
             EventsNotStored: the event log refused an earlier event.

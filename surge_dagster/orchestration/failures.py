@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import dagster as dg
 
-from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
@@ -28,6 +29,7 @@ from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import Catalogued
 
+RETRIES, _RETRY_SECONDS = 2, 5
 _TABLE_ROWS = 200
 _NAMED = 20
 _RUN_AGAIN = "Run again."
@@ -42,18 +44,24 @@ def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
 
 
 def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = None) -> dg.MarkdownMetadataValue:
-    """A table of failed partitions with the reason and what to do.
-
-    Args:
-        failures: one row each, at most 200.
-        ended_by: the error that ended the run; it is the first row.
-    """
+    """A table of at most 200 failed partitions with the reason and what to do; `ended_by` ended the run."""
     rows = [] if ended_by is None else [("(the whole run)", _text(ended_by), _remedy(ended_by))]
     rows += [
         (failure.key, _reason(failure), failure.remedy or (_RUN_AGAIN if failure.transient else _FIX_PARTITION))
         for failure in failures[:_TABLE_ROWS]
     ]
     return _table(("partition", "reason", "what to do"), rows, len(failures) + (ended_by is not None))
+
+
+@contextmanager
+def errors_as_failures() -> Iterator[None]:
+    """Raise errors of the engine as those of Dagster: transient ones are retried, the others end the run."""
+    try:
+        yield
+    except TransientError as error:
+        raise dg.RetryRequested(RETRIES, _RETRY_SECONDS) from error
+    except SurgeError as error:
+        raise dg.Failure(str(error), allow_retries=False) from error
 
 
 def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
@@ -96,15 +104,10 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
 
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
-    """The settings that decide which content is refused, as JSON."""
-    return json.dumps(
-        [
-            resources.catalog.model_dump(include={"id", "text", "missing_text", "max_text_bytes"}),
-            *([resources.catalog.columns] if resources.catalog.columns else []),
-            resources.encoder.model_dump(exclude={"grace_seconds"}),  # a text may kill workers of one device only
-        ],
-        sort_keys=True,
-    )
+    """A fingerprint of the settings that decide which content is refused."""
+    catalog = resources.catalog.model_dump(include={"id", "text", "missing_text", "max_text_bytes", "columns"})
+    encoder = resources.encoder.model_dump(exclude={"grace_seconds"})  # a text may kill workers of one device only
+    return hashlib.sha256(json.dumps([catalog, encoder], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def refusal(names: CatalogNames, partition: Partition, reason: str, fingerprint: str) -> dg.AssetObservation:
@@ -120,12 +123,7 @@ def refusal(names: CatalogNames, partition: Partition, reason: str, fingerprint:
 
 
 def still_refused(catalogued: Catalogued, by_key: Mapping[str, Partition], fingerprint: str) -> set[str]:
-    """Partition keys whose present content was refused with the present settings, and was not embedded since.
-
-    Args:
-        by_key: the catalog, by partition key.
-        fingerprint: of the present settings, from `refusal_fingerprint`.
-    """
+    """Partition keys whose present content was refused with settings of this fingerprint, and not embedded since."""
     return {
         key
         for key, version in catalogued.refused.items()

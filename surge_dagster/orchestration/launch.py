@@ -24,7 +24,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Status
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.names import CatalogResources
+from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
 POOL = "gpu"
@@ -41,14 +41,13 @@ class Select(Enum):
     failed = "failed"
 
     def takes(self, status: Status, has_failed: bool) -> bool:
-        """Whether a partition is selected, by the state of its file and whether its last run failed."""
         if self is Select.failed:
             return has_failed
         return self is Select.all or status == self.value
 
 
 class Removed(Enum):
-    """What a run does about partitions removed from the source; Dagster's config uses the members' names."""
+    """What a run does about partitions removed from the source."""
 
     leave = "leave"
     report = "report"
@@ -104,11 +103,7 @@ class LaunchConfig(dg.Config):
 
 
 def keys_of(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
-    """The partition keys in a config's `keys` and `keys_file`, None when neither is given.
-
-    Raises:
-        ConfigError: the file that holds them cannot be read.
-    """
+    """The partition keys in a config's `keys` and `keys_file`, None when neither is given; raises like `read_keys`."""
     return keys if keys_file is None else [*(keys or ()), *read_keys(keys_file)]
 
 
@@ -131,12 +126,7 @@ def read_keys(path: str) -> list[str]:
 
 
 def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> list[str]:
-    """The catalog keys that an operator typed, each in the catalog's spelling or in Dagster's.
-
-    Args:
-        typed: in any order; duplicates count once.
-        known: the catalog's own keys.
-        catalog: its URL, for the error.
+    """The known catalog keys that an operator typed, each in the catalog's spelling or in Dagster's.
 
     Raises:
         ConfigError: a key is not in the catalog, or matches two of its keys.
@@ -145,16 +135,16 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
     selected: dict[str, None] = {}
     unknown, unclear = list[str](), list[str]()
     for key in typed:
-        original, behind = key if key in known else None, shown.get(key)
-        if original is not None and behind is not None and original != behind:
-            unclear.append(
-                f"{key!r} is a key of the catalog (Dagster's {to_partition_key(key)!r}) and Dagster's form "
-                f"of {behind!r}"
-            )
-        elif (found := original or behind) is None:
+        escaped = shown.get(key, key)
+        if key not in known and key not in shown:
             unknown.append(repr(key))
+        elif key in known and escaped != key:
+            escaped_key = to_partition_key(key)
+            unclear.append(
+                f"{key!r} is a key of the catalog (Dagster's {escaped_key!r}) and Dagster's form of {escaped!r}"
+            )
         else:
-            selected[found] = None
+            selected[escaped] = None
     if unknown:
         raise ConfigError(
             f"the catalog {catalog!r} does not have {counted(len(unknown), 'key')}: {named(unknown)}. Nothing was "
@@ -165,6 +155,16 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
     return list(selected)
 
 
+def job_of(name: str, op: dg.OpDefinition | dg.PendingNodeInvocation, description: str) -> dg.JobDefinition:
+    """A job of one op, in the run's own process."""
+
+    @dg.job(name=name, executor_def=dg.in_process_executor, run_tags=RUN_TAGS, description=description)
+    def compose() -> None:
+        op()
+
+    return compose
+
+
 def unattended_config(
     op_name: str, resources: CatalogResources, space: Space | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -172,7 +172,6 @@ def unattended_config(
 
     Args:
         op_name: the op that reads the config.
-        resources: as the settings define them where the run is requested.
         space: the run must write to it; None where the run begins it.
         options: further options of the run.
     """
@@ -192,9 +191,7 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     folder = Path(str(spec["model"])).expanduser()
     if folder.is_absolute() or folder.is_dir():
         spec["model"] = "a folder"  # on another machine it may have another path
-    columns = resources.catalog.model_dump(include={"id", "text", "missing_text"})
-    if resources.catalog.columns:  # named only where there are any, so that runs of an earlier version still match
-        columns["columns"] = resources.catalog.columns
+    columns = resources.catalog.model_dump(include={"id", "text", "missing_text", "columns"})
     return json.dumps(columns | spec, sort_keys=True)
 
 
@@ -202,12 +199,8 @@ def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], res
     """Refuse to encode with other settings than the run was requested with.
 
     A run in a container of its own may get other variables than the code server. With another model it would begin
-    another space, and with another text column it would fill the space with vectors of other texts.
-
-    Args:
-        config: of the run; a launch by an operator has no expected settings.
-        tags: of the run; an operator who executes a run again may have fixed a setting, so that run is not refused.
-        resources: as the settings define them where the run is executed.
+    another space, and with another text column it would fill the space with vectors of other texts. A launch by an
+    operator expects nothing, and one who executes a run again may have fixed a setting, so that run is not refused.
 
     Raises:
         ConfigError: the settings differ.
@@ -221,6 +214,22 @@ def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], res
             "variables. If they were changed while the run waited, the next tick uses the new ones, as does a run that "
             "you launch by hand."
         )
+
+
+def differing_settings(names: CatalogNames, context: dg.OpExecutionContext) -> list[str]:
+    """The settings in a run's config with another value than in the code location, such as `encoder.model`.
+
+    Dagster's launchpad writes the whole config of the resources into an edited tab, and keeps the tab. A run that is
+    launched from it weeks later has the settings of that day. Only names are returned: a value may be secret.
+    """
+    given: Mapping[str, Any] = context.run_config.get("resources") or {}  # pyright: ignore[reportAssignmentType]
+    differing = list[str]()
+    for resource in sorted(names.resource_keys & given.keys()):
+        schema = context.job_def.resource_defs[resource].config_schema
+        own = schema.default_value if schema.default_provided else {}
+        config = (given[resource] or {}).get("config") or {}
+        differing += [f"{resource}.{name}" for name, value in config.items() if name in own and own[name] != value]
+    return differing
 
 
 def record_pool_limit(instance: dg.DagsterInstance) -> bool:

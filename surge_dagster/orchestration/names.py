@@ -53,10 +53,8 @@ class _Asset:
 class CatalogNames:
     """Every name of one catalog.
 
-    Attributes:
-        name: of the catalog within its code location; the first part of its asset keys, and put before all other names
-            with an underscore, two for ops, as Dagster does. None is for the only one, or the first one, of a code
-            location.
+    The catalog's own name is the first part of its asset keys, and stands before all other names with an underscore,
+    two for ops, as Dagster does. None is for the only one, or the first one, of a code location.
 
     Raises:
         ConfigError: the name is not made of letters, digits and underscores, or does not begin with a letter.
@@ -109,12 +107,10 @@ class CatalogNames:
 
     @property
     def group(self) -> str:
-        """The group of the four assets."""
         return self.name or "surge"
 
     @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
-        """The dynamic partitions that hold the catalog's keys."""
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
 
     def derived(self, label: str) -> dg.AssetKey:
@@ -122,12 +118,10 @@ class CatalogNames:
         return _asset_key(self.name, f"embeddings_{label}")
 
     def derived_op(self, label: str) -> str:
-        """The op of that asset."""
         return f"{self.embeddings_op}_{label}"
 
     @property
     def run_check(self) -> dg.AssetCheckKey:
-        """The check that ends every run."""
         return dg.AssetCheckKey(self.embeddings, RUN_CHECK)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
@@ -23,12 +23,7 @@ Violations = list[tuple[str, str]]  # partitions that violate a check: catalog k
 
 @dataclass(slots=True)
 class Truncation:
-    """Counts texts that are longer than the model reads.
-
-    Attributes:
-        max_share: of a partition's texts that may be truncated.
-        above: partitions with a larger share.
-    """
+    """Counts texts that are longer than the model reads; `above` are partitions with a larger share than allowed."""
 
     max_share: float
     partitions: int = 0
@@ -37,7 +32,6 @@ class Truncation:
     above: Violations = field(default_factory=list)
 
     def add(self, key: str, rows: int, truncated: int) -> None:
-        """Count a partition."""
         self.partitions += 1
         self.rows += rows
         self.truncated += truncated
@@ -45,19 +39,21 @@ class Truncation:
             share = f"{truncated:,} of {rows:,} texts ({truncated / rows:.1%})"
             self.above.append((key, f"{share} are longer than the model reads"))
 
-    @property
-    def share(self) -> float:
-        """Of all counted texts."""
-        return self.truncated / self.rows if self.rows else 0.0
+    def metrics(self) -> dict[str, Any]:
+        """The metadata of the check that judges it."""
+        share = self.truncated / self.rows if self.rows else 0.0
+        return {
+            "truncated": self.truncated,
+            "truncated_share": round(share, 4),
+            "allowed_share": self.max_share,
+        }
 
 
 @dataclass(slots=True)
 class Drift:
-    """Compares the vectors of texts that were encoded again with their previous vectors.
+    """Compares the vectors of texts that were encoded again with their previous ones, on a sample of rows.
 
-    Attributes:
-        partitions, rows: how many were compared.
-        below: partitions whose mean cosine is below `MIN_PREVIOUS_COSINE`.
+    `below` are the partitions whose mean cosine is below `MIN_PREVIOUS_COSINE`.
     """
 
     partitions: int = 0
@@ -66,7 +62,6 @@ class Drift:
     _cosines: float = 0.0
 
     def add(self, key: str, rows: int, mean_cosine: float) -> None:
-        """Count a partition."""
         self.partitions += 1
         self.rows += rows
         self._cosines += rows * mean_cosine
@@ -75,49 +70,39 @@ class Drift:
             reason = f"{texts} with a mean cosine of {mean_cosine:.4f} to the old vectors"
             self.below.append((key, f"{reason}; expected at least {MIN_PREVIOUS_COSINE}"))
 
-    @property
-    def mean_cosine(self) -> float | None:
-        """Over all compared rows."""
-        return self._cosines / self.rows if self.rows else None
+    def metrics(self) -> dict[str, Any]:
+        """The metadata of the check that judges it; none without a comparison, which Dagster would plot as zero."""
+        if not self.rows:
+            return {}
+        return {
+            "compared_partitions": self.partitions,
+            "compared_rows": self.rows,
+            "mean_cosine": round(self._cosines / self.rows, 6),
+            "least_cosine_due": MIN_PREVIOUS_COSINE,
+        }
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a run.
-
-    Attributes:
-        truncation, drift: of all encoded partitions.
-        report: the engine's metrics of this attempt.
-        timeline: when the stages of this attempt worked.
-        sizes: encoded partitions of this attempt by the bits that their number of rows takes.
-        partitions: the partitions of the run, by catalog key.
-        failures: partitions that were refused or could not be published, by Dagster's partition key. A failure of an
-            earlier attempt stays until another attempt has a result.
-        removed: keys that the run was launched for and that were removed from the source; it skips them.
-        published: catalog keys that any attempt has published.
-        republished: those of them that were not encoded, since only their source version had moved.
-        fresh: catalog keys that any attempt found up to date.
-        ended_by: the error that ended the run early, where no attempt follows.
-        differing_settings: names of settings whose values in the run's config are not those of the code location.
-        begun: when the first attempt began, on the monotonic clock.
-        summary: the run in one line, when it has ended.
-    """
+    """The outcome of a run."""
 
     truncation: Truncation
     drift: Drift = field(default_factory=Drift)
-    report: RunReport = field(default_factory=RunReport)
-    timeline: Timeline = field(default_factory=Timeline)
-    sizes: Counter[int] = field(default_factory=Counter)
-    partitions: dict[str, Partition] = field(default_factory=dict)
+    report: RunReport = field(default_factory=RunReport)  # of this attempt
+    timeline: Timeline = field(default_factory=Timeline)  # when the stages of this attempt worked
+    sizes: Counter[int] = field(default_factory=Counter)  # encoded partitions of this attempt by the bits of their rows
+    partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
+    # What was refused or could not be published, by partition key. A failure of an earlier attempt stays until
+    # another attempt has a result.
     failures: dict[str, Failure] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)
-    published: set[str] = field(default_factory=set)
-    republished: set[str] = field(default_factory=set)
-    fresh: set[str] = field(default_factory=set)
-    ended_by: Exception | None = None
-    differing_settings: list[str] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
-    summary: str = ""
+    removed: list[str] = field(default_factory=list)  # catalog keys that were removed from the source; they are skipped
+    published: set[str] = field(default_factory=set)  # catalog keys that any attempt has published
+    republished: set[str] = field(default_factory=set)  # those that were not encoded: only the source version had moved
+    fresh: set[str] = field(default_factory=set)  # catalog keys that any attempt found up to date
+    ended_by: Exception | None = None  # the error that ended the run early, where no attempt follows
+    differing_settings: list[str] = field(default_factory=list)  # in the run's config other than in the code location
+    begun: float = field(default_factory=time.monotonic)  # when the first attempt began
+    summary: str = ""  # the run in one line, when it has ended
     _report_before: RunReport | None = None
 
     @classmethod
@@ -181,8 +166,7 @@ class Outcome:
     def begin(self, partitions: dict[str, Partition]) -> list[Partition]:
         """Enter the partitions of this attempt, by catalog key.
 
-        Returns:
-            Those to embed: all except what an earlier attempt refused and whose source has not changed since.
+        Returns those to embed: all except what an earlier attempt refused and whose source has not changed since.
         """
         refused = self.refused
         for key, failure in list(self.failures.items()):

@@ -15,9 +15,7 @@ _LINE_SECONDS = 10.0  # a line costs as much as an event
 class Progress:
     """Counts what a run has done of its worklist.
 
-    Args:
-        todo: the worklist. Where the source does not know the rows of each partition, the number of texts is unknown.
-        now: the clock, in seconds.
+    Where the source does not know the rows of each partition, the number of texts is unknown.
     """
 
     def __init__(self, todo: Sequence[Partition], now: Callable[[], float] = time.monotonic) -> None:

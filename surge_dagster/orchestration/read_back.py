@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
@@ -13,6 +14,7 @@ from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify.verification import Violation, verify_partition
 
+T = TypeVar("T")
 _ENCODE_AGAIN = "Run again: it is encoded again."
 _FORCE = "Launch this partition with force: true."
 
@@ -30,18 +32,13 @@ def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> di
     by_key = {partition.key: partition for partition in partitions}
 
     def read(store: Store, key: str) -> str | Failure | None:
-        try:
-            return difference(by_key[key], store, space)
-        except StoreUnavailable:
-            raise  # each further file would wait for the store again
-        except TransientError as error:
-            return unreadable(key, error)
+        return _or_failure(key, lambda: difference(by_key[key], store, space))
 
     if not store.is_remote:
         return {key: read(store, key) for key in by_key}
-    found: dict[str, str | Failure | None] = {}
-    read_concurrently(store, list(by_key), read, found.__setitem__)
-    return found
+    differences: dict[str, str | Failure | None] = {}
+    read_concurrently(store, list(by_key), read, differences.__setitem__)
+    return differences
 
 
 def difference(partition: Partition, store: Store, space: Space) -> str | None:
@@ -52,12 +49,12 @@ def difference(partition: Partition, store: Store, space: Space) -> str | None:
     Raises:
         TransientError: the source or the output does not answer.
     """
-    found = verify_partition(partition, store, space)
-    if not isinstance(found, Violation) or partition.current_source_version() != partition.source_version:
+    verified = verify_partition(partition, store, space)
+    if not isinstance(verified, Violation) or partition.current_source_version() != partition.source_version:
         return None
-    if found.kind == "unread":
-        raise TransientError(found.finding, partition.key)
-    return f"partition {partition.key!r}: {found.finding}"
+    if verified.kind == "unread":
+        raise TransientError(verified.finding, partition.key)
+    return f"partition {partition.key!r}: {verified.finding}"
 
 
 def footer_failures(
@@ -66,7 +63,7 @@ def footer_failures(
     """Compare the footers of files that a run has just published with what they must hold.
 
     Args:
-        outputs: the files of the run's space; they are listed again.
+        outputs: the files of the run's space, which are listed again.
         rows: texts that were encoded, by catalog key.
         partitions: by catalog key.
         dimension: of the space.
@@ -99,6 +96,15 @@ def footer_failures(
 def unreadable(key: str, error: TransientError) -> Failure:
     """The failure of a partition whose file the store does not return now."""
     return Failure(key, str(error), transient=True)
+
+
+def _or_failure(key: str, read: Callable[[], T]) -> T | Failure:
+    try:
+        return read()
+    except StoreUnavailable:
+        raise  # each further file would wait for the store again
+    except TransientError as error:
+        return unreadable(key, error)
 
 
 def _failure(key: str, finding: str, remedy: str, *, transient: bool = False) -> Failure:

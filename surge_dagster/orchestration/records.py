@@ -23,7 +23,6 @@ class Catalogued:
         registered: the dynamic partitions, in Dagster's order.
         sources: source version reported last.
         change_ids: storage id of the last observation of a source version, which replaced another one.
-        observed: source version of an earlier release, which observed versions and did nothing else.
         embedded: data version of the last materialization of `embeddings`.
         embedding_ids: storage id of that materialization.
         refused: what the last observation of `embeddings`, which reports a refusal, is about.
@@ -33,32 +32,21 @@ class Catalogued:
     registered: dict[str, None]
     sources: dict[str, str]
     change_ids: dict[str, int]
-    observed: dict[str, str]
     embedded: dict[str, str]
     embedding_ids: dict[str, int]
     refused: dict[str, str]
     refusal_ids: dict[str, int]
-
-    def replaces(self, key: str, source_version: str) -> bool:
-        """Whether another source version of a partition key is on record."""
-        return self.sources.get(key, self.observed.get(key, source_version)) != source_version
 
     def knows(self, key: str, desired_version: str, source_version: str) -> bool:
         """Whether a partition key's last materialization is of this version, from the source version reported last.
 
         Event tags other than the data version cannot be read in bulk. That the materialization is younger than the
         source's last change says the same. A younger refusal leaves open what became of the file.
-
-        Args:
-            key: the partition key.
-            desired_version: data version that the materialization must have.
-            source_version: that it must have been made from, where one is on record.
         """
-        made = self.embedding_ids.get(key, -1)
-        since = max(self.change_ids.get(key, -1), self.refusal_ids.get(key, -1))
+        changed = max(self.change_ids.get(key, -1), self.refusal_ids.get(key, -1))
         return (
             self.embedded.get(key) == desired_version
-            and made > since
+            and self.embedding_ids.get(key, -1) > changed
             and source_version == self.sources.get(key, source_version)
         )
 
@@ -74,14 +62,10 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
     def ids(asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, int]:
         return dict(instance.get_latest_storage_id_by_partition(asset, kind))
 
-    sources = versions(names.source_partitions, _MATERIALIZATION)
-    change_ids = ids(names.source_partitions, _OBSERVATION)
-    observed = versions(names.source_partitions, _OBSERVATION) if change_ids.keys() - sources.keys() else {}
     return Catalogued(
         registered=dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)),
-        sources=sources,
-        change_ids=change_ids,
-        observed=observed,
+        sources=versions(names.source_partitions, _MATERIALIZATION),
+        change_ids=ids(names.source_partitions, _OBSERVATION),
         embedded=versions(names.embeddings, _MATERIALIZATION),
         embedding_ids=ids(names.embeddings, _MATERIALIZATION),
         refused=versions(names.embeddings, _OBSERVATION),

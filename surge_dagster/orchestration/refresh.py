@@ -33,24 +33,23 @@ from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 from surge_dagster.orchestration.progress import Progress
 from surge_dagster.orchestration.read_back import footer_failures
-from surge_dagster.orchestration.records import last_embeddings, read_catalogued
+from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
-from surge_dagster.orchestration.worklist import OnRecord, Worklist, make_worklist, requested_partitions
+from surge_dagster.orchestration.worklist import (
+    OnRecord,
+    Worklist,
+    done_before,
+    make_worklist,
+    requested_partitions,
+)
 
 # Of the grace time, for publishing; the last events are stored in the rest of the time.
 _PUBLISH_SHARE = 0.75
 
 
 class Refresh:
-    """One attempt at a run over the catalog or a part of it.
-
-    Args:
-        names: of the catalog.
-        context: of the op that reports the events.
-        config: what the launch says.
-        outcome: of this attempt; filled while it runs.
-    """
+    """One attempt at a run over the catalog or a part of it; fills its outcome."""
 
     def __init__(
         self, names: CatalogNames, context: dg.OpExecutionContext, config: LaunchConfig, outcome: Outcome
@@ -64,12 +63,13 @@ class Refresh:
         # Dagster ends a backfill as failed when a partition that it covers has no event from its run.
         self._in_backfill = "dagster/backfill" in context.run_tags
         self._catalogued = read_catalogued(names, context.instance)
-        self._record = OnRecord.read(names, context, config, self._catalogued)
+        done = done_before(names, context) if config.force else set[str]()
+        self._record = OnRecord(self._catalogued, failed_on_record(names, context.instance), done)
         events_seconds = (1 - _PUBLISH_SHARE) * self._resources.encoder.grace_seconds
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
-        """Embed what is missing or stale and report it to Dagster; fills the outcome.
+        """Embed what is missing or stale and report it to Dagster.
 
         Args:
             partition_keys: as Dagster names them, or as an operator typed them; None is the whole catalog.
@@ -80,12 +80,8 @@ class Refresh:
             EventsNotStored: Dagster's event log refused events; the next run adopts what was published.
         """
         source = self._resources.catalog.open()
-        requested = requested_partitions(
-            source,
-            self._catalogued.registered,
-            partition_keys,
-            is_typed=self._config.is_typed,
-        )
+        registered, is_typed = self._catalogued.registered, self._config.is_typed
+        requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
         candidates = self._outcome.begin(requested.partitions)
         self._fail_unknown(requested.unknown)
         self._register(requested.partitions)
@@ -156,9 +152,9 @@ class Refresh:
 
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it has to be begun."""
-        spec, expected = self._resources.encoder.encoding_spec(), self._config.expected_space
+        expected = self._config.expected_space
         require_expected_settings(self._config, self._context.run_tags, self._resources)
-        space = known_space(self._names, self._store, spec, unattended=self._config.unattended)
+        space = known_space(self._names, self._resources, self._store, unattended=self._config.unattended)
         if expected and (space is None or space.name != expected):
             now = repr(space.name) if space else "one that the output does not have"
             raise ConfigError(

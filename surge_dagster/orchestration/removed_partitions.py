@@ -35,13 +35,6 @@ def handle_removed_partitions(
 ) -> None:
     """Report or delete the partitions that the source no longer lists; partitions that another run holds stay.
 
-    Args:
-        names: of the catalog.
-        context: of the op, whose run does not count as holding partitions.
-        action: what to do.
-        store: where the files are.
-        space: whose files are deleted.
-
     Raises:
         ConfigError: more than a tenth of the catalog would be deleted; the partitions are reported, nothing is deleted.
         TransientError: the source or the store does not answer; the next refresh continues.
@@ -55,9 +48,8 @@ def handle_removed_partitions(
     removed = [key for key in registered if key not in listing.partitions and _may_be_removed(key, listing.partitions)]
     new = [key for key in removed if sources.get(key) not in (_REMOVED, _DELETED)]
     text = "The source does not list this partition."
-    report_events(
-        instance, context, list(chain.from_iterable(removed_partition(names, key, _REMOVED, text) for key in new))
-    )
+    events = (removed_partition(names, key, _REMOVED, text) for key in new)
+    report_events(instance, context, list(chain.from_iterable(events)))
     if removed:
         context.log.info(
             f"{counted(len(removed), 'partition')} removed from the source, {len(new):,} of them since the last report"

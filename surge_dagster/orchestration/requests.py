@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from typing import Any, Self
 
 import dagster as dg
@@ -48,6 +47,10 @@ class Undone:
     attempt: int
     due: datetime | None
 
+    @property
+    def is_due(self) -> bool:
+        return self.due is not None and self.due <= now()
+
     @classmethod
     def of(cls, record: dg.RunRecord) -> Self:
         """What a failed or canceled run left undone."""
@@ -61,9 +64,9 @@ def request_tags(
     names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued, attempt: int, settings: str
 ) -> dict[str, str]:
     """The tags of a run that is requested now; `settings` is their fingerprint."""
-    observed = instance.fetch_observations(names.source_partitions, limit=1).records
-    ids = [catalogued.embedding_ids.values(), catalogued.refusal_ids.values(), (one.storage_id for one in observed)]
-    newest = max(chain.from_iterable(ids), default=0)
+    changes = instance.fetch_observations(names.source_partitions, limit=1).records
+    ids = [*catalogued.embedding_ids.values(), *catalogued.refusal_ids.values(), *(each.storage_id for each in changes)]
+    newest = max(ids, default=0)
     return {_ATTEMPT_TAG: str(attempt), _SETTINGS_TAG: settings, _EVENT_TAG: str(newest)}
 
 
@@ -74,14 +77,7 @@ def find_undone(
     catalogued: Catalogued,
     settings: str,
 ) -> dict[str, Undone]:
-    """The partitions that were requested with these settings and that failed or canceled runs left undone.
-
-    Args:
-        names, instance: of the catalog, and where the runs are recorded.
-        needed: partition keys that need a run.
-        catalogued: what is on record.
-        settings: their fingerprint.
-    """
+    """The needed partitions that were requested with settings of this fingerprint and that their runs left undone."""
     filters = dg.RunsFilter(tags={_SETTINGS_TAG: settings}, statuses=_UNDONE, job_name=names.embed_job)
     newest: dict[str, Undone | None] = {}
     for record in _newest_first(instance, filters) if needed else ():
@@ -122,7 +118,7 @@ def request_for(
         before = Undone.of(record)
         if before.due is None:
             return dg.SkipReason(f"left alone after the canceled run {record.dagster_run.run_id}")
-        if before.due > now():
+        if not before.is_due:
             until = before.due.isoformat(sep=" ", timespec="seconds")
             return dg.SkipReason(f"waiting after a failure (attempt {before.attempt}) until {until}")
         attempt = before.attempt + 1
@@ -141,16 +137,11 @@ def now() -> datetime:
 
 
 def due_after(attempt: int, ended: float) -> datetime:
-    """When partitions may be requested again whose run ended then: 1, 2, 4 … minutes later, at most a day.
-
-    Args:
-        attempt: the number of the failed attempt, from 1.
-        ended: end of its run in seconds since 1970.
-    """
+    """When the next request is due after an attempt that ended then, in seconds since 1970: 1, 2, 4 … minutes later."""
     return datetime.fromtimestamp(ended, UTC) + min(_FIRST_WAIT * 2 ** min(attempt - 1, 20), _LONGEST_WAIT)
 
 
-def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone], at: datetime) -> tuple[int, list[str]]:
+def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone]) -> tuple[int, list[str]]:
     """The number of the attempt that is requested now, and its partitions.
 
     One request holds partitions of one attempt, the earliest first: new ones must not wait behind failing ones.
@@ -160,7 +151,7 @@ def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone], at: datetime
         before = undone.get(key)
         if before is None:
             by_attempt.setdefault(1, []).append(key)
-        elif before.due is not None and before.due <= at:
+        elif before.is_due:
             by_attempt.setdefault(before.attempt + 1, []).append(key)
     return min(by_attempt.items(), default=(1, []))
 

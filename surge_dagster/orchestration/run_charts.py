@@ -17,6 +17,7 @@ import dagster as dg
 
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.report import RunReport
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.timeline import Span, Timeline
 
 WIDTH, _HEIGHT = 760, 250
@@ -29,13 +30,7 @@ _BLUE, _PALE, _RED, _DARK, _GREY = "#2f6f9f", "#a9c6dc", "#b5403a", "#444", "#8a
 
 
 def run_charts(report: RunReport, timeline: Timeline, sizes: Counter[int]) -> dict[str, dg.MarkdownMetadataValue]:
-    """The charts by name, as metadata; none of a run that encoded nothing.
-
-    Args:
-        report: of the run.
-        timeline: of its SuperBatches.
-        sizes: its encoded partitions by the bits that their number of texts takes.
-    """
+    """The charts by name, as metadata; none of a run that encoded nothing."""
     charts: dict[str, dg.MarkdownMetadataValue] = {}
     if timeline.entries:
         charts["timeline"] = timeline_chart(timeline)
@@ -102,7 +97,6 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
     Args:
         sizes: partitions by the bits that their number of texts takes.
         break_even: n*, below which a partition alone would spend more on its encode call than on its texts.
-        b_min: the SuperBatches' least number of texts.
     """
     marks = [("n*", max(break_even, 0), _RED, RIGHT, "end"), ("B_min", b_min, _DARK, LEFT, "start")]
     all_bits = [*sizes, *(int(_bits(mark[1])) for mark in marks)]
@@ -125,11 +119,7 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
 
 
 def runs_chart(runs: Sequence[tuple[int, int]]) -> dg.MarkdownMetadataValue:
-    """Rows encoded and reused in each of the last runs, one on top of the other.
-
-    Args:
-        runs: rows that were encoded and rows that were reused, by run, the oldest first.
-    """
+    """Rows encoded and rows reused in each of the last runs, the oldest first, one on top of the other."""
     most, width = max(_FEWEST, *(1.1 * sum(rows) for rows in runs)), (RIGHT - LEFT) / len(runs)
     chart = _Svg("Rows of this run and of those before it: encoded, or reused because their text did not change")
     chart.vertical_axis(most)
@@ -143,9 +133,7 @@ def runs_chart(runs: Sequence[tuple[int, int]]) -> dg.MarkdownMetadataValue:
     chart.text(LEFT, 40, f"encoded (dark): {encoded:,} in this run", fill=_BLUE)
     chart.text(RIGHT, 40, f"reused (pale): {reused:,} in this run", anchor="end", fill=_GREY)
     if len(runs) > 1:
-        chart.text(
-            LEFT, _BOTTOM + 18, "the run before" if len(runs) == 2 else f"{len(runs) - 1} runs before", fill=_GREY
-        )
+        chart.text(LEFT, _BOTTOM + 18, f"{counted(len(runs) - 1, 'run')} before", fill=_GREY)
     chart.text(RIGHT, _BOTTOM + 18, "this run", anchor="end", fill=_GREY)
     return chart.metadata()
 
@@ -172,11 +160,7 @@ def _level(value: float, most: float) -> float:
 
 
 class _Svg:
-    """A document that is drawn into, of the size that all charts have.
-
-    Args:
-        title: above everything.
-    """
+    """A document that is drawn into, of the size that all charts have."""
 
     def __init__(self, title: str) -> None:
         self._parts = [
@@ -192,7 +176,6 @@ class _Svg:
             self.text(LEFT - 8, _level(tick, most) + 4, _short(tick), anchor="end", fill=_GREY)
 
     def text(self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, fill: str = "#222") -> None:
-        """Write at the baseline."""
         self._parts.append(
             f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">'
             f"{escape(text)}</text>"
@@ -209,7 +192,6 @@ class _Svg:
     def line(
         self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = "#ddd", dashed: bool = False, width: int = 1
     ) -> None:
-        """Draw a line."""
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
         self._parts.append(
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" '
@@ -217,7 +199,6 @@ class _Svg:
         )
 
     def dot(self, x: float, y: float, fill: str) -> None:
-        """Draw a point."""
         self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{fill}"/>')
 
     def metadata(self) -> dg.MarkdownMetadataValue:

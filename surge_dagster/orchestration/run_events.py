@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import dagster as dg
 
@@ -36,14 +34,11 @@ class _Embedding:
     adopted: bool
 
 
-class RunEvents:
-    """Reports one attempt to Dagster and enters failures in the outcome; use `with`, which stores the remaining events.
+class RunEvents(EventWriter[Event | _Embedding]):
+    """Reports one attempt to Dagster and enters failures in the outcome.
 
     Args:
-        names: of the catalog.
-        context: of the op that reports the events.
         catalogued: Dagster's records before the run.
-        outcome: of this attempt.
         grace_seconds: how long storing events may take when an error or an interrupt ends the attempt.
     """
 
@@ -55,9 +50,8 @@ class RunEvents:
         outcome: Outcome,
         grace_seconds: float,
     ) -> None:
+        super().__init__(context, self._store_batch, grace_seconds)
         self._names = names
-        self._context = context
-        self._catalogued = catalogued
         self._sources = dict(catalogued.sources)
         source, kind = names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
         self._source_ids = dict(context.instance.get_latest_storage_id_by_partition(source, kind))
@@ -68,34 +62,24 @@ class RunEvents:
         self._newest_superbatch = newest[0].storage_id if newest else 0
         self._newest_event = newest[0].asset_materialization if newest else None
         self._has_embedding = False
-        self._writer = EventWriter[Event | _Embedding](context, self._store, grace_seconds)
-
-    def __enter__(self) -> Self:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.__exit__(kind, error, trace)
 
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
         """Report a SuperBatch."""
-        self._writer.put(asset_events.superbatch(self._names, report, space))
+        self.put(asset_events.superbatch(self._names, report, space))
 
     def end_of_superbatches(self) -> None:
         """Report the attempt as a whole, with charts, if it encoded anything."""
         if self._outcome.report.superbatches:
-            self._writer.put(asset_events.whole_run(self._names, self._outcome, self._newest_event))
+            self.put(asset_events.whole_run(self._names, self._outcome, self._newest_event))
 
     def repeated(self, event: dg.AssetMaterialization) -> None:
         """Report the last event of a partition again, as that of this run; its versions stay what they are."""
         assert event.partition
         if event.partition in self._planned:
-            self._writer.put(Planned(self._names.embeddings, event.partition))
+            self.put(Planned(self._names.embeddings, event.partition))
         metadata = {**event.metadata, "reused": True}
         text = "The source does not list this partition; this is its last event once more."
-        self._writer.put(
+        self.put(
             dg.AssetMaterialization(
                 event.asset_key, description=text, partition=event.partition, metadata=metadata, tags=event.tags
             )
@@ -106,9 +90,9 @@ class RunEvents:
         self.unchanged(receipt)
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
-            self._writer.put(Planned(self._names.embeddings, partition_key))
+            self.put(Planned(self._names.embeddings, partition_key))
         # The first partition of a run appears immediately, before events of SuperBatches that were encoded after it.
-        self._writer.put(_Embedding(receipt, reused, adopted), immediately=not self._has_embedding)
+        self.put(_Embedding(receipt, reused, adopted), immediately=not self._has_embedding)
         self._has_embedding = True
 
     def unchanged(self, receipt: Receipt) -> None:
@@ -131,14 +115,13 @@ class RunEvents:
         partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
         if partition is None or self._sources.get(partition_key) == partition.source_version:
             return
-        changed = self._catalogued.replaces(partition_key, partition.source_version)
-        for event in asset_events.source_version(self._names, partition, changed=changed):
-            self._writer.put(event)
+        for event in asset_events.source_version(self._names, partition, changed=partition_key in self._sources):
+            self.put(event)
         self._sources[partition_key] = partition.source_version
 
     # In the writer's thread
 
-    def _store(self, batch: Sequence[Event | _Embedding]) -> None:
+    def _store_batch(self, batch: Sequence[Event | _Embedding]) -> None:
         instance = self._context.instance
         plain = [item for item in batch if not isinstance(item, _Embedding)]
         report_events(instance, self._context, plain)

@@ -29,13 +29,7 @@ _LOOK_SECONDS = 40.0
 
 
 def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int) -> list[list[str]]:
-    """Divide keys into stretches of about equal weight, in their order; little work makes fewer of them.
-
-    Args:
-        keys: partition keys to embed.
-        partitions: by partition key; these and perhaps more.
-        shards: how many stretches there are at most.
-    """
+    """Divide keys into at most so many stretches of about equal weight, in their order; little work makes fewer."""
     weights = [_weight(partitions[key]) for key in keys]
     total = sum(weights)
     count = min(shards, max(1, total // SHARD_BYTES), len(keys))
@@ -60,36 +54,34 @@ def refresh_requests(
     options: Mapping[str, Any],
     held: Held,
 ) -> list[dg.RunRequest]:
-    """Runs that bring the whole catalog up to date, except for partitions that active runs hold.
+    """At most `shards` runs that bring the whole catalog up to date, except for partitions that active runs hold.
 
     A single run covers everything and finds out itself what there is to do. Several runs, and one beside active runs,
-    name their partitions.
+    name their partitions. Where source or output cannot be read now, or not in time, or the settings mean no space of
+    the output, the single run tries again and fails if it cannot do better; its failure is alerted.
 
     Args:
-        names, instance: of the catalog, and where runs are recorded.
-        resources: of the catalog. Where source or output cannot be read now, or not in time, or the settings mean no
-            space of the output, the single run tries again and fails if it cannot do better; its failure is alerted.
-        shards: how many runs there are at most.
         options: config of the first run.
-        held: what active runs hold; there may be nothing else to do.
     """
     if held.keys is None:
         return []
-    space = None
+    space, stretches = None, list[list[str]]()
+    whole_catalog = not held.keys
     try:
         with _set_after(_LOOK_SECONDS) as over:
             store = resources.output.open().until(over)
-            space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)
-            if shards == 1 and not held.keys:
-                return [_everything(names, resources, space, options)]
-            listing = list_catalog(names, instance, resources.catalog)
-            todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
+            space = known_space(names, resources, store)
+            if shards > 1 or held.keys:
+                listing = list_catalog(names, instance, resources.catalog)
+                todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
+                keys = [key for key in listing.partitions if key in todo and key not in held]
+                stretches = cut(keys, listing.partitions, shards) if keys else []
+                whole_catalog &= len(stretches) < 2
     except (SurgeError, Cancelled):
-        return [_everything(names, resources, space, options)]
-    keys = [key for key in listing.partitions if key in todo and key not in held]
-    stretches = cut(keys, listing.partitions, shards) if keys else []
-    if len(stretches) < 2 and not held.keys:
-        return [_everything(names, resources, space, options)]
+        whole_catalog = True
+    if whole_catalog:
+        config = unattended_config(names.refresh_op, resources, space, options)
+        return [dg.RunRequest(run_key="everything", run_config=config)]
     return [
         dg.RunRequest(
             # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
@@ -114,13 +106,6 @@ def _set_after(seconds: float) -> Iterator[threading.Event]:
         yield over
     finally:
         timer.cancel()
-
-
-def _everything(
-    names: CatalogNames, resources: CatalogResources, space: Any, options: Mapping[str, Any]
-) -> dg.RunRequest:
-    config = unattended_config(names.refresh_op, resources, space, options)
-    return dg.RunRequest(run_key="everything", run_config=config)
 
 
 def _weight(partition: Partition) -> int:

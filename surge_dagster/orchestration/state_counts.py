@@ -6,8 +6,7 @@ Each partition is in one count. The observation is on the page of the asset, whe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping
 
 import dagster as dg
 
@@ -35,28 +34,26 @@ _TEXTS = {
 _CHANGED_BY_RUNS = ("up_to_date", "held")
 
 
-def count_states(
+def report_states(
+    names: CatalogNames,
+    instance: dg.DagsterInstance,
     listing: Listing,
     states: Mapping[str, str | None],
     held: Held,
     refused: Collection[str],
     undone: Mapping[str, Undone],
     unregistered: Collection[str],
-    now: datetime,
-) -> dict[str, int]:
-    """Count the partitions of a catalog by state; the first state that applies counts.
+) -> str:
+    """Count the partitions of a catalog by state, observe `embeddings` with the counts and return them as one line.
 
     Args:
-        listing: all of them.
         states: of files that are not fresh or not on record, by partition key.
-        held: what active runs hold.
         refused: partition keys whose content was refused as it is.
-        undone: partitions that earlier runs left undone.
         unregistered: partition keys that are left to the next ticks.
-        now: a partition that is due again counts as missing or stale.
     """
 
     def state_of(key: str) -> str:
+        """The first state that applies; a partition that is due again counts as missing or stale."""
         state, before = states[key], undone.get(key)
         if state in _OF_FILES:
             return _OF_FILES[state]
@@ -66,23 +63,29 @@ def count_states(
             return "held"
         if key in unregistered:
             return "unregistered"
-        if before is not None and before.due is None:
-            return "canceled"
-        if before is not None and before.due is not None and before.due > now:
-            return "waiting"
+        if before is not None and not before.is_due:
+            return "canceled" if before.due is None else "waiting"
         return "not_on_record" if state == "unknown" else str(state)
 
-    counts = Counter(map(state_of, states))
-    counts["up_to_date"] = len(listing.partitions) - len(states)
-    return {state: counts[state] for state in _TEXTS}
+    counted_states = Counter(map(state_of, states))
+    counted_states["up_to_date"] = len(listing.partitions) - len(states)
+    counts = {state: counted_states[state] for state in _TEXTS}
+    summary = _summary(counts, held, [each for key, each in undone.items() if key not in held])
+    # An active run changes some counts at any moment.
+    newest = instance.fetch_observations(names.embeddings, limit=1).records
+    metadata = event.metadata if newest and (event := newest[0].asset_observation) else {}
+    before = {state: metadata[state].value for state in counts if state in metadata}
+    ignored = _CHANGED_BY_RUNS if counts["held"] and before.get("held") else ()
+    if any(before.get(state) != count for state, count in counts.items() if state not in ignored):
+        report_events(instance, None, [dg.AssetObservation(names.embeddings, description=summary, metadata=counts)])
+    return summary
 
 
-def describe(counts: Mapping[str, int], held: Held, undone: Mapping[str, Undone], now: datetime) -> str:
+def _summary(counts: Mapping[str, int], held: Held, undone: Iterable[Undone]) -> str:
     """The counts in one line; those that are 0 are left out, except for the first."""
-    due = [(each.due, each.attempt) for key, each in undone.items() if each.due and each.due > now and key not in held]
     details = {"held": f" {held.by}"}
-    if due:
-        until, attempt = min(due)[0].isoformat(sep=" ", timespec="seconds"), max(attempt for _, attempt in due)
+    if waiting := [(each.due, each.attempt) for each in undone if each.due and not each.is_due]:
+        until, attempt = min(waiting)[0].isoformat(sep=" ", timespec="seconds"), max(each[1] for each in waiting)
         details["waiting"] = f" (attempt {attempt}), the next ones until {until}"
     parts = [
         f"{count:,} {_TEXTS[state]}{details.get(state, '')}"
@@ -90,13 +93,3 @@ def describe(counts: Mapping[str, int], held: Held, undone: Mapping[str, Undone]
         if count or state == "up_to_date"
     ]
     return f"{counted(sum(counts.values()), 'partition')}: {', '.join(parts)}"
-
-
-def report_counts(names: CatalogNames, instance: dg.DagsterInstance, counts: Mapping[str, int], summary: str) -> None:
-    """Observe `embeddings` with the counts, unless its newest observation has them; an active run changes some."""
-    newest = instance.fetch_observations(names.embeddings, limit=1).records
-    metadata = event.metadata if newest and (event := newest[0].asset_observation) else {}
-    before = {state: metadata[state].value for state in counts if state in metadata}
-    ignored = _CHANGED_BY_RUNS if counts["held"] and before.get("held") else ()
-    if any(before.get(state) != count for state, count in counts.items() if state not in ignored):
-        report_events(instance, None, [dg.AssetObservation(names.embeddings, description=summary, metadata=counts)])

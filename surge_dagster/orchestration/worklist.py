@@ -26,7 +26,7 @@ from surge_dagster.orchestration.partition_keys import (
     with_short_keys,
 )
 from surge_dagster.orchestration.read_back import read_back, unreadable
-from surge_dagster.orchestration.records import Catalogued, failed_on_record
+from surge_dagster.orchestration.records import Catalogued
 
 _RECORDS_PER_PAGE = 1_000
 # Tags that Dagster leaves out when an operator executes a run again as a whole.
@@ -55,7 +55,6 @@ def requested_partitions(
     """Look up what a run was launched for in the catalog.
 
     Args:
-        catalog: as it is now.
         registered: partition keys that Dagster has.
         partition_keys: what was launched, None for the whole catalog.
         is_typed: an operator named the keys, as in the catalog or as Dagster shows them, and may be mistaken.
@@ -85,7 +84,6 @@ class OnRecord:
     """What Dagster's records say before a run.
 
     Attributes:
-        catalogued: of the whole catalog.
         failed: partition keys that Dagster shows as failed.
         done: partition keys that earlier attempts at the same run have embedded, where the launch says `force`.
     """
@@ -94,21 +92,13 @@ class OnRecord:
     failed: set[str]
     done: set[str]
 
-    @classmethod
-    def read(
-        cls, names: CatalogNames, context: dg.OpExecutionContext, config: LaunchConfig, catalogued: Catalogued
-    ) -> OnRecord:
-        """Read what the records say for a run."""
-        done = _done_before(names, context) if config.force else set[str]()
-        return cls(catalogued, failed_on_record(names, context.instance), done)
-
     def shows(self, file: PublishedFile, source_version: str) -> bool:
         """Whether Dagster shows a file as materialized from this source version."""
         key = to_partition_key(file.facts.partition_key)
         return key not in self.failed and self.catalogued.knows(key, file.facts.desired_version, source_version)
 
 
-def _done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
+def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
     """Partition keys that earlier attempts at this run have embedded.
 
     Where a launch says `force`, the files do not show what the run has done already, and Dagster's records do. Attempts
@@ -168,13 +158,6 @@ def make_worklist(
 ) -> Worklist:
     """Sort the partitions of a run into fresh ones and ones that need work.
 
-    Args:
-        candidates: the partitions of the run.
-        outputs: the files of the space.
-        space: of the run.
-        config: what was selected at the launch.
-        record: what Dagster knows.
-
     Raises:
         StoreUnavailable: the store is down.
     """
@@ -196,9 +179,9 @@ def make_worklist(
             work.fresh.append(_receipt(outputs, file))
         else:
             unrecorded[partition.key] = partition, file
-    found = read_back([partition for partition, _ in unrecorded.values()], outputs.store, space)
+    differences = read_back([partition for partition, _ in unrecorded.values()], outputs.store, space)
     for key, (partition, file) in unrecorded.items():
-        match found[key]:
+        match differences[key]:
             case None:
                 work.adopted.append(_receipt(outputs, file))
             case Failure() as failure:

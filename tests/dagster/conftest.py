@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,7 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
+from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
@@ -42,9 +43,12 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
+from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
 from tests.dagster.dev_server import CHILD_PATH
@@ -99,7 +103,7 @@ class Ran:
         """Metadata of the event with the charts, after those of the SuperBatches; empty when there is none."""
         found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
         assert len(found) <= 1
-        return {name: value.value for event in found for name, value in event.metadata.items()}
+        return values_of(found[0]) if found else {}
 
     def _of_superbatches(self) -> list[dg.AssetMaterialization]:
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
@@ -166,6 +170,17 @@ class Workbench:
         """Write a partition; an existing one is replaced."""
         write_partition(self.catalog, key, numbered_rows(key, rows) if isinstance(rows, int) else rows, version=version)
 
+    def fill(self, keys: Iterable[str], rows: int = 3) -> None:
+        """Write partitions of so many rows each."""
+        for key in keys:
+            self.write(key, rows)
+
+    @property
+    def space(self) -> str:
+        """The name of the output's only space."""
+        [space] = list_spaces(open_store(self.output))
+        return space.name
+
     def file(self, key: str) -> Path:
         """A partition's output file, in any space."""
         [path] = self.output.glob(f"*/{key}.parquet")
@@ -173,30 +188,28 @@ class Workbench:
 
     def run(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> Ran:
         """Execute a job in this process."""
-        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-        result = self.definitions.resolve_job_def(job).execute_in_process(
-            instance=self.instance, run_config={**(config or {}), **quiet}, tags=dict(tags or {}), raise_on_error=False
-        )
-        return Ran(self.instance, result.run_id, result.success)
+        return execute(self.instance, self.definitions.resolve_job_def(job), config, tags)
 
     def materialize(
         self, config: Mapping[str, Any], tags: Mapping[str, str], asset: dg.AssetKey = NAMES.embeddings
     ) -> Ran:
         """Materialize an asset in this process, like the UI's button."""
-        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         job = self.definitions.resolve_implicit_global_asset_job_def()
-        result = job.execute_in_process(
-            instance=self.instance,
-            run_config={**config, **quiet},
-            tags=dict(tags),
-            raise_on_error=False,
-            asset_selection=[asset],
-        )
-        return Ran(self.instance, result.run_id, result.success)
+        return execute(self.instance, job, config, tags, asset_selection=[asset])
+
+    def run_downstream(self, *assets: dg.AssetsDefinition) -> Ran:
+        """Materialize assets that are after the catalog, in one run."""
+        job = dg.define_asset_job("downstream", selection=dg.AssetSelection.assets(*assets))
+        definitions = dg.Definitions.merge(self.definitions, dg.Definitions(assets=assets, jobs=[job]))
+        return execute(self.instance, definitions.resolve_job_def("downstream"))
 
     def refresh(self, **options: Any) -> Ran:
         """Launch `catalog_refresh` without a selection."""
         return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {})
+
+    def embed_keys(self, tags: Mapping[str, str] | None = None, **options: Any) -> Ran:
+        """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names them."""
+        return self.run("embed_partitions", {"ops": {"embeddings": {"config": options}}}, tags)
 
     def embed(self, first: str, last: str, *, backfill: str | None = None, **options: Any) -> Ran:
         """Launch a range of partitions of the asset, like the UI."""
@@ -205,11 +218,24 @@ class Workbench:
             tags["dagster/backfill"] = backfill
         return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
 
-    def tick(self) -> SensorExecutionData:
-        """Evaluate the sensor without launching runs."""
+    def tick(self, sensor: str = NAMES.sensor) -> SensorExecutionData:
+        """Evaluate a sensor without launching runs."""
         repository, resources = self.definitions.get_repository_def(), self.definitions.resources
         with dg.build_sensor_context(self.instance, repository_def=repository, resources=resources) as context:
-            return repository.get_sensor_def("new_partitions").evaluate_tick(context)
+            return repository.get_sensor_def(sensor).evaluate_tick(context)
+
+    def scheduled(self, name: str = NAMES.schedule) -> list[dg.RunRequest] | str:
+        """The runs that a schedule requests, or why it requests none."""
+        schedule = self.definitions.get_repository_def().get_schedule_def(name)
+        with dg.build_schedule_context(self.instance, resources=self.definitions.resources) as context:
+            ticked = schedule.evaluate_tick(context)
+        return list(ticked.run_requests or []) or ticked.skip_message or ""
+
+    def nightly(self) -> Ran:
+        """Execute the one run that the nightly schedule requests."""
+        [request] = self.scheduled()
+        assert isinstance(request, dg.RunRequest)
+        return self.run(NAMES.refresh_job, request.run_config, request.tags)
 
     def later(self, **time: float) -> SensorExecutionData:
         """Evaluate the sensor after some time (hours, minutes, …)."""
@@ -257,10 +283,44 @@ class Workbench:
         return run
 
 
-def stale_status(bench: Workbench, key: str) -> StaleStatus:
-    """What the UI says of a partition of `embeddings`; stale is "Unsynced" there."""
+def execute(
+    instance: dg.DagsterInstance,
+    job: dg.JobDefinition,
+    config: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    **how: Any,
+) -> Ran:
+    """Execute a job in this process, without a line on the console."""
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    result = job.execute_in_process(
+        instance=instance, run_config={**(config or {}), **quiet}, tags=dict(tags or {}), raise_on_error=False, **how
+    )
+    return Ran(instance, result.run_id, result.success)
+
+
+def run_op(bench: Workbench, op: dg.OpDefinition) -> Ran:
+    """A run of one op."""
+    return execute(bench.instance, job_of("job", op, ""))
+
+
+def stale_status(bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddings) -> StaleStatus:
+    """What the UI says of a partition of an asset; stale is "Unsynced" there."""
     graph, loading = bench.definitions.resolve_asset_graph(), LoadingContextForTest(bench.instance)
-    return CachingStaleStatusResolver(bench.instance, graph, loading).get_status(NAMES.embeddings, key)
+    return CachingStaleStatusResolver(bench.instance, graph, loading).get_status(asset, key)
+
+
+def shown(bench: Workbench) -> tuple[set[str], set[str]]:
+    """The partitions that Dagster shows as materialized and as failed."""
+    cached = get_and_update_asset_status_cache_value(bench.instance, NAMES.embeddings, NAMES.partitions)
+    assert cached is not None
+    failed = set(cached.deserialize_failed_partition_subsets(NAMES.partitions).get_partition_keys())
+    done = set(cached.deserialize_materialized_partition_subsets(NAMES.partitions).get_partition_keys())
+    return done - failed, failed
+
+
+def values_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str, Any]:
+    """The metadata of an event as plain values."""
+    return {name: value.value for name, value in event.metadata.items()}
 
 
 def origin_of(job_name: str) -> RemoteJobOrigin:
@@ -363,6 +423,7 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
         shutil.copytree(home, root / "home")
         with dg.DagsterInstance.from_config(str(root / "home")) as instance:
             made = Workbench(root, instance)
+            patch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
             patch.setattr("surge_dagster.orchestration.requests.now", lambda: datetime.now(UTC) + made.ahead)
             yield made
     _close_databases()

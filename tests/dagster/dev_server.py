@@ -29,6 +29,7 @@ CHILD_PATH = f"{HERE}{os.pathsep}{HERE / 'child_hooks'}"
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 _SELECTOR = {"repositoryLocationName": "surge", "repositoryName": "__repository__"}
 _MARK = "SURGE_TEST_SERVER"
+MARK = "SURGE_TEST_MARK"  # of other processes that tests start
 
 T = TypeVar("T")
 
@@ -160,11 +161,6 @@ class DevServer:
         answer = self.ask("mutation($i: String!) { stopSensor(id: $i) { __typename } }", i=state)["stopSensor"]
         assert answer["__typename"] == "StopSensorMutationResult", answer
 
-    def limit_pool(self, runs: int) -> None:
-        """Set the number of concurrent runs in the encoder's pool."""
-        query = 'mutation($n: Int!) { setConcurrencyLimit(concurrencyKey: "gpu", limit: $n) }'
-        assert self.ask(query, n=runs)["setConcurrencyLimit"]
-
     def keys_of_a_tick(self) -> list[str]:
         """Partitions that the sensor would request now; requests no run, and registers new keys as a tick does."""
         query = """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") {
@@ -275,7 +271,12 @@ class DevServer:
 
     def processes(self) -> list[psutil.Process]:
         """All living descendants of this server's process."""
-        return [process for process in psutil.process_iter() if _environment(process).get(_MARK) == str(self.folder)]
+        return processes_with(_MARK, str(self.folder))
+
+
+def processes_with(variable: str, value: str) -> list[psutil.Process]:
+    """Living processes whose environment has a variable with this value."""
+    return [process for process in psutil.process_iter() if _environment(process).get(variable) == value]
 
 
 @contextmanager
@@ -289,8 +290,14 @@ def dev_server(
         pool_limit: runs that encode concurrently.
         gated: whether encoders use the backend of `gated_backend`.
         code: the file of the code location, where it is not the project's own.
-        settings: variables of the project, without `SURGE_`.
+        settings: variables of the project, without `SURGE_`, besides the catalog, the output and a model.
     """
+    settings = {
+        "source": str(folder / "catalog"),
+        "output": str(folder / "output"),
+        "model": "hash://16",
+        **settings,
+    }
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)
     if code is not None:

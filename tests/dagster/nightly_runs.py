@@ -27,11 +27,10 @@ from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.orchestration.launch import keys_of
 from tests.dagster.conftest import NAMES, ROOT, Workbench
-from tests.dagster.dev_server import eventually
+from tests.dagster.dev_server import MARK, eventually, processes_with
 from tests.dagster.moving_catalog import MovingCatalog
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, Plan, always
 
-_MARK = "SURGE_TEST_MARK"
 _OUTPUT = f"s3://{BUCKET}/out"
 _DOWN = always(Fault("status", 503, {"Retry-After": "0"}))
 _CUT = always(Fault("reset_before"))
@@ -79,17 +78,11 @@ class Production:
         """The sensor, some hours later; returns the runs that it requests."""
         return list(self.bench.later(hours=hours).run_requests or [])
 
-    def nightly_run(self) -> list[dg.RunRequest]:
-        """The nightly schedule; returns the runs that it requests."""
-        schedule = self.bench.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
-        with dg.build_schedule_context(self.bench.instance, resources=self.bench.definitions.resources) as context:
-            return list(schedule.evaluate_tick(context).run_requests or [])
-
-    def look_for_lost_runs(self) -> None:
-        """The sensor that is on by itself."""
-        repository = self.bench.definitions.get_repository_def()
-        with dg.build_sensor_context(self.bench.instance, repository_def=repository) as context:
-            repository.get_sensor_def(NAMES.lost_runs_sensor).evaluate_tick(context)
+    def requested_tonight(self) -> list[dg.RunRequest]:
+        """The runs that the nightly schedule requests."""
+        requests = self.bench.scheduled()
+        assert not isinstance(requests, str), requests
+        return requests
 
     def execute(
         self,
@@ -152,7 +145,7 @@ class Production:
                 "DAGSTER_HOME": str(self.bench.root / "home"),
                 "PYTHONPATH": str(ROOT),
                 "TMPDIR": str(self.bench.root / "tmp"),
-                _MARK: str(self.bench.root),
+                MARK: str(self.bench.root),
             }
         )
 
@@ -217,14 +210,7 @@ class Production:
 
     def living(self) -> list[psutil.Process]:
         """Processes that runs have left behind."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_MARK) == str(self.bench.root) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_with(MARK, str(self.bench.root))
 
     def statuses(self) -> dict[str, set[str]]:
         """The partitions of `embeddings` as the UI gets them, from Dagster's own GraphQL schema."""

@@ -40,15 +40,6 @@ def status(bench: Workbench, run: dg.DagsterRun) -> str:
     return found.status.value
 
 
-def look_for_lost_runs(bench: Workbench) -> str:
-    """A tick of the sensor `lost_runs`."""
-    repository = bench.definitions.get_repository_def()
-    sensor = repository.get_sensor_def(NAMES.lost_runs_sensor)
-    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
-    with dg.build_sensor_context(bench.instance, repository_def=repository) as context:
-        return sensor.evaluate_tick(context).skip_message or ""
-
-
 def started(bench: Workbench, process: str, status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTED) -> dg.DagsterRun:
     """A run that a process of this machine executes, or executed."""
     run = bench.pretend_run(NAMES.refresh_job, status)
@@ -65,7 +56,9 @@ def test_run_whose_process_has_ended_holds_nothing_and_is_declared_failed(bench:
         ]
         process.kill()
     alive = started(bench, _process(os.getpid()))
-    assert "1 active run" in look_for_lost_runs(bench)
+    sensor = bench.definitions.get_repository_def().get_sensor_def(NAMES.lost_runs_sensor)
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    assert "1 active run" in (bench.tick(NAMES.lost_runs_sensor).skip_message or "")
     assert [status(bench, run) for run in (*gone, alive)] == ["FAILURE", "CANCELED", "STARTED"]
     assert requested(bench.tick()) == [], "the living one may touch everything"
     bench.instance.report_run_failed(alive)
@@ -74,7 +67,7 @@ def test_run_whose_process_has_ended_holds_nothing_and_is_declared_failed(bench:
 
 def test_process_with_a_reused_id_is_not_taken_for_the_earlier_one(bench: Workbench) -> None:
     before = started(bench, f"{os.getpid()}@1")
-    look_for_lost_runs(bench)
+    bench.tick(NAMES.lost_runs_sensor)
     assert status(bench, before) == "FAILURE"
 
 
@@ -90,9 +83,9 @@ def test_run_whose_living_process_the_system_hides_is_not_declared_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", refuse)
-        look_for_lost_runs(bench)
+        bench.tick(NAMES.lost_runs_sensor)
         assert status(bench, hidden) == "STARTED"
-    look_for_lost_runs(bench)
+    bench.tick(NAMES.lost_runs_sensor)
     assert status(bench, hidden) == "FAILURE"
 
 
@@ -100,15 +93,15 @@ def test_run_of_another_machine_is_not_declared_lost(bench: Workbench, monkeypat
     retry, other, untagged = (bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED) for _ in range(3))
     bench.instance.add_run_tags(retry.run_id, {PROCESS_TAG: f"the-run-before {_place()} 0@0"})  # Dagster copies tags
     bench.instance.add_run_tags(other.run_id, {PROCESS_TAG: f"{other.run_id} another-{_place()} 0@0"})
-    look_for_lost_runs(bench)
+    bench.tick(NAMES.lost_runs_sensor)
     assert [status(bench, run) for run in (retry, other, untagged)] == ["STARTED"] * 3
     container = started(bench, "0@0")
     launcher = SimpleNamespace(supports_check_run_worker_health=True)  # Dagster's run monitoring asks it
     with monkeypatch.context() as patch:
         patch.setattr(dg.DagsterInstance, "run_launcher", launcher)
-        look_for_lost_runs(bench)
+        bench.tick(NAMES.lost_runs_sensor)
         assert status(bench, container) == "STARTED"
-    look_for_lost_runs(bench)
+    bench.tick(NAMES.lost_runs_sensor)
     assert status(bench, container) == "FAILURE"
 
 
@@ -122,7 +115,7 @@ def test_run_of_another_machine_with_the_same_host_name_is_not_declared_lost(
         patch.setattr(active_runs_module, "_line", lambda path: other)
         patch.setattr(active_runs_module, "_namespace", lambda: namespace)
         elsewhere = started(bench, "0@0")
-    look_for_lost_runs(bench)
+    bench.tick(NAMES.lost_runs_sensor)
     assert status(bench, elsewhere) == "STARTED"
 
 
@@ -133,11 +126,11 @@ def test_run_of_a_check_or_switch_is_tagged_with_its_process(
     bench.write("a")
     seen: list[bool] = []
 
-    def known_space(*_: object, **__: object) -> None:
+    def existing_space(*_: object) -> None:
         [run] = bench.instance.get_runs()
         seen.append(run.tags.get(PROCESS_TAG) == process_tag(run.run_id, os.getpid()))
 
-    monkeypatch.setattr(f"surge_dagster.assets.{module}.known_space", known_space)
+    monkeypatch.setattr(f"surge_dagster.assets.{module}.existing_space", existing_space)
     bench.run(job)
     assert seen == [True]
 

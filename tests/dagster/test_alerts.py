@@ -206,8 +206,7 @@ def test_alert_of_a_real_server_is_posted_and_no_file_contains_the_url(listener:
     """Takes a minute, since the sensor ticks every 30 s. The listener answers with an error, which is logged."""
     listener.status = 500
     write_partition(tmp_path / "catalog", "bad", [("x", None)])
-    settings = {"source": str(tmp_path / "catalog"), "output": str(tmp_path / "output"), "model": "hash://16"}
-    with dev_server(tmp_path, alert_webhook=listener.url, **settings) as server:
+    with dev_server(tmp_path, alert_webhook=listener.url) as server:
         eventually("the first tick", lambda: ticks_of(server, NAMES.failure_alerts), seconds=90)
         run_id = server.launch(NAMES.refresh_job)
         assert server.finished(run_id) == "FAILURE"

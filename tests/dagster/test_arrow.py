@@ -15,8 +15,7 @@ from tests.small_catalogs import partition_folder
 
 def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format(bench: Workbench) -> None:
     bench.settings["format"] = "arrow"
-    for key in "ab":
-        bench.write(key)
+    bench.fill("ab")
     [ran] = bench.launch(bench.tick())
     assert ran.success and ran.metrics()["partitions_written"] == 2
     files = sorted(bench.output.glob("*/*.arrow"))

@@ -82,8 +82,7 @@ def test_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(be
 
 
 def test_partitions_of_a_canceled_run_are_left_alone_until_their_source_changes(bench: Workbench) -> None:
-    for key in "ab":
-        bench.write(key)
+    bench.fill("ab")
     [run] = bench.pretend(bench.tick(), STARTED)
     bench.instance.report_run_canceled(run)
     quiet = bench.later(days=2)
@@ -102,7 +101,7 @@ def test_partitions_of_a_canceled_run_that_the_sensor_did_not_request_are_reques
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_partition_that_changes_after_each_failure_waits_as_long(bench: Workbench) -> None:
+def test_partition_that_changes_after_each_failure_waits_as_long_as_others(bench: Workbench) -> None:
     attempts: list[str] = []
     waits: list[bool] = []
     for number in range(4):
@@ -146,14 +145,12 @@ def test_partition_does_not_wait_after_a_setting_changed(bench: Workbench, setti
 
 def test_new_partitions_are_requested_before_failing_ones(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
-    for key in "ab":
-        bench.write(key)
+    bench.fill("ab")
     found = bench.tick()
     assert requested(found) == [["a", "b"]]
     bench.pretend(found, FAILURE)
     bench.tick()
-    for key in "cd":
-        bench.write(key)
+    bench.fill("cd")
     found = bench.later(hours=1)
     assert requested(found) == [["c", "d"]]
     bench.pretend(found, STARTED)
@@ -176,7 +173,7 @@ def test_tick_reads_earlier_runs_in_pages_and_only_as_far_as_needed(
         bench.pretend(bench.tick(), FAILURE)
     monkeypatch.setattr(dg.DagsterInstance, "get_run_records", count)
     assert requested(bench.tick()) == [] and limits == [2, 2], "the third run is on the second page"
-    bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["a"]}}}})
+    bench.embed_keys(keys=["a"])
     limits.clear()
     assert requested(bench.tick()) == [] and limits == [2]
     bench.refresh()

@@ -30,6 +30,5 @@ def test_a_run_embeds_a_table_with_the_resource_of_dagster_gcp(bench: Workbench)
         )
     assert ran.success and fake.breaks == 0
     assert f"`{TABLE}`" in fake.queries[0]
-    [space] = [each.parent.name for each in bench.output.glob("*/space.json")]
     for key, rows in CATALOG.items():
-        assert_embedded(bench.output, space, key, rows)
+        assert_embedded(bench.output, bench.space, key, rows)

@@ -207,17 +207,6 @@ def test_alert_webhook_is_read_from_an_attribute(monkeypatch: pytest.MonkeyPatch
     assert "a_alerts_of_failed_runs" in sensors
 
 
-def test_check_cron_adds_a_schedule_of_the_checks() -> None:
-    repository = (
-        load(source="c", output="o", name="a", check_cron="0 5 * * 0", timezone="Europe/Berlin")
-        .build_defs(dg.ComponentTree.for_test().load_context)
-        .get_repository_def()
-    )
-    schedule = repository.get_schedule_def("a_scheduled_check")
-    assert (schedule.job_name, schedule.cron_schedule) == ("a_catalog_check", "0 5 * * 0")
-    assert schedule.execution_timezone == "Europe/Berlin"
-
-
 @pytest.mark.parametrize(
     ("attributes", "named"),
     [

@@ -21,15 +21,9 @@ from tests.small_catalogs import numbered_rows, write_partition
 CHECK = "table_matches_files"
 
 
-def hand_over(bench: Workbench, *assets: dg.AssetsDefinition) -> Ran:
-    """Execute the job of the tables, or another asset."""
-    definitions = bench.definitions
-    name = NAMES.hand_over_job
-    if assets:
-        name, job = "mine", dg.define_asset_job("mine", selection=dg.AssetSelection.assets(*assets))
-        definitions = dg.Definitions.merge(definitions, dg.Definitions(assets=assets, jobs=[job]))
-    result = definitions.resolve_job_def(name).execute_in_process(instance=bench.instance, raise_on_error=False)
-    return Ran(bench.instance, result.run_id, result.success)
+def hand_over(bench: Workbench) -> Ran:
+    """Execute the job of the tables."""
+    return bench.run(NAMES.hand_over_job)
 
 
 @pytest.fixture
@@ -41,8 +35,7 @@ def table(bench: Workbench) -> LanceTable:
 
 
 def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Workbench, table: LanceTable) -> None:
-    for key in ("a", "b, 50%"):
-        bench.write(key, 3)
+    bench.fill(("a", "b, 50%"), 3)
     assert bench.refresh().success
     ran = hand_over(bench)
     assert ran.success and table.counts() == {"a": 3, "b, 50%": 3}
@@ -128,7 +121,7 @@ def test_hand_over_is_requested_after_runs_that_embed_until_it_has_succeeded(
     assert attempts() == [], "an operator canceled it"
 
 
-def test_asset_gets_what_it_has_not_confirmed(bench: Workbench) -> None:
+def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> None:
     came: list[tuple[str, str]] = []
     confirms = True
 
@@ -140,13 +133,13 @@ def test_asset_gets_what_it_has_not_confirmed(bench: Workbench) -> None:
         if confirms:
             changes.confirm()
 
-    assert "holds no embeddings" in hand_over(bench, search_index).failure()
+    assert "holds no embeddings" in bench.run_downstream(search_index).failure()
     bench.write("a", 2)
     assert bench.refresh().success
     confirms = False
-    assert hand_over(bench, search_index).success
+    assert bench.run_downstream(search_index).success
     confirms = True
-    assert hand_over(bench, search_index).success and hand_over(bench, search_index).success
+    assert bench.run_downstream(search_index).success and bench.run_downstream(search_index).success
     assert came == [("clear", None), ("add", "id-0"), ("add", "id-1")] * 2
     assert list(changes(bench.output, "search_index")) == []
 

@@ -11,7 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from surge_dagster import Embeddings
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
-from tests.dagster.conftest import NAMES, Ran, Workbench
+from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
 from tests.spaces import KEYS, Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
@@ -32,16 +32,6 @@ def switch(bench: Workbench, space: str | None = None) -> Ran:
     return bench.run(NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}})
 
 
-def read_by(bench: Workbench, *assets: dg.AssetsDefinition) -> None:
-    """Materialize assets that are after the catalog, in one run."""
-    job = dg.define_asset_job("downstream", selection=list(assets))
-    definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(assets=assets, jobs=[job]))
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    assert (
-        definitions.resolve_job_def("downstream").execute_in_process(instance=bench.instance, run_config=quiet).success
-    )
-
-
 def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workbench, made: Spaces) -> None:
     first, second = made.of("hash://16").name, made.of("hash://24").name
     seen: list[Any] = []
@@ -56,16 +46,16 @@ def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workb
     def report_of_the_pointer(embeddings: Embeddings) -> None:
         seen.append((embeddings.space.name, embeddings.keys()))
 
-    read_by(bench, report, report_of_the_pointer)
+    assert bench.run_downstream(report, report_of_the_pointer).success
     ran = switch(bench)
     assert ran.success
-    read_by(bench, report, report_of_the_pointer)
+    assert bench.run_downstream(report, report_of_the_pointer).success
     assert seen == [(first, list(KEYS))] * 2 + [(second, list(KEYS))] * 2
     event = ran.materialized(NAMES.current_space)[None]
     assert event.description and event.description.startswith(
         f"hash-24, 24 float32 ({second}) is now the current space"
     )
-    metrics: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
+    metrics: dict[str, Any] = values_of(event)
     assert (metrics["space"], metrics["previous_space"], metrics["partitions"]) == (second, first, len(KEYS))
     assert (event.tags or {})["dagster/data_version"] == second
     assert switch(bench, metrics["previous_space"]).success
@@ -87,10 +77,10 @@ def test_asset_is_executed_by_nothing_and_what_depends_on_it_is_stale_after_a_sw
         return CachingStaleStatusResolver(bench.instance, graph, loading).get_status(report.key)
 
     assert switch(bench, made.of("hash://16").name).success
-    read_by(bench, report)
+    assert bench.run_downstream(report).success
     assert status() is StaleStatus.FRESH
     assert switch(bench).success and status() is StaleStatus.STALE
-    read_by(bench, report)
+    assert bench.run_downstream(report).success
     assert status() is StaleStatus.FRESH
 
 
@@ -120,8 +110,8 @@ def test_run_keeps_its_space_when_another_becomes_current(bench: Workbench, made
     def late(embeddings: Embeddings) -> None:
         seen.append(embeddings.space.name)
 
-    read_by(bench, early, late)
-    read_by(bench, late)
+    assert bench.run_downstream(early, late).success
+    assert bench.run_downstream(late).success
     assert seen == [first, first, second]
 
 

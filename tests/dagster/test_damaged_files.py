@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 import pytest
 
@@ -9,8 +11,8 @@ from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import read_back
 from surge_dagster.orchestration.records import failed_on_record
-from tests.dagster.conftest import NAMES, Workbench, requested
-from tests.dagster.test_failures import damage_when_published, shown
+from tests.dagster.conftest import NAMES, Workbench, requested, shown
+from tests.dagster.test_failures import damage_when_published
 
 
 def test_partition_with_damaged_footer_fails_and_is_encoded_again(
@@ -33,8 +35,7 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
 
 
 def test_file_that_is_not_on_record_and_damaged_is_encoded_again(bench: Workbench) -> None:
-    for key in "ab":
-        bench.write(key, 50)
+    bench.fill("ab", 50)
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
     with bench.file("b").open("r+b") as file:  # bytes of a page, whose checksum tells
@@ -49,7 +50,6 @@ def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("a", 50)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     damage_when_published(bench, monkeypatch, "a", times=1)
     ran = bench.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
@@ -65,7 +65,6 @@ def test_file_that_stays_damaged_after_the_last_attempt_fails_the_run(
     bench.write("b")
     assert bench.refresh().success
     bench.write("a", version="v2")
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     damage_when_published(bench, monkeypatch, "a", times=1)
     ran = bench.refresh(select="stale")
     assert not ran.success and [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["a"]
@@ -76,16 +75,16 @@ def test_file_that_stays_damaged_after_the_last_attempt_fails_the_run(
 def test_damaged_file_on_record_is_encoded_again_by_any_run_that_selects_it(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key in "ab":
-        bench.write(key, 50)
+    bench.fill("ab", 50)
     bench.refresh()
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
     with monkeypatch.context() as patch:
         damage_when_published(bench, patch, "ab")
         assert not bench.refresh(force=True).success
     assert shown(bench) == (set(), {"a", "b"})
-    for launched in ({"keys": ["a"], "select": "missing"}, {"select": "failed"}):
-        ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": launched}}})
+    launches: list[dict[str, Any]] = [{"keys": ["a"], "select": "missing"}, {"select": "failed"}]
+    for launched in launches:
+        ran = bench.embed_keys(**launched)
         assert ran.success and ran.metrics()["texts_encoded"] == 50
     assert shown(bench) == ({"a", "b"}, set())
 
@@ -124,8 +123,7 @@ def test_store_that_is_down_is_tried_once_and_not_for_each_partition(
         reads.append(partition.key)
         raise StoreUnavailable("the store is down")
 
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     assert bench.refresh().success
     bench.instance.wipe_assets([NAMES.embeddings])
     with monkeypatch.context() as patch:

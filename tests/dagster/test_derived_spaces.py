@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-from dagster._core.loader import LoadingContextForTest
+from dagster._core.definitions.data_version import StaleStatus
 
-from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.spaces import KEYS, Spaces
 
 INT8, SHORT = NAMES.derived("int8"), NAMES.derived("float32_8")
@@ -28,12 +27,7 @@ def test_job_derives_what_is_stale_and_reports_each_file(bench: Workbench, made:
     assert list(ran.materialized(INT8)) == list(ran.materialized(SHORT)) == list(KEYS)
     space = str(ran.materialized(INT8)["a"].metadata["space"].value)
     assert space.startswith("hash-16-int8-16-")
-    resolver = CachingStaleStatusResolver(
-        bench.instance,
-        bench.definitions.resolve_asset_graph(),
-        LoadingContextForTest(bench.instance),
-    )
-    assert resolver.get_status(INT8, "a") == StaleStatus.FRESH
+    assert stale_status(bench, "a", INT8) == StaleStatus.FRESH
     assert not bench.run(NAMES.derive_job).materialized(INT8)
     (made.root / "output" / space / "b.parquet").unlink()
     assert list(bench.run(NAMES.derive_job).materialized(INT8)) == ["b"]

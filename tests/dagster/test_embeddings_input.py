@@ -14,7 +14,7 @@ from surge_dagster import Embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.engine.output.current_space import write_current
 from surge_dagster.resources import OutputStore
-from tests.dagster.conftest import NAMES, Ran, Workbench
+from tests.dagster.conftest import NAMES, Ran, Workbench, execute
 from tests.spaces import Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
@@ -64,13 +64,7 @@ class Downstream:
         if resources:
             given = {**(definitions.resources or {}), **resources}
             definitions = dg.Definitions(assets=definitions.assets, jobs=[job], resources=given)
-        result = definitions.resolve_job_def("downstream").execute_in_process(
-            instance=self._bench.instance,
-            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-            tags=tags or {},
-            raise_on_error=False,
-        )
-        return Ran(self._bench.instance, result.run_id, result.success)
+        return execute(self._bench.instance, definitions.resolve_job_def("downstream"), tags=tags)
 
 
 def span(first: str, last: str) -> dict[str, str]:
@@ -80,8 +74,7 @@ def span(first: str, last: str) -> dict[str, str]:
 @pytest.fixture
 def embedded(bench: Workbench) -> Workbench:
     """Three partitions of two rows, embedded; one has a key that Dagster does not take as it is."""
-    for key in ("a", "b, 50%", "c"):
-        bench.write(key, 2)
+    bench.fill(("a", "b, 50%", "c"), 2)
     assert bench.refresh().success
     return bench
 
@@ -136,6 +129,8 @@ def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every
 
 def test_current_space_is_loaded_unless_another_is_named(bench: Workbench, three_spaces: Spaces) -> None:
     """Whatever the settings mean; where none is current none is chosen."""
+    nothing = Downstream(bench).run()
+    assert not nothing.success and "holds no embeddings" in nothing.failure()
     made = three_spaces.copy_to(bench.root)
     first, second, _ = made.names()
     bench.settings["model"] = "hash://8"
@@ -148,16 +143,6 @@ def test_current_space_is_loaded_unless_another_is_named(bench: Workbench, three
     output = OutputStore(url=str(bench.output), include_text=True)
     assert downstream.run(embeddings_input=EmbeddingsInput(output=output, space=first)).success
     assert downstream.given == [second, first]
-
-
-def test_readers_keep_their_space_when_the_settings_name_another_model(bench: Workbench, three_spaces: Spaces) -> None:
-    nothing = Downstream(bench).run()
-    assert not nothing.success and "holds no embeddings" in nothing.failure()
-    made = three_spaces.copy_to(bench.root, ("hash://16",))
-    bench.settings["model"] = "hash://24"
-    downstream = Downstream(bench, Embeddings, seen=lambda given: given.space.name)
-    assert downstream.run().success
-    assert downstream.given == [made.of("hash://16").name]
 
 
 def test_unsupported_input_type_and_unusable_output_are_refused(bench: Workbench) -> None:
@@ -174,5 +159,5 @@ def test_unsupported_input_type_and_unusable_output_are_refused(bench: Workbench
     assert not written.success and "which only reads" in written.failure()
 
 
-def test_its_output_may_be_configured_at_launch() -> None:
+def test_output_of_the_input_manager_may_be_configured_at_launch() -> None:
     EmbeddingsInput(output=OutputStore.configure_at_launch())  # pyright: ignore[reportCallIssue, reportArgumentType]

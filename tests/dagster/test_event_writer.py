@@ -12,8 +12,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.orchestration import events as events_module
 from surge_dagster.orchestration.events import BATCH_EVENTS, EventWriter
 from surge_dagster.orchestration.run_events import RunEvents
-from tests.dagster.conftest import Workbench
-from tests.dagster.test_events import execute
+from tests.dagster.conftest import Workbench, run_op
 from tests.signals import interrupted_in_another_thread
 
 Store = Callable[[Sequence[int]], None]
@@ -44,7 +43,7 @@ def test_publishing_and_storing_its_events_share_one_grace_time(
         yield
 
     def watched(events: RunEvents, *arguments: object) -> None:
-        given.append(events._writer._grace_seconds)
+        given.append(events._grace_seconds)
         leave(events, *arguments)  # pyright: ignore[reportArgumentType]
 
     leave = RunEvents.__exit__
@@ -73,7 +72,7 @@ def test_signal_in_another_thread_interrupts_a_step_that_waits_for_the_event_log
             closing.set()
         opened.set()
 
-    assert execute(bench, work).success
+    assert run_op(bench, work).success
 
 
 @pytest.mark.timeout(60)
@@ -87,7 +86,7 @@ def test_stopped_step_waits_for_events_no_longer_than_its_grace_time(bench: Work
             raise KeyboardInterrupt
 
     try:
-        assert not execute(bench, work).success
+        assert not run_op(bench, work).success
     finally:
         opened.set()
     [run] = bench.instance.get_runs()
@@ -107,7 +106,7 @@ def test_step_stores_everything_it_has_queued_in_order(bench: Workbench, end: ty
             if end is not None:
                 raise end
 
-    assert execute(bench, work).success is (end is None)
+    assert run_op(bench, work).success is (end is None)
     assert stored == list(range(2 * BATCH_EVENTS + 500))
 
 
@@ -126,13 +125,13 @@ def test_batch_ends_with_an_item_that_is_stored_immediately(bench: Workbench) ->
                 events.put(number, immediately=number == 4)
             first.set()
 
-    assert execute(bench, work).success
+    assert run_op(bench, work).success
     assert any(batch[-1] == 4 for batch in batches) and [number for batch in batches for number in batch] == list(
         range(10)
     )
 
 
-def test_step_that_is_faster_than_the_event_log_waits_for_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_waits_for_a_slow_event_log(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, queued, stored = threading.Event(), [0], list[int]()
     monkeypatch.setattr(events_module, "_WAITING_EVENTS", 600)
     seen: list[int] = []
@@ -155,5 +154,5 @@ def test_step_that_is_faster_than_the_event_log_waits_for_it(bench: Workbench, m
             opened.set()
             thread.join()
 
-    assert execute(bench, work).success
+    assert run_op(bench, work).success
     assert seen[0] <= 600 + BATCH_EVENTS and stored == list(range(5_000))

@@ -29,9 +29,7 @@ from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_ke
 from surge_dagster.orchestration.records import read_catalogued
 from surge_dagster.orchestration.refresh import Refresh
 from surge_dagster.orchestration.run_events import RunEvents
-from tests.dagster.conftest import NAMES, ROOT, Workbench
-from tests.dagster.test_failures import shown
-from tests.dagster.test_runs import stale_status
+from tests.dagster.conftest import NAMES, ROOT, Workbench, run_op, shown, stale_status, values_of
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder
 
 MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
@@ -39,17 +37,6 @@ _SHOWN = """{ assetNodeOrError(assetKey: {path: ["%s"]}) { ... on AssetNode {
     partitionStats { numPartitions numMaterialized }
     assetMaterializations(limit: 1000) { timestamp partition metadataEntries { label ... on TextMetadataEntry { text }
         ... on IntMetadataEntry { intValue } ... on BoolMetadataEntry { boolValue } } } } } }"""
-
-
-def execute(bench: Workbench, work: dg.OpDefinition) -> dg.ExecuteInProcessResult:
-    """A run of one op."""
-
-    @dg.job(executor_def=dg.in_process_executor)
-    def job() -> None:
-        work()
-
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    return job.execute_in_process(instance=bench.instance, run_config=quiet, raise_on_error=False)
 
 
 def ids_of(bench: Workbench, asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, int]:
@@ -84,8 +71,7 @@ def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
 
 def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) -> None:
     keys = [f"p{number}" for number in range(12)]
-    for key in keys:
-        recorded.write(key, 10)
+    recorded.fill(keys, 10)
     recorded.write("p2", 400)  # in several SuperBatches, and put together while others are published
     recorded.settings |= {"b_min": 30, "b_max": 50}
     assert recorded.refresh().success
@@ -107,23 +93,12 @@ def test_making_an_event_does_not_walk_over_the_superbatches_of_the_run(bench: W
         records = read_catalogued(NAMES, bench.instance)
         events = RunEvents(NAMES, context, records, Outcome.after(None, 0.2), 1)
         events._superbatch_ids = Ids({0: 7, 1: 8})
-        events._store([run_events._Embedding(receipt, False, False) for receipt in receipts])
+        events._store_batch([run_events._Embedding(receipt, False, False) for receipt in receipts])
 
-    assert execute(bench, work).success
+    assert run_op(bench, work).success
     stored = bench.instance.fetch_materializations(NAMES.embeddings, limit=9).records
     tags = [record.asset_materialization.tags for record in stored if record.asset_materialization]
     assert [tag["dagster/input_event_pointer/superbatches"] for tag in tags if tag] == ["8", "7"]
-
-
-def test_partition_is_shown_as_failed_on_every_storage_until_a_run_has_fixed_it(recorded: Workbench) -> None:
-    for key in "abc":
-        recorded.write(key)
-    recorded.write("b", [("x", "fine"), ("y", None)])
-    assert not recorded.refresh().success
-    assert shown(recorded) == ({"a", "c"}, {"b"})
-    recorded.write("b", version="v2")
-    assert recorded.refresh().materialized().keys() == {"b"}
-    assert shown(recorded) == ({"a", "b", "c"}, set())
 
 
 def events_of_every_kind() -> list[Event]:
@@ -193,8 +168,8 @@ def test_events_read_back_the_same_in_batches_and_event_by_event(recorded: Workb
         for event in events_of_every_kind():
             context.log_event(event)
 
-    batched = as_read(recorded, execute(recorded, in_batches).run_id)
-    single = as_read(recorded, execute(recorded, one_by_one).run_id)
+    batched = as_read(recorded, run_op(recorded, in_batches).run_id)
+    single = as_read(recorded, run_op(recorded, one_by_one).run_id)
     assert batched["events"] == len(batched[f"{NAMES.embeddings} materializations"]) * 4 == 20
     for name, read in batched.items():
         if name.endswith((" log", " materializations", " observations", " latest", " record")):
@@ -252,15 +227,14 @@ def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
         context.instance.add_event_listener(context.run_id, heard.append)
         report_events(context.instance, context, events_of_every_kind())
 
-    assert execute(bench, work).success
+    assert run_op(bench, work).success
     assert len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key]) == 20
 
 
 def test_run_leaves_a_complete_record_where_an_operator_turned_batches_off(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", "0")
     assert bench.refresh().success
     assert_complete_record(bench, "abc")
@@ -272,7 +246,7 @@ def assert_event_describes_its_file(
     """Every value of a partition's event is that of its file, and its lineage that of the run which made it."""
     file = bench.file(key)
     facts = assert_embedded(bench.output, file.parent.name, key, rows)
-    reported = {name: value.value for name, value in event.metadata.items()}
+    reported = values_of(event)
     of_run = {name: reported.pop(name) for name in ("superbatch", "texts_per_second") if name in reported}
     assert len(of_run) == (0 if adopted else 2), "an adopted file does not record how it was encoded"
     assert reported == {
@@ -334,9 +308,7 @@ def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(reco
 def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adopts(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key in "abc":
-        bench.write(key, 4)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    bench.fill("abc", 4)
     refusals = iter([True])
 
     def refuse_once(
@@ -380,8 +352,7 @@ def test_adopted_partition_points_at_the_event_of_the_version_that_it_was_made_f
 
 
 def test_source_partitions_show_their_version_their_rows_and_whether_they_were_removed(bench: Workbench) -> None:
-    for key in "abc":
-        bench.write(key, 4)
+    bench.fill("abc", 4)
     bench.launch(bench.tick())
     bench.write("a", 7, version="v2")
     shutil.rmtree(partition_folder(bench.catalog, "b"))
@@ -398,37 +369,6 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     assert found["b"] == {"key": "b", "source_version": "removed", "removed": True, "removal": removal}
     assert found["c"] == {**of_all, "key": "c"}
     assert [stale_status(bench, key).name for key in "abc"] == ["STALE", "STALE", "FRESH"]
-
-
-@pytest.mark.parametrize("changed", [False, True])
-def test_records_of_an_earlier_release_are_completed_without_embedding_anything(
-    bench: Workbench, changed: bool
-) -> None:
-    """It observed each source version and materialized none."""
-    for key in "ab":
-        bench.write(key)
-    ran = bench.refresh()
-    bench.instance.wipe_assets([NAMES.source_partitions, NAMES.embeddings])
-    tags = {DATA_VERSION_TAG: "v1"}
-    for key, event in ran.materialized().items():
-        bench.instance.report_runless_asset_event(
-            dg.AssetObservation(NAMES.source_partitions, partition=key, tags=tags)
-        )
-        pointer = ids_of(bench, NAMES.source_partitions, OBSERVATION)[str(key)]
-        known = {**(event.tags or {}), "dagster/input_event_pointer/source_partitions": str(pointer)}
-        bench.instance.report_runless_asset_event(dg.AssetMaterialization(NAMES.embeddings, partition=key, tags=known))
-    if changed:  # between the last run of that release and the first tick of this one
-        bench.write("b", version="v2")
-        assert not bench.tick().run_requests and bench.sources() == {"a": "v1", "b": "v2"}
-        assert [stale_status(bench, key).name for key in "ab"] == ["FRESH", "STALE"]
-        return
-    assert not bench.tick().run_requests and bench.sources() == {"a": "v1", "b": "v1"}
-    again = bench.refresh()
-    assert again.materialized() == {} and again.sources() == {}
-    assert [stale_status(bench, key).name for key in "ab"] == ["FRESH", "FRESH"]
-    bench.write("b", version="v2")
-    bench.tick()
-    assert [stale_status(bench, key).name for key in "ab"] == ["FRESH", "STALE"]
 
 
 def test_events_of_a_batch_have_times_of_their_own(bench: Workbench) -> None:

@@ -13,7 +13,6 @@ import pytest
 from dagster._core.execution.context.system import IPlanContext
 from dagster._core.execution.retries import RetryMode
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -24,18 +23,9 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import active_runs
 from surge_dagster.orchestration.failures import table_of_failures
 from surge_dagster.orchestration.outcome import Outcome
-from tests.dagster.conftest import NAMES, Workbench, requested, when_footers_are_checked
+from tests.dagster.conftest import NAMES, Workbench, requested, shown, when_footers_are_checked
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
-
-
-def shown(bench: Workbench) -> tuple[set[str], set[str]]:
-    """The partitions that Dagster shows as materialized and as failed."""
-    cached = get_and_update_asset_status_cache_value(bench.instance, NAMES.embeddings, NAMES.partitions)
-    assert cached is not None
-    failed = set(cached.deserialize_failed_partition_subsets(NAMES.partitions).get_partition_keys())
-    done = set(cached.deserialize_materialized_partition_subsets(NAMES.partitions).get_partition_keys())
-    return done - failed, failed
 
 
 def damage(path: Path) -> None:
@@ -60,8 +50,7 @@ def damage_when_published(
 
 @pytest.mark.parametrize("launched", ["catalog_refresh", "a range"])
 def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench, launched: str) -> None:
-    for key in ("a", "b", "z"):
-        bench.write(key)
+    bench.fill(("a", "b", "z"))
     bench.write("bad", NULL_TEXT)
     bench.instance.add_dynamic_partitions("catalog", ["a", "b", "bad", "z"])
     ran = bench.refresh() if launched == "catalog_refresh" else bench.embed("a", "z")
@@ -80,8 +69,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
 
 
 def test_only_failed_partitions_are_shown_as_failed_until_they_are_fixed(bench: Workbench) -> None:
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     bench.refresh()
     bench.write("b", NULL_TEXT, version="v2")
     assert not bench.embed("a", "c").success
@@ -121,8 +109,7 @@ def test_last_materialization_attempt_is_the_run_that_fixed_the_partition(
 def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_again(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key in "ab":
-        bench.write(key)
+    bench.fill("ab")
     bench.refresh()
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
     unreadable, opened = bench.file("a"), os.open
@@ -144,8 +131,7 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
 
 
 def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(bench: Workbench) -> None:
-    for key in "ab":
-        bench.write(key)
+    bench.fill("ab")
     bench.refresh()
     bench.file("b").unlink()
     folder, away = bench.catalog / "partition=b", bench.root / "away"
@@ -184,8 +170,7 @@ def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
 
 def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
     """`%FF` is no text, and another one is a key of the catalog, whose partition has another name in Dagster."""
-    for key in ("a", "%FE", "b"):
-        bench.write(key)
+    bench.fill(("a", "%FE", "b"))
     unknown = ["%FF", "", "50%"]
     bench.instance.add_dynamic_partitions("catalog", ["a", *unknown, "%25FE", "%FE", "b"])
     ran = bench.embed("a", "b")
@@ -207,7 +192,6 @@ def test_failed_encoder_is_retried_and_published_files_are_kept(bench: Workbench
     bench.write("b", [("x", f"break before {gate}")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GATED_DEVICE", str(gate))
-        patch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
         ran = bench.refresh()
     assert not ran.success
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
@@ -223,7 +207,6 @@ def test_only_a_source_that_changed_while_it_was_read_is_retried(
 ) -> None:
     bench.write("a")
     bench.write("moving", 5)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     listed = FolderCatalog.__iter__
     listings: list[int] = []
 
@@ -283,7 +266,6 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
 
     bench.write("a")
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
-    monkeypatch.setattr(embeddings, "_RETRY_SECONDS", 0)
     monkeypatch.setattr(EncoderPool, "start", fail)
     if launched == "a job that retries nothing":  # by its run config, which a run in this process does not heed
         monkeypatch.setattr(IPlanContext, "retry_mode", RetryMode.DISABLED)

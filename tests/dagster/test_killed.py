@@ -14,21 +14,14 @@ import psutil
 import pytest
 
 from tests.dagster.conftest import ROOT, Workbench, requested
-from tests.dagster.dev_server import eventually
+from tests.dagster.dev_server import MARK, eventually, processes_with
 
 PARTITIONS, ROWS = 20, 10
 
 
-def living(mark: str) -> list[psutil.Process]:
-    """Processes, zombies aside, whose environment carries a mark."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("SURGE_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+def living(bench: Workbench) -> list[psutil.Process]:
+    """Processes that a test has started and that have not ended."""
+    return processes_with(MARK, str(bench.root))
 
 
 INSTANTS = sorted(random.Random(7).sample(range(1, PARTITIONS + 1), 3))
@@ -39,11 +32,11 @@ INSTANTS = sorted(random.Random(7).sample(range(1, PARTITIONS + 1), 3))
 def test_run_killed_at_a_random_instant_is_completed_by_the_next_one(bench: Workbench, instant: int) -> None:
     for number in range(PARTITIONS):
         bench.write(f"p{number:02}", ROWS)
-    environment = os.environ | {"DAGSTER_HOME": str(bench.root / "home"), "SURGE_TEST_MARK": str(bench.root)}
+    environment = os.environ | {"DAGSTER_HOME": str(bench.root / "home"), MARK: str(bench.root)}
     command = [sys.executable, "-m", "tests.dagster.killed_refresh", bench.catalog, bench.output, str(instant)]
     killed = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    eventually("the end of the encoder's processes", lambda: not living(str(bench.root)), seconds=20)
+    eventually("the end of the encoder's processes", lambda: not living(bench), seconds=20)
 
     on_disk = {path.stem: path.stat().st_mtime_ns for path in bench.output.glob("*/p*.parquet")}
     assert len(on_disk) >= instant
@@ -70,7 +63,7 @@ def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Wor
     )
     environment = os.environ | {
         "DAGSTER_HOME": str(bench.root / "home"),
-        "SURGE_TEST_MARK": str(bench.root),
+        MARK: str(bench.root),
         "SURGE_SOURCE": str(bench.catalog),
         "SURGE_OUTPUT": str(bench.output),
         "SURGE_MODEL": "hash://16",
@@ -78,11 +71,11 @@ def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Wor
     }
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=ROOT)
     workers = "surge_dagster.engine.encoder.worker.main"
-    eventually("a worker", lambda: any(workers in p.cmdline() for p in living(str(bench.root))))
+    eventually("a worker", lambda: any(workers in p.cmdline() for p in living(bench)))
     eventually("the space, which a run makes when it begins", lambda: list(bench.output.glob("*/space.json")))
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
-    eventually("the end of the encoder's processes", lambda: not living(str(bench.root)), seconds=20)
+    eventually("the end of the encoder's processes", lambda: not living(bench), seconds=20)
     [run] = bench.instance.get_runs()
     assert run.status == dg.DagsterRunStatus.CANCELED
     gate.touch()

@@ -15,24 +15,18 @@ from surge_dagster.engine.run.report import Failure
 from surge_dagster.orchestration.launch import LaunchConfig, Select, catalog_keys, read_keys
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.refresh import Refresh
-from tests.dagster.conftest import NAMES, Ran, Workbench, when_footers_are_checked
+from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked
 
 NULL_TEXT = [("x", None)]
-
-
-def launch(bench: Workbench, **options: object) -> Ran:
-    """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names them."""
-    return bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": options}}})
 
 
 def test_two_hundred_scattered_keys_are_embedded_by_one_run(bench: Workbench) -> None:
     """Takes over 10 s where a machine is busy: Dagster stores an event of each partition, twice."""
     keys = [f"part {number:03}, of 400" for number in range(400)]
-    for key in keys:
-        bench.write(key, 1)
+    bench.fill(keys, 1)
     chosen = random.Random(11).sample(keys, 200)
     typed = [key if place % 2 else to_partition_key(key) for place, key in enumerate(chosen)]
-    ran = launch(bench, keys=typed)
+    ran = bench.embed_keys(keys=typed)
     partition_keys = {to_partition_key(key) for key in chosen}
     assert ran.success and set(ran.materialized()) == partition_keys == set(ran.sources())
     assert (ran.metrics()["partitions_written"], ran.metrics()["texts_encoded"]) == (200, 200)
@@ -45,10 +39,9 @@ def test_two_hundred_scattered_keys_are_embedded_by_one_run(bench: Workbench) ->
 
 
 def test_keys_that_are_not_in_the_catalog_are_refused_by_name_before_anything_is_encoded(bench: Workbench) -> None:
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     bench.instance.add_dynamic_partitions("catalog", ["left the catalog"])
-    ran = launch(bench, keys=["a", "A", "left the catalog", "c"])
+    ran = bench.embed_keys(keys=["a", "A", "left the catalog", "c"])
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
     assert "does not have 2 keys" in ran.failure()
     assert "'A'" in ran.failure() and "'left the catalog'" in ran.failure() and "'c'" not in ran.failure()
@@ -83,7 +76,7 @@ def test_keys_file_holds_a_json_list_or_a_key_per_line(tmp_path: Path) -> None:
 
 def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workbench) -> None:
     bench.write("a")
-    ran = launch(bench, keys=[], select=None)  # a state that is left empty is not given
+    ran = bench.embed_keys(keys=[], select=None)  # a state that is left empty is not given
     assert not ran.success and "keys holds no partition key" in ran.failure() and "leave keys and" in ran.failure()
     (bench.root / "empty").write_text("\n\n")
     given: dict[str, Any] = {"keys_file": str(bench.root / "empty"), "select": None}
@@ -95,25 +88,24 @@ def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workb
 
 
 def test_state_selects_among_the_partitions_of_a_launch(bench: Workbench) -> None:
-    for key in ("a", "b"):
-        bench.write(key)
+    bench.fill(("a", "b"))
     bench.write("bad", NULL_TEXT)
     assert not bench.refresh().success
     bench.write("a", 4, version="v2")
     bench.write("b", 5, version="v2")
     bench.write("c", 6)
     bench.write("bad", 7, version="v2")
-    fixed = launch(bench, select="failed")
+    fixed = bench.embed_keys(select="failed")
     assert fixed.success and (set(fixed.materialized()), fixed.metrics()["texts_encoded"]) == ({"bad"}, 7)
     listed = bench.root / "keys"
     listed.write_text("b\nc\n")
-    stale = launch(bench, keys=["bad"], keys_file=str(listed), select="stale")
+    stale = bench.embed_keys(keys=["bad"], keys_file=str(listed), select="stale")
     assert stale.success and (set(stale.materialized()), stale.metrics()["texts_encoded"]) == ({"b"}, 2)
     missing = bench.refresh(select="missing")
     assert missing.success and (set(missing.materialized()), missing.metrics()["texts_encoded"]) == ({"c"}, 6)
-    forced = launch(bench, keys=["b", "c"], select="all", force=True)
+    forced = bench.embed_keys(keys=["b", "c"], select="all", force=True)
     assert set(forced.materialized()) == {"b", "c"} and forced.metrics()["texts_encoded"] == 11
-    assert launch(bench, select="failed").metrics()["texts_encoded"] == 0
+    assert bench.embed_keys(select="failed").metrics()["texts_encoded"] == 0
 
 
 def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbench) -> None:
@@ -121,14 +113,13 @@ def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbenc
     bench.write("b", 4)
     bench.refresh()
     bench.write("b", NULL_TEXT, version="v2")
-    first = launch(bench, force=True)
+    first = bench.embed_keys(force=True)
     assert not first.success and first.metrics()["texts_encoded"] == 3
     bench.write("b", 5, version="v3")
     parent = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id}
-    config = {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}
-    resumed = bench.run("embed_partitions", config, {**parent, RESUME_RETRY_TAG: "true"})
+    resumed = bench.embed_keys({**parent, RESUME_RETRY_TAG: "true"}, force=True)
     assert resumed.success and (set(resumed.materialized()), resumed.metrics()["texts_encoded"]) == ({"b"}, 5)
-    whole = bench.run("embed_partitions", config, parent)
+    whole = bench.embed_keys(parent, force=True)
     assert whole.metrics()["texts_encoded"] == 8, "executed again as a whole, it begins anew"
 
 
@@ -144,25 +135,24 @@ def test_forced_run_that_continues_another_encodes_what_a_backfill_only_reported
 
     with monkeypatch.context() as patch:
         patch.setattr(Refresh, "_bring_up_to_date", fail)
-        first = launch(bench, force=True)
+        first = bench.embed_keys(force=True)
     reported = bench.embed("a", "b", backfill="x").materialized()
     assert all("reused" in event.metadata for event in reported.values()) and set(reported) == {"a", "b"}
     tags = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id, RESUME_RETRY_TAG: "true"}
-    resumed = bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}, tags)
+    resumed = bench.embed_keys(tags, force=True)
     assert resumed.success and resumed.metrics()["texts_encoded"] == 7
 
 
 def test_retry_of_a_forced_run_encodes_nothing_twice_when_its_parent_never_started(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     bench.write("a", 3)
     bench.write("b", 4)
     parent = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE)
     failures = [Failure("b", "the disk failed once", transient=True)]
     when_footers_are_checked(monkeypatch, lambda key: failures.pop() if key == "b" and failures else None)
     tags = {PARENT_RUN_ID_TAG: parent.run_id, ROOT_RUN_ID_TAG: parent.run_id, "dagster/retry_number": "1"}
-    ran = bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}, tags)
+    ran = bench.embed_keys(tags, force=True)
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert ran.metrics()["texts_encoded"] == 7
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.dagster.camera import camera_on
-from tests.dagster.dev_server import DevServer, dev_server, eventually, most_concurrent
+from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import numbered_rows, partition_folder, write_partition
 
 ROWS = 20
@@ -33,16 +33,7 @@ def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
     for number in range(12):
         write(folder, f"p{number:02}")
     write_partition(folder / "catalog", "p06", [("x", f"wait for {folder / 'gate'}"), *numbered_rows("p06", ROWS - 1)])
-    with dev_server(
-        folder,
-        1,
-        True,
-        source=str(folder / "catalog"),
-        output=str(folder / "output"),
-        model="hash://16",
-        b_min=str(ROWS),
-        b_max=str(ROWS),
-    ) as started:
+    with dev_server(folder, 1, True, b_min=str(ROWS), b_max=str(ROWS)) as started:
         yield started
 
 
@@ -51,6 +42,17 @@ def alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:  # it ended between the two questions
         return False
+
+
+def run_held_up(server: DevServer, folder: Path, letter: str) -> tuple[str, Path]:
+    """A run whose first partition is published and whose second one waits for a gate; its id and the gate."""
+    (folder / "gate").touch()
+    gate = folder / f"gate of {letter}"
+    write(folder, f"{letter}00")
+    write_partition(folder / "catalog", f"{letter}01", [("x", f"wait for {gate}")])
+    run_id = server.launch("catalog_refresh")
+    eventually("the partition before the gate", lambda: f"{letter}00" in server.partitions()["materialized"])
+    return run_id, gate
 
 
 def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None:
@@ -105,13 +107,8 @@ def test_pages_in_a_browser_show_the_finished_run(server: DevServer, folder: Pat
 
 @pytest.mark.timeout(120)
 def test_terminated_run_leaves_no_process_and_no_partition_in_progress(server: DevServer, folder: Path) -> None:
-    (folder / "gate").touch()
-    gate = folder / "second gate"
-    write(folder, "q00")
-    write_partition(folder / "catalog", "q01", [("x", f"wait for {gate}")])
     shared_memory = set(Path("/dev/shm").iterdir())
-    run_id = server.launch("catalog_refresh")
-    eventually("the partition before the gate", lambda: "q00" in server.partitions()["materialized"])
+    run_id, gate = run_held_up(server, folder, "q")
     assert server.encoder_workers()
     process = server.process(run_id)
     server.terminate(run_id)
@@ -127,12 +124,7 @@ def test_terminated_run_leaves_no_process_and_no_partition_in_progress(server: D
 @pytest.mark.soak
 def test_terminating_a_run_takes_ten_seconds_at_most(server: DevServer, folder: Path) -> None:
     """The encoder is blocked, so that the run waits for its whole grace time."""
-    (folder / "gate").touch()
-    gate = folder / "gate of the terminated run"
-    write(folder, "u00")
-    write_partition(folder / "catalog", "u01", [("x", f"wait for {gate}")])
-    run_id = server.launch("catalog_refresh")
-    eventually("the partition before the gate", lambda: "u00" in server.partitions()["materialized"])
+    run_id, gate = run_held_up(server, folder, "u")
     process = server.process(run_id)
     requested = time.monotonic()
     server.terminate(run_id)
@@ -145,12 +137,7 @@ def test_terminating_a_run_takes_ten_seconds_at_most(server: DevServer, folder: 
 @pytest.mark.timeout(150)
 def test_killed_run_frees_its_slot_and_dagster_launches_a_run_that_finishes_it(server: DevServer, folder: Path) -> None:
     """What the terminated run published is not encoded again by the first one, nor what that one did by the second."""
-    (folder / "gate").touch()
-    gate = folder / "third gate"
-    write(folder, "r00")
-    write_partition(folder / "catalog", "r01", [("x", f"wait for {gate}")])
-    run_id = server.launch("catalog_refresh")
-    eventually("the partition before the gate", lambda: "r00" in server.partitions()["materialized"])
+    run_id, gate = run_held_up(server, folder, "r")
     process = server.process(run_id)
     process.kill()
     assert server.finished(run_id) == "FAILURE"
@@ -224,56 +211,6 @@ def test_backfill_leaves_a_removed_partition_unsynced_and_succeeds(server: DevSe
         assert backfill["status"] == ended and [run["status"] for run in backfill["runs"]] == ["SUCCESS"]
         assert server.is_unsynced("w01") and not server.is_unsynced("w00")
     assert "w02" not in server.partitions()["materialized"], "it has no event to repeat, which Dagster counts as failed"
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(150)
-def test_pool_of_two_slots_runs_two_runs_concurrently_and_a_third_waits(server: DevServer, folder: Path) -> None:
-    gates = {key: folder / f"gate of {key}" for key in ("t00", "t01", "t02")}
-    for key, gate in gates.items():
-        write_partition(folder / "catalog", key, [("x", f"wait for {gate}")])
-    server.limit_pool(2)
-    try:
-        runs = {
-            key: server.launch("embed_partitions", {"ops": {"embeddings": {"config": {"keys": [key]}}}})
-            for key in gates
-        }
-        reached = {key: gate.with_suffix(".reached") for key, gate in gates.items()}
-        eventually("two runs at their gates", lambda: sum(mark.exists() for mark in reached.values()) == 2)
-        [waits] = [key for key, mark in reached.items() if not mark.exists()]
-        first, second = (key for key in gates if key != waits)
-        assert server.run(runs[waits])["status"] == "QUEUED"
-        assert server.process(runs[first]) != server.process(runs[second])
-        gates[first].touch()
-        assert server.finished(runs[first]) == "SUCCESS"
-        eventually("the third run in the place of the first one", reached[waits].exists)
-        assert server.run(runs[second])["status"] == "STARTED"
-    finally:
-        for gate in gates.values():
-            gate.touch()
-        server.limit_pool(1)
-    assert [server.finished(run) for run in runs.values()] == ["SUCCESS"] * 3
-    assert most_concurrent([run for run in server.records() if run.id in runs.values()]) == 2
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.soak
-def test_backfill_of_scattered_partitions_is_one_run_per_range_and_fresh_ones_are_not_encoded(
-    server: DevServer, folder: Path
-) -> None:
-    """Takes half a minute: the runs share one slot, and each starts a process."""
-    before = server.launch("catalog_refresh")
-    (folder / "gate").touch()
-    assert server.finished(before) == "SUCCESS"
-    chosen = ["p00", "p02", "p04", "p07", "p10"]
-    write(folder, "p07", ROWS + 2, version="v3")
-    ended = server.backfill(server.launch_backfill(chosen))
-    assert ended["status"] == "COMPLETED_SUCCESS"
-    runs = [run["runId"] for run in ended["runs"]]
-    assert sorted(server.encoded(run) for run in runs) == [0, 0, 0, 0, ROWS + 2]
-    files = [event for run in runs for event in server.events(run) if event["asset"] == "embeddings"]
-    assert sorted(event["partition"] for event in files) == chosen
-    assert [event["partition"] for event in files if not event.get("reused")] == ["p07"]
 
 
 def test_console_of_make_ui_has_no_warning_about_dagsters_own_interfaces(server: DevServer, folder: Path) -> None:

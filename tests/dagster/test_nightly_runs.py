@@ -133,14 +133,14 @@ class Nights:
         self.due = self.production.moving.rows.keys() - self.production.stored(self.production.spaces[-1])
         [request] = self.production.tick(1)
         self._run_of_the_sensor(request)
-        [request] = self.production.nightly_run()
+        [request] = self.production.requested_tonight()
         self._execute(NAMES.refresh_job, request)
         confirmed = {"ops": {NAMES.current_space_op: {"config": {"confirm": True}}}}
         assert self._execute(NAMES.switch_job, dg.RunRequest(run_config=confirmed)).code == 0
         assert space_of_readers(self.production.settings().open_store()).name == self.production.spaces[-1]
         before = self.production.rows_of_events()
         assert self.production.tick(1) == []
-        [request] = self.production.nightly_run()
+        [request] = self.production.requested_tonight()
         idle = self._execute(NAMES.refresh_job, request)
         assert idle.code == 0 and not idle.published
         assert (self.production.rows_of_events() - before).total() <= _ROWS_OF_A_RUN
@@ -156,14 +156,14 @@ class Nights:
         self.due -= ended.published
 
     def _nightly(self, night: int) -> None:
-        [request] = self.production.nightly_run()
+        [request] = self.production.requested_tonight()
         self.asked = set(self.due)
         half = max(2, len(self.due) // 2)
         if night == self.plan.killed:
             ended = self._execute(NAMES.refresh_job, request, killed_at=half)
             assert ended.code == -9 and ended.published < self.due, ended
             eventually("the end of what the killed run had started", lambda: not self.production.living())
-            self.production.look_for_lost_runs()
+            self.production.bench.tick(NAMES.lost_runs_sensor)
             [run] = self.production.bench.instance.get_runs(limit=1)
             assert run.status == dg.DagsterRunStatus.FAILURE
         elif night == self.plan.down:
@@ -183,7 +183,7 @@ class Nights:
         with pytest.raises(ConfigError, match="A space is never begun unattended"):
             production.tick(0.1)
         old = server.objects()
-        [request] = production.nightly_run()
+        [request] = production.requested_tonight()
         assert self._execute(NAMES.refresh_job, request).code == 1 and server.objects() == old
         ended = self._execute(NAMES.refresh_job)
         assert ended.published == production.moving.rows.keys() - production.moving.bad

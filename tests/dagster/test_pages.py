@@ -38,16 +38,7 @@ def server(tmp_path: Path, cache_folder: Path) -> Iterator[DevServer]:
         write_partition(tmp_path / "catalog", key(number), numbered_rows(key(number), ROWS[number]))
     held = [("x", f"wait for {tmp_path / 'gate'}"), *numbered_rows(key(HELD), ROWS[HELD])]
     write_partition(tmp_path / "catalog", key(HELD), held)
-    with dev_server(
-        tmp_path,
-        1,
-        True,
-        source=str(tmp_path / "catalog"),
-        output=str(tmp_path / "output"),
-        model="hash://16",
-        b_min="60",
-        b_max="120",
-    ) as started:
+    with dev_server(tmp_path, 1, True, b_min="60", b_max="120") as started:
         yield started
 
 

@@ -77,17 +77,7 @@ def test_queued_shards_run_in_several_processes_and_survive_a_kill(
     rows: dict[str, Rows], tmp_path: Path, cache_folder: Path
 ) -> None:
     """Takes a minute or two: seven runs, each a process that starts, three at a time on whatever the machine has."""
-    with dev_server(
-        tmp_path,
-        SLOTS,
-        True,
-        source=str(tmp_path / "catalog"),
-        output=str(tmp_path / "output"),
-        model="hash://16",
-        shards=str(SHARDS),
-        b_min="4",
-        b_max="1000",
-    ) as server:
+    with dev_server(tmp_path, SLOTS, True, shards=str(SHARDS), b_min="4", b_max="1000") as server:
         server.sensor(on=True)
         first = eventually(
             "as many runs as there are slots, at their gates", lambda: going_on(server, SLOTS), seconds=150

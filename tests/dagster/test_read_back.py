@@ -49,7 +49,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], str | No
     return replace
 
 
-def test_file_that_its_disk_does_not_give_is_not_encoded_again(tmp_path: Path, hash_pool: EncoderPool) -> None:
+def test_file_that_cannot_be_read_from_disk_is_not_encoded_again(tmp_path: Path, hash_pool: EncoderPool) -> None:
     made = partition("k")
     run = make_run(hash_pool, [made], tmp_path)
     finish(run)
@@ -64,7 +64,8 @@ def test_files_of_a_bucket_are_read_together_and_each_has_its_answer(reads: Any)
     together = threading.Barrier(16, timeout=60)
 
     def read(key: str) -> str | None:
-        together.wait()
+        if int(key) < 16:
+            together.wait()
         if key == "4":
             raise TransientError("no answer")
         return "damaged" if key == "3" else None

@@ -20,22 +20,9 @@ from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from tests.dagster.conftest import Workbench, requested, when_footers_are_checked
-from tests.dagster.test_failures import NULL_TEXT, shown
+from tests.dagster.conftest import Workbench, requested, shown, when_footers_are_checked
+from tests.dagster.test_failures import NULL_TEXT
 from tests.small_catalogs import rewrite
-
-
-def test_every_refused_partition_is_shown_as_failed_and_not_requested(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = {f"bad{number:02}" for number in range(10)}
-    for key in sorted(bad):
-        bench.write(key, NULL_TEXT)
-    bench.write("good")
-    assert not bench.refresh().success
-    assert shown(bench) == ({"good"}, bad)
-    found = bench.tick()
-    assert requested(found) == [] and "10 refused" in (found.skip_message or "")
 
 
 @pytest.mark.parametrize("embedded_too", [False, True])
@@ -53,7 +40,7 @@ def test_partition_fixed_during_the_run_does_not_count_as_refused(
         bench.write("bad", 2, version="v2")
         bench.tick()  # it is reported before the run has reported any refusal
         if embedded_too:
-            assert bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["bad"]}}}}).success
+            assert bench.embed_keys(keys=["bad"]).success
         report(*arguments)
 
     with monkeypatch.context() as patch:
@@ -63,14 +50,13 @@ def test_partition_fixed_during_the_run_does_not_count_as_refused(
     assert shown(bench) == ({"good", "bad", "worse"} - failed, failed)
     assert requested(bench.tick()) == ([] if embedded_too else [["bad"]])
     if not embedded_too:
-        ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"select": "failed"}}}})
+        ran = bench.embed_keys(select="failed")
         assert set(ran.materialized()) == {"bad"}
 
 
 def test_too_long_key_stops_no_other_partition(bench: Workbench) -> None:
     key = "".join(random.Random(1).choices(string.ascii_letters, k=4_000))
-    for each in ("a", key, "z"):
-        bench.write(each)
+    bench.fill(("a", key, "z"))
     assert requested(bench.tick()) == [["a", shown_as := encode_key(key), "z"]]
     ran = bench.refresh()
     assert "has 4,000 bytes as a partition key" in ran.failure() and "Give it a shorter key." in ran.failure()
@@ -99,7 +85,6 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
 
     bench.write("bad", NULL_TEXT)
     bench.write("good")
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     with monkeypatch.context() as patch:
         when_footers_are_checked(patch, down)
         patch.setattr(
@@ -137,29 +122,6 @@ def test_failures_whose_events_an_error_of_the_engine_withholds_are_reported(
     assert shown(bench) == (set(), {"a"})
 
 
-def test_refusals_are_reported_when_the_next_attempt_finds_no_catalog(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("bad", NULL_TEXT)
-    bench.write("good")
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
-
-    def fails_and_removes_the_catalog(key: str) -> Failure:
-        bench.catalog.rename(bench.root / "away")
-        return Failure("good", "the disk failed", transient=True)
-
-    with monkeypatch.context() as patch:
-        when_footers_are_checked(patch, fails_and_removes_the_catalog)
-        ran = bench.refresh()
-    assert not ran.success and "no catalog at" in ran.failure()
-    assert shown(bench)[1] == {"bad", "good"}
-    assert _failed_partitions(bench.instance, ran.run_id) == ["bad", "good"]
-    assert ran.metrics()["texts_encoded"] == 3, "of the first attempt"
-    (bench.root / "away").rename(bench.catalog)
-    assert all(ran.success for ran in bench.launch(bench.tick()))
-    assert "1 refused" in (bench.tick().skip_message or "")
-
-
 @pytest.mark.parametrize("setting", [{"text": "name"}, {"max_text_bytes": 4}])
 def test_refused_partition_is_requested_once_the_setting_is_fixed(bench: Workbench, setting: dict[str, Any]) -> None:
     bench.write("a")
@@ -177,7 +139,6 @@ def test_bad_data_is_not_read_again_when_another_partition_is_retried(
 ) -> None:
     bench.write("bad", NULL_TEXT)
     bench.write("moving", 5)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     listed = FolderCatalog.__iter__
     read: list[str] = []
     listings: list[int] = []
@@ -217,7 +178,6 @@ def test_refused_partition_is_read_again_by_the_next_attempt_if_its_source_chang
         return Failure(key, "the disk failed once", transient=True)
 
     when_footers_are_checked(monkeypatch, fixed_meanwhile)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     ran = bench.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert set(ran.materialized()) == {"bad", "d"}

@@ -12,7 +12,7 @@ from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.records import failed_on_record
-from tests.dagster.conftest import NAMES, Ran, Workbench, requested, stale_status
+from tests.dagster.conftest import NAMES, Workbench, requested, stale_status
 from tests.small_catalogs import partition_folder
 
 REUSED = dg.MetadataValue.bool(True)
@@ -43,18 +43,9 @@ def events_of(bench: Workbench, key: str) -> list[dg.AssetMaterialization]:
     return [event for event in found if event]
 
 
-def nightly(bench: Workbench) -> Ran:
-    """The run of the nightly schedule."""
-    schedule = bench.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
-    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
-        [request] = schedule.evaluate_tick(context).run_requests or []
-    return bench.run(NAMES.refresh_job, request.run_config, request.tags)
-
-
 def catalog_of(bench: Workbench, *keys: str) -> None:
     """Embed partitions."""
-    for key in keys:
-        bench.write(key)
+    bench.fill(keys)
     assert bench.refresh().success
 
 
@@ -62,7 +53,7 @@ def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
     catalog_of(bench, *"abc")
     remove(bench, "b")
     for _ in range(2):
-        assert nightly(bench).success
+        assert bench.nightly().success
         assert history(bench, "b") == ["removed", "v1"]
     assert registered(bench) == ["a", "b", "c"] and bench.file("b").exists()
     quiet = bench.tick()
@@ -77,10 +68,10 @@ def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_em
     catalog_of(bench, *"abc")
     file = bench.file("b")
     remove(bench, "b")
-    assert nightly(bench).success
+    assert bench.nightly().success
     assert registered(bench) == ["a", "c"] and not file.exists()
     assert history(bench, "b") == ["deleted", "removed", "v1"]
-    assert nightly(bench).success and history(bench, "b") == ["deleted", "removed", "v1"]
+    assert bench.nightly().success and history(bench, "b") == ["deleted", "removed", "v1"]
     bench.write("b")
     back = bench.tick()
     assert requested(back) == [["b"]] and history(bench, "b")[0] == "v1"
@@ -106,14 +97,14 @@ def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> No
     catalog_of(bench, *keys)
     remove(bench, *keys[:3])
     bench.write("new")
-    ran = nightly(bench)
+    ran = bench.nightly()
     assert not ran.success and "new" in ran.materialized(), "everything else is embedded"
     assert "3 of 21 partitions were removed from the source, such as 'p00'. Nothing was deleted" in ran.failure()
     assert "delete them in Dagster" in ran.failure()
     assert set(keys) < set(registered(bench)) and bench.file("p00").exists()
     assert [history(bench, key)[0] for key in keys[:4]] == ["removed", "removed", "removed", "v1"]
     bench.write("p00")
-    assert nightly(bench).success
+    assert bench.nightly().success
     assert set(registered(bench)) == {*keys, "new"} - {"p01", "p02"}, "a tenth may be deleted"
 
 
@@ -121,7 +112,7 @@ def test_nothing_is_deleted_when_the_source_lists_nothing(bench: Workbench) -> N
     bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, "a")
     remove(bench, "a")
-    ran = nightly(bench)
+    ran = bench.nightly()
     assert not ran.success and "the source 'catalog' is empty: expected files" in ran.failure()
     assert registered(bench) == ["a"]
 
@@ -170,8 +161,7 @@ def test_file_is_deleted_after_its_deletion_is_on_record_and_a_store_that_refuse
 
 @pytest.mark.parametrize("by", ["the sensor", "the nightly schedule"])
 def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(bench: Workbench, by: str) -> None:
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     if by == "the sensor":
         [request] = bench.tick().run_requests or []
         job, config = NAMES.embed_job, request.run_config
@@ -189,7 +179,7 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
     catalog_of(bench, *"abc")
     [before] = events_of(bench, "b")
     remove(bench, "b")
-    assert nightly(bench).success
+    assert bench.nightly().success
     bench.settings["model"] = model
     ran = bench.embed("a", "c", backfill="x")
     assert ran.success and set(ran.materialized()) == {"a", "b", "c"}, "Dagster fails a backfill that lacks an event"
@@ -211,8 +201,7 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
 def test_removed_partition_that_was_never_embedded_is_skipped_and_stays_missing(
     bench: Workbench, backfill: str | None
 ) -> None:
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     bench.tick()
     remove(bench, "b")
     ran = bench.embed("a", "c", backfill=backfill)
@@ -223,6 +212,6 @@ def test_removed_partition_that_was_never_embedded_is_skipped_and_stays_missing(
 def test_removed_partition_that_an_operator_names_is_refused(bench: Workbench) -> None:
     catalog_of(bench, *"ab")
     remove(bench, "b")
-    ran = bench.run(NAMES.embed_job, {"ops": {"embeddings": {"config": {"keys": ["a", "b"]}}}})
+    ran = bench.embed_keys(keys=["a", "b"])
     assert not ran.success and "does not have 1 key: 'b'" in ran.failure()
     assert len(events_of(bench, "b")) == 1

@@ -127,7 +127,7 @@ def test_run_reports_its_charts_and_metrics_that_can_be_plotted(bench: Workbench
     assert not bench.refresh().charts(), "nothing was encoded"
 
 
-def test_rows_of_the_last_runs_are_drawn_one_beside_the_other(bench: Workbench) -> None:
+def test_rows_of_the_last_runs_are_in_one_chart(bench: Workbench) -> None:
     bench.write("a", 12)
     bench.refresh()
     bench.write("a", 15, version="v2")

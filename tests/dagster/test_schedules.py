@@ -16,41 +16,23 @@ from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import Spaces
 
 
-def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
-    """The run that a schedule requests, or why it requests none."""
-    schedule = bench.definitions.get_repository_def().get_schedule_def(name)
-    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
-        found = schedule.evaluate_tick(context)
-    return found.run_requests[0] if found.run_requests else found.skip_message
-
-
 def test_nightly_run_embeds_missing_and_changed_partitions(bench: Workbench) -> None:
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     bench.refresh()
     bench.write("b", 4, version="v2")
     bench.write("d")
-    request = tick(bench, NAMES.schedule)
-    assert isinstance(request, dg.RunRequest)
-    ran = bench.run("catalog_refresh", request.run_config)
+    ran = bench.nightly()
     assert ran.success and set(ran.materialized()) == {"b", "d"}
 
 
-def test_nightly_run_with_a_setting_that_means_no_space_begins_none_and_fails(bench: Workbench) -> None:
-    bench.write("a")
-    bench.refresh()
-    bench.settings |= {"model": "hash://24", "shards": 2}
-    request = tick(bench, NAMES.schedule)
-    assert isinstance(request, dg.RunRequest)
-    ran = bench.run(NAMES.refresh_job, request.run_config)
-    assert not ran.success and "launch catalog_refresh by hand once" in ran.failure()
-    assert len(list(bench.output.glob("hash-*"))) == 1
-
-
 def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
-    bench.settings |= {"nightly_cron": "30 4 * * 1", "timezone": "Europe/Berlin"}
-    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
-    assert (schedule.cron_schedule, schedule.execution_timezone) == ("30 4 * * 1", "Europe/Berlin")
+    bench.settings |= {"nightly_cron": "30 4 * * 1", "check_cron": "0 5 * * 0", "timezone": "Europe/Berlin"}
+    schedules = bench.definitions.get_repository_def().schedule_defs
+    assert {schedule.name: (schedule.job_name, schedule.cron_schedule) for schedule in schedules} == {
+        NAMES.schedule: (NAMES.refresh_job, "30 4 * * 1"),
+        NAMES.check_schedule: (NAMES.check_job, "0 5 * * 0"),
+    }
+    assert {schedule.execution_timezone for schedule in schedules} == {"Europe/Berlin"}
 
 
 @pytest.mark.parametrize("failing", ["shards.known_space", "shards.states_of_unfinished"])
@@ -62,9 +44,9 @@ def test_nightly_refresh_whose_store_does_not_answer_is_one_run_that_begins_no_s
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
     monkeypatch.setattr(f"surge_dagster.orchestration.{failing}", down)
     expected = {"expected_space": space} if failing == "shards.states_of_unfinished" else {}
-    assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
+    assert config_of(bench.scheduled()) == {"unattended": True} | expected
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
-    assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"
+    assert "held by active runs" in str(bench.scheduled()), "there is one that tries again"
 
 
 def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_tick(
@@ -83,32 +65,31 @@ def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_ti
     monkeypatch.setattr(LocalStore, "until", until)
     monkeypatch.setattr(shards, "known_space", hang)
     monkeypatch.setattr(shards, "_LOOK_SECONDS", 0.1)
-    assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True}
+    assert config_of(bench.scheduled()) == {"unattended": True}
 
 
 def test_nightly_refresh_of_an_unreadable_space_fails_as_a_run(bench: Workbench, three_spaces: Spaces) -> None:
     three_spaces.copy_to(bench.root, ("hash://16",))
     [document] = bench.output.glob("*/space.json")
     document.write_text("{")
-    request = tick(bench, NAMES.schedule)
-    assert isinstance(request, dg.RunRequest)
-    ran = bench.run(NAMES.refresh_job, request.run_config)
+    ran = bench.nightly()
     assert not ran.success and "space.json" in ran.failure()
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
 
 
 def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workbench) -> None:
     bench.settings["check_cron"] = "0 * * * *"
-    assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
+    assert len(bench.scheduled(NAMES.check_schedule)) == 1
     run = bench.pretend_run(NAMES.check_job, dg.DagsterRunStatus.STARTED)
-    assert f"active already: run {run.run_id}" in str(tick(bench, NAMES.check_schedule))
+    assert f"active already: run {run.run_id}" in str(bench.scheduled(NAMES.check_schedule))
     bench.instance.report_run_failed(run)
-    assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
+    assert len(bench.scheduled(NAMES.check_schedule)) == 1
 
 
-def config_of(request: dg.RunRequest | str | None) -> dict[str, Any]:
-    """The config of a requested run, without what every config has."""
-    assert isinstance(request, dg.RunRequest), request
+def config_of(requests: list[dg.RunRequest] | str) -> dict[str, Any]:
+    """The config of the only requested run, without what every config has."""
+    [request] = requests
+    assert isinstance(request, dg.RunRequest), requests
     config = request.run_config["ops"][NAMES.refresh_op]["config"]
     return {name: value for name, value in config.items() if name not in ("expected_settings", "removed_partitions")}
 

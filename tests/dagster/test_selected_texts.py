@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.store import open_store
 from surge_dagster.resources import CatalogSource
-from tests.dagster.conftest import Workbench
+from tests.dagster.conftest import Workbench, values_of
 from tests.small_catalogs import assert_embedded
 
 
@@ -19,15 +17,14 @@ def test_refresh_embeds_the_template_and_reports_what_it_skipped(bench: Workbenc
     bench.write("a", [("1", "one"), ("2", None)])
     ran = bench.refresh()
     assert ran.success, "the id is part of the template, so no text is missing"
-    [space] = list_spaces(open_store(bench.output))
-    assert_embedded(bench.output, space.name, "a", [("1", "1: one"), ("2", "2: ")])
+    assert_embedded(bench.output, bench.space, "a", [("1", "1: one"), ("2", "2: ")])
     bench.settings["text"] = "{text}"
     ran = bench.refresh()
     assert ran.success, "the check of the published files knows of skipped rows"
-    reported: dict[str, Any] = {name: value.value for name, value in ran.materialized()["a"].metadata.items()}
+    reported: dict[str, Any] = values_of(ran.materialized()["a"])
     assert (reported["rows"], reported["skipped_rows"], reported["blank_texts"]) == (1, 1, 0)
     assert ran.metrics()["skipped_rows"] == 1
-    assert_embedded(bench.output, space.name, "a", [("1", "one")])
+    assert_embedded(bench.output, bench.space, "a", [("1", "one")])
 
 
 def test_resource_takes_the_settings_and_refuses_a_template_that_cannot_be_used() -> None:

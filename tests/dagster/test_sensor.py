@@ -26,14 +26,12 @@ from surge_dagster.orchestration.launch import (
 )
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
-from tests.dagster.conftest import NAMES, Workbench, requested
-from tests.dagster.test_schedules import tick
+from tests.dagster.conftest import NAMES, Workbench, requested, values_of
 from tests.small_catalogs import partition_folder
 
 
 def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: Workbench) -> None:
-    for key in ("a", "b", 'x "1"'):
-        bench.write(key)
+    bench.fill(("a", "b", 'x "1"'))
     found = bench.tick()
     assert requested(found) == [["a", "b", "x %221%22"]]
     assert bench.instance.get_dynamic_partitions("catalog") == ["a", "b", "x %221%22"]
@@ -50,14 +48,13 @@ def test_counts_of_the_catalog_are_in_the_message_and_on_the_asset_each_partitio
     def observed() -> list[dict[str, Any]]:
         records = bench.instance.fetch_observations(NAMES.embeddings, limit=10).records
         found = [record.asset_observation for record in records if record.partition_key is None]
-        return [{name: value.value for name, value in event.metadata.items()} for event in found if event]
+        return [values_of(event) for event in found if event]
 
-    for key in ("fresh", "stale", "bad", "late"):
-        bench.write(key)
+    bench.fill(("fresh", "stale", "bad", "late"))
     bench.refresh()
     bench.write("stale", 4, version="v2")
     bench.write("bad", [("x", None)], version="v2")
-    assert not bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["bad"]}}}}).success
+    assert not bench.embed_keys(keys=["bad"]).success
     bench.file("late").unlink()
     bench.pretend(bench.tick(), dg.DagsterRunStatus.FAILURE)
     found = bench.tick()
@@ -83,7 +80,7 @@ def test_counts_on_the_asset_are_those_after_the_run(bench: Workbench) -> None:
     bench.tick()
     [record] = bench.instance.fetch_observations(NAMES.embeddings, limit=1).records
     assert record.asset_observation
-    counts = {name: value.value for name, value in record.asset_observation.metadata.items()}
+    counts = values_of(record.asset_observation)
     assert (counts["up_to_date"], counts["held"], counts["missing"]) == (1, 0, 0)
 
 
@@ -114,8 +111,7 @@ def test_partition_whose_file_was_lost_is_requested_again(bench: Workbench) -> N
 
 
 def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> None:
-    for key in "abcdef":
-        bench.write(key)
+    bench.fill("abcdef")
     bench.instance.add_dynamic_partitions("catalog", list("abcdef"))
     tags = {"dagster/asset_partition_range_start": "b", "dagster/asset_partition_range_end": "d"}
     queued = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=tags)
@@ -142,12 +138,7 @@ def test_pool_limit_is_recorded_before_the_first_run_is_queued(bench: Workbench,
     bench.write("a")
     storage = bench.instance.event_log_storage
     assert storage.get_pool_limits() == []
-    if sensor == "new_partitions":
-        bench.tick()
-    else:
-        repository = bench.definitions.get_repository_def()
-        with dg.build_sensor_context(bench.instance, repository_def=repository) as context:
-            repository.get_sensor_def(NAMES.lost_runs_sensor).evaluate_tick(context)
+    bench.tick(sensor)
     assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [("gpu", 1, True)]
 
 
@@ -175,8 +166,7 @@ def test_pool_whose_limit_cannot_be_recorded_has_none(bench: Workbench, monkeypa
 
 def test_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
-    for key in "abcde":
-        bench.write(key)
+    bench.fill("abcde")
     for expected in (["a", "b"], ["c", "d"], ["e"]):
         found = bench.tick()
         assert requested(found) == [expected]
@@ -186,8 +176,7 @@ def test_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: 
 
 def test_tick_out_of_time_leaves_partitions_to_the_next_tick(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surge_dagster.orchestration.discovery._BATCH", 2)
-    for key in "abc":
-        bench.write(key)
+    bench.fill("abc")
     with monkeypatch.context() as patch:
         patch.setattr("surge_dagster.orchestration.discovery._MOST_REPORTED", 2)
         found = bench.tick()
@@ -200,8 +189,7 @@ def test_tick_out_of_time_leaves_partitions_to_the_next_tick(bench: Workbench, m
 
 
 def test_changed_partitions_are_reported_and_requested_only_with_refresh_stale(bench: Workbench) -> None:
-    for key in "ab":
-        bench.write(key)
+    bench.fill("ab")
     bench.launch(bench.tick())
     bench.write("b", 4, version="v2")
     found = bench.tick()
@@ -239,8 +227,7 @@ def embed_without_dagster(bench: Workbench, pool: EncoderPool) -> None:
 
 
 def test_the_next_run_adopts_files_that_dagster_does_not_know(bench: Workbench, hash_pool: EncoderPool) -> None:
-    for key in "ab":
-        bench.write(key, 5)
+    bench.fill("ab", 5)
     embed_without_dagster(bench, hash_pool)
     found = bench.tick()
     assert requested(found) == [["a", "b"]]
@@ -274,27 +261,10 @@ def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     assert ran.success and ran.materialized()["c"].metadata["dimension"].value == 24
 
 
-def test_run_of_the_sensor_refuses_another_space_or_other_columns(bench: Workbench) -> None:
-    bench.write("a")
-    bench.launch(bench.tick())
-    bench.write("b")
-    found = bench.tick()
-    [space] = list_spaces(open_store(bench.output))
-    assert (found.run_requests or [])[0].run_config["ops"]["embeddings"]["config"]["expected_space"] == space.name
-    bench.settings["text"] = "id"  # edited between the tick and the run
-    [ran] = bench.launch(found)
-    assert not ran.success and not ran.materialized()
-    assert all(part in ran.failure() for part in ('"text": "text"', '"text": "id"', "Nothing was encoded"))
-    bench.settings |= {"text": "text", "model": "hash://24"}
-    [ran] = bench.launch(found)
-    assert not ran.success and "hash://16" in ran.failure()
-    assert len(list_spaces(open_store(bench.output))) == 1
-
-
 def test_run_with_other_settings_than_requested_begins_no_space(bench: Workbench) -> None:
     bench.write("a")
     [asked] = bench.tick().run_requests or []
-    nightly = tick(bench, NAMES.schedule)
+    [nightly] = bench.scheduled()
     assert isinstance(nightly, dg.RunRequest)
     bench.settings["model"] = "hash://24"  # as a container has it that gets other variables than the code server
     for job, request in ((NAMES.embed_job, asked), (NAMES.refresh_job, nightly)):
@@ -330,7 +300,7 @@ def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
     require_expected_settings(by_operator, {}, other)  # launched by an operator
 
 
-def test_tick_that_cannot_look_fails(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_fails_when_source_or_store_does_not_answer(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no catalog at"):
         bench.tick()
     bench.write("a")
@@ -338,12 +308,6 @@ def test_tick_that_cannot_look_fails(bench: Workbench, monkeypatch: pytest.Monke
     monkeypatch.setattr("surge_dagster.automation.new_partitions.states_of_unfinished", down)
     with pytest.raises(StoreUnavailable, match="SlowDown"):
         bench.tick()
-
-
-def test_invalid_setting_is_an_error_when_definitions_load(bench: Workbench) -> None:
-    bench.settings["shards"] = 0
-    with pytest.raises(ConfigError, match="shards"):
-        _ = bench.definitions
 
 
 def test_partition_that_a_run_embeds_while_the_catalog_is_listed_is_not_requested(

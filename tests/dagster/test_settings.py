@@ -157,7 +157,7 @@ class TestImpossibleSettings:
             {"source": "data", "output": "data"},
         ],
     )
-    def test_devices_of_another_machine_are_accepted(self, given: dict[str, Any]) -> None:
+    def test_values_that_fit_another_machine_are_accepted(self, given: dict[str, Any]) -> None:
         settings = load_settings(**given)
         assert {name: getattr(settings, name) for name in given} == given
 
@@ -223,7 +223,7 @@ class TestSecretsInUrls:
 
 
 class TestStorageOptions:
-    def test_environment_variable_holds_them_as_one_document(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_variable_holds_storage_options_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SURGE_STORAGE_OPTIONS", '{"endpoint": "http://h:1", "secret_access_key": "hunter2"}')
         settings = load_settings()
         options = settings.storage_options.options()
@@ -242,7 +242,7 @@ class TestStorageOptions:
             "storage_options:\n  session_token: 'hunter2\n",
         ],
     )
-    def test_error_does_not_quote_their_values(self, document: str) -> None:
+    def test_error_does_not_quote_storage_options(self, document: str) -> None:
         Path("surge.yaml").write_text(document)
         with pytest.raises(ConfigError) as caught:
             load_settings()

@@ -14,7 +14,7 @@ from surge_dagster import embedding_catalog
 from surge_dagster.config.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
-from tests.dagster.conftest import Ran, Workbench
+from tests.dagster.conftest import Ran, Workbench, execute
 from tests.small_catalogs import numbered_rows, write_partition
 
 SHOP, DOCS = CatalogNames("shop"), CatalogNames("docs")
@@ -59,8 +59,7 @@ def out_of(bench: Workbench, name: str) -> Path:
 
 def run(bench: Workbench, both: dg.Definitions, job: str, **tags: str) -> Ran:
     """Execute a job in this process."""
-    result = both.resolve_job_def(job).execute_in_process(instance=bench.instance, tags=tags, raise_on_error=False)
-    return Ran(bench.instance, result.run_id, result.success)
+    return execute(bench.instance, both.resolve_job_def(job), tags=tags)
 
 
 def look(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> SensorExecutionData:

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import shards
-from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
+from tests.dagster.conftest import NAMES, ROOT, Workbench, requested, shown
 from tests.dagster.dev_server import eventually
-from tests.dagster.test_failures import shown
-from tests.small_catalogs import DIMENSION, assert_embedded, numbered_rows
+from tests.small_catalogs import DIMENSION, assert_embedded
 
 
 def partition(key: str, text_bytes: int | None) -> Partition:
@@ -60,8 +59,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_sensor_requests_shards_and_no_key_that_one_of_them_holds(bench: Workbench, small_shards: None) -> None:
     bench.settings["shards"] = 3
-    for key in "abcdef":
-        bench.write(key)
+    bench.fill("abcdef")
     found = bench.tick()
     assert requested(found) == [["a", "b"], ["c", "d"], ["e", "f"]]
     tags = [request.tags for request in found.run_requests or []]
@@ -73,16 +71,14 @@ def test_the_sensor_requests_shards_and_no_key_that_one_of_them_holds(bench: Wor
 
 def test_partitions_of_a_failed_shard_wait_while_other_shards_continue(bench: Workbench, small_shards: None) -> None:
     bench.settings["shards"] = 2
-    for key in "abcd":
-        bench.write(key)
+    bench.fill("abcd")
     first, _ = bench.pretend(bench.tick(), dg.DagsterRunStatus.STARTED)
     bench.instance.report_run_failed(first)
     assert requested(bench.tick()) == [] and requested(bench.later(minutes=1)) == [["a"], ["b"]]
 
 
 def test_new_space_begun_by_one_partition_is_then_divided_into_shards(bench: Workbench, small_shards: None) -> None:
-    for key in "abcde":
-        bench.write(key)
+    bench.fill("abcde")
     named = {"ops": {"embeddings": {"config": {"keys": ["c"]}}}}
     assert bench.run("embed_partitions", named).success
     bench.settings |= {"shards": 2, "model": "hash://8"}
@@ -96,14 +92,6 @@ def test_new_space_begun_by_one_partition_is_then_divided_into_shards(bench: Wor
     assert "requested with the settings" in queued.failure() and not queued.materialized()
 
 
-def tick(bench: Workbench) -> list[dg.RunRequest] | str:
-    """The runs that the nightly schedule requests, or why it requests none."""
-    schedule = bench.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
-    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
-        found = schedule.evaluate_tick(context)
-    return list(found.run_requests or []) or found.skip_message or ""
-
-
 def named(request: dg.RunRequest) -> list[str] | None:
     """The partition keys that a requested run of the whole catalog names, None for all."""
     return request.run_config["ops"]["refresh"]["config"].get("keys")
@@ -111,8 +99,8 @@ def named(request: dg.RunRequest) -> list[str] | None:
 
 def nightly(bench: Workbench) -> list[list[str] | None] | str:
     """The partition keys that each run of the nightly schedule names, None for all; or why it requests none."""
-    found = tick(bench)
-    return found if isinstance(found, str) else list(map(named, found))
+    requests = bench.scheduled()
+    return requests if isinstance(requests, str) else list(map(named, requests))
 
 
 def test_nightly_refresh_is_divided_and_its_first_run_reports_removed_partitions(
@@ -120,9 +108,8 @@ def test_nightly_refresh_is_divided_and_its_first_run_reports_removed_partitions
 ) -> None:
     bench.settings["shards"] = 2
     assert nightly(bench) == [None], "without a catalog one run fails, which is alerted"
-    for key in "abcd":
-        bench.write(key)
-    requests = tick(bench)
+    bench.fill("abcd")
+    requests = bench.scheduled()
     assert nightly(bench) == [["a", "b"], ["c", "d"]] and not isinstance(requests, str)
     configs = [request.run_config["ops"]["refresh"]["config"] for request in requests]
     assert [config.get("removed_partitions") for config in configs] == ["report", None]
@@ -137,8 +124,7 @@ def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
     bench: Workbench, small_shards: None, count: int
 ) -> None:
     bench.settings["shards"] = 3
-    for key in "abcdef":
-        bench.write(key)
+    bench.fill("abcdef")
     first, *others = bench.tick().run_requests or []
     bench.settings["shards"] = count
     for request in others:
@@ -158,8 +144,7 @@ def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
 
 
 def test_nightly_refresh_requests_partitions_of_a_run_that_selects_a_state(bench: Workbench) -> None:
-    for key in "ab":
-        bench.write(key)
+    bench.fill("ab")
     assert bench.refresh().success
     bench.write("a", 4, version="v2")
     bench.write("d")
@@ -181,19 +166,18 @@ def test_nightly_refresh_requests_partitions_of_a_run_that_selects_a_state(bench
 def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(bench: Workbench, small_shards: None) -> None:
     """Dagster launches no run of a tick whose run key was used in it, or, without a key, when the tick has any run."""
     bench.settings["shards"] = 3
-    for key in "abcdefgh":
-        bench.write(key)
-    requests, same = tick(bench), tick(bench)
+    bench.fill("abcdefgh")
+    requests, same = bench.scheduled(), bench.scheduled()
     assert not isinstance(requests, str) and not isinstance(same, str)
     assert [request.run_key for request in same] == [request.run_key for request in requests]
     launched = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=requests[0].run_config)
-    again = tick(bench)
+    again = bench.scheduled()
     assert not isinstance(again, str)
     held = set(named(requests[0]) or ())
     assert len(again) == 3 and [key for each in again for key in named(each) or ()] == sorted(set("abcdefgh") - held)
     bench.instance.report_run_failed(launched)
     bench.settings["shards"] = 1
-    [whole] = tick(bench)
+    [whole] = bench.scheduled()
     assert isinstance(whole, dg.RunRequest) and named(whole) is None
     used = [requests[0].run_key, *(request.run_key for request in again), whole.run_key]
     assert all(used) and len(set(used)) == len(used)
@@ -215,38 +199,6 @@ def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.
     json.dump({"run_config": request.run_config, "tags": request.tags}, process.stdin)
     process.stdin.close()
     return process
-
-
-def texts_encoded(bench: Workbench) -> int:
-    """By all runs on record."""
-    runs = [run.run_id for run in bench.instance.get_runs()]
-    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    events = [entry.dagster_event for run in runs for entry in bench.instance.all_logs(run, of_type=kind)]
-    evaluations = [event.asset_check_evaluation_data for event in events if event]
-    metrics = [each.metadata for each in evaluations if each.check_name == NAMES.run_check.name]
-    return sum(int(str(each["texts_encoded"].value)) for each in metrics if "texts_encoded" in each)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("count", [2, 6])
-def test_concurrent_shards_begin_one_space_and_encode_everything_once(
-    bench: Workbench, small_shards: None, count: int
-) -> None:
-    bench.settings["shards"] = count
-    rows = {f"p{number:02}": numbered_rows(f"p{number:02}", 3 + number) for number in range(12)}
-    for key, each in rows.items():
-        bench.write(key, each)
-    requests = bench.tick().run_requests or []
-    assert len(requests) == count
-    running = [start(bench, request, bench.root / f"run-{place}") for place, request in enumerate(requests)]
-    ended = [process.wait(200) for process in running]
-    assert ended == [0] * count, [(bench.root / f"run-{place}" / "log").read_text() for place in range(count)]
-    [space] = [folder.name for folder in bench.output.iterdir() if (folder / "space.json").exists()]
-    for key, each in rows.items():
-        assert_embedded(bench.output, space, key, each)
-    assert texts_encoded(bench) == sum(map(len, rows.values()))
-    quiet = bench.later(days=1)
-    assert requested(quiet) == []
 
 
 @pytest.mark.usefixtures("gated")
@@ -271,9 +223,8 @@ def test_living_run_that_was_declared_lost_does_not_replace_newer_files(bench: W
     assert ran.success
     (elsewhere / "gate").touch()
     late.wait(120)
-    [space] = [folder.name for folder in bench.output.iterdir() if (folder / "space.json").exists()]
-    assert assert_embedded(bench.output, space, "moves", changed).source_version == "v2", "the newer source wins"
-    assert_embedded(bench.output, space, "same", first["same"])
+    assert assert_embedded(bench.output, bench.space, "moves", changed).source_version == "v2", "the newer source wins"
+    assert_embedded(bench.output, bench.space, "same", first["same"])
     assert shown(bench) == ({"moves", "same"}, set()), "and what the late one could not publish is not shown as failed"
     assert [each.status for each in bench.instance.get_runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, (
         "it reported its end"

@@ -8,8 +8,6 @@ import pytest
 
 from surge_dagster import EmbeddingCatalog
 from surge_dagster.config.settings import load_settings
-from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.store import open_store
 from surge_dagster.resources import CatalogSource
 from tests.dagster.conftest import Workbench
 from tests.engine.sources.tables import by_key, shuffled_rows, write_csv
@@ -30,9 +28,8 @@ def test_refresh_embeds_the_keys_of_a_table_and_removes_what_it_grouped(bench: W
     ran = bench.refresh()
     assert ran.success
     assert set(ran.materialized()) == set(by_key(rows))
-    [space] = list_spaces(open_store(bench.output))
     for key, expected in by_key(rows).items():
-        assert_embedded(bench.output, space.name, key, expected)
+        assert_embedded(bench.output, bench.space, key, expected)
     assert list(cache.glob("tables/*/index.json"))
     assert not list(cache.glob("tables/*/rows/*"))
 

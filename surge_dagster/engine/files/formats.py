@@ -70,14 +70,13 @@ def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: F
     texts, matrix = rows.texts, rows.matrix
     include_text, further = texts is not None, rows.carried_columns
     columns = schema(rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=include_text, carried=further)
-    carried = None if further is None else pa.Table.from_batches(rows.carried, further)
     text_bytes = 0 if texts is None else _string_bytes(texts)
     content = matrix.nbytes + text_bytes + sum(part.nbytes for part in (*rows.ids, *rows.carried))
     is_small = content <= _HELD_WHOLE_BYTES
     held = pa.BufferOutputStream() if is_small else None
     compress = texts is None or text_bytes >= LEAST_COMPRESSED_BYTES
     with new_writer(file_format, held or upload.sink, columns, facts, compress=compress) as writer:
-        writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, rows.text_hashes, matrix, carried)
+        writer.append_table(rows.table(columns))
         writer.close()
     if held is not None:
         upload.sink.write(held.getvalue())

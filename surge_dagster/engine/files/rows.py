@@ -43,6 +43,14 @@ class FileRows:
     carried: Sequence[pa.RecordBatch] = ()
     carried_columns: pa.Schema | None = None
 
+    def table(self, columns: pa.Schema) -> pa.Table:
+        """The rows as a table of a file's columns; vectors are not copied."""
+        ids = pa.chunked_array(list(self.ids), self.id_type)
+        named = self.carried_columns
+        further = () if named is None else pa.Table.from_batches(self.carried, named).columns
+        arrays = (ids, self.texts, self.text_hashes, *further, embedding_array(columns, self.matrix))
+        return pa.Table.from_arrays([column for column in arrays if column is not None], schema=columns)
+
 
 class FileWriter(ABC):
     """Writes one file, in one piece or in several; the caller opens and closes the sink.

@@ -32,7 +32,6 @@ from surge_dagster.engine.files.rows import (
     READ_BYTES,
     OutputFile,
     carried_columns,
-    embedding_table,
     matrix_of,
     require_carried,
     rows_at_a_time,
@@ -52,7 +51,6 @@ from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 log = logging.getLogger(__name__)
@@ -119,10 +117,7 @@ class Staging:
         read = ReadPartition(row, digest.hexdigest(), kind, carried_columns=named)
         facts = replace(self._target.facts(partition, read, vectors), space=name)
         columns = self._target.columns(kind, named)
-        kept = texts if self._target.include_text else None
-        further = None if named is None else pa.Table.from_batches(segment.carried, named)
-        column = pa.chunked_array(list(segment.ids), kind)
-        table = embedding_table(columns, column, kept, text_hashes(texts), matrix, further)
+        table = self._target.rows(batch, segment, matrix).table(columns)
         self._left.setdefault(encode_key(partition.key), [])
         with self._store.create(name) as upload, new_writer("parquet", upload.sink, columns, facts) as writer:
             for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
