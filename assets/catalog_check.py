@@ -22,7 +22,7 @@ from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.engine.verify.verification import Kind, Violation, verify
+from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.dagster_internals import last_evaluation
 from surge_dagster.orchestration.discovery import existing_space
