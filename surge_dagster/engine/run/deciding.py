@@ -127,9 +127,8 @@ class _Decider:
                     missing=missing,
                     held=lambda size: self._held(size, beside=share),
                 )
-        except InvalidFile as error:
-            location = self._target.store.location(file.stored.name)
-            log.warning("%s is encoded again: %s", location, error)
+        except (InvalidFile, FileNotFoundError) as error:
+            log.warning("partition %r is encoded again: %s", partition.key, error)
             return None
 
     def _content(self, partition: Partition) -> tuple[str, int, MissingTexts]:

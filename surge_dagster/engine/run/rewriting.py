@@ -14,11 +14,12 @@ from functools import reduce
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, VectorFacts
-from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_output_file
+from surge_dagster.engine.files.formats import PublishedFile, new_writer
+from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
-from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, vector_bytes
+from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, rows_at_a_time, vector_bytes
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
@@ -26,7 +27,6 @@ from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import MissingTexts, PartitionToRead, ReadPartition, StagedRows
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Upload
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 # Memory of a row group while it is held and written; together with what reading takes, less than the reader's share.
 _GROUP_BYTES = 24 * 1024 * 1024
@@ -96,30 +96,22 @@ def republish(
         held: books what wide rows take, in bytes; the caller books the rest.
 
     Raises:
-        InvalidFile: the file is damaged, or has other content by now; it is left as it is.
-        TransientError: the new file cannot be written, or the source has changed once more.
-        OSError: the system does not give the old file, so that nothing is known of it.
+        InvalidFile, FileNotFoundError: the file is damaged, removed, or has other content by now; it is left as it is.
+        TransientError: the old file cannot be read now or the new one be written, or the source has changed once more.
     """
-    store, space, name = target.store, target.space, published.stored.name
-    try:
-        with (
-            store.open(name) as source,
-            open_output_file(source, space.file_format, buffer_size=READ_BYTES) as reader,
-            held(reader.reading_bytes(widest_row) + (1 + STRING_COPIES) * widest_row),
-            store.create(name) as upload,
-        ):
-            if reader.facts.desired_version != published.facts.desired_version:
-                raise InvalidFile("it was replaced by a file with other content since it was listed")
-            facts = replace(reader.facts, source_version=partition.source_version, writer=WRITER, **asdict(missing))
-            check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
-            columns = reader.columns
-            rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
-            write_rows(space, upload, columns, facts, reader.read(batch_rows=rows))
-            stored = upload.publish(lambda: require_unchanged(partition))
-    except UNREADABLE as error:
-        if is_systems(error) and not isinstance(error, FileNotFoundError):
-            raise
-        raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
+    space, name = target.space, published.stored.name
+    with (
+        open_published(target.store, space, name, buffer_size=READ_BYTES) as reader,
+        held(reader.reading_bytes(widest_row) + (1 + STRING_COPIES) * widest_row),
+        target.store.create(name) as upload,
+    ):
+        if reader.facts.desired_version != published.facts.desired_version:
+            raise InvalidFile("it was replaced by a file with other content since it was listed")
+        facts, columns = reader.facts, reader.columns
+        facts = replace(facts, source_version=partition.source_version, writer=WRITER, **asdict(missing))
+        rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
+        write_rows(space, upload, columns, facts, reader.read(batch_rows=rows))
+        stored = upload.publish(lambda: require_unchanged(partition))
     target.sync()
     return PublishedFile(stored, facts, columns)
 
@@ -131,7 +123,9 @@ def _staged_rows(staging: Staging, partition: Partition, staged: Sequence[Staged
                 if reader.facts.content_digest != segment.digest:
                     raise InvalidFile("it holds other rows than those that were staged")
                 yield from staging.rows(reader)
-        except (InvalidFile, OSError) as error:
+        except StoreUnavailable:
+            raise
+        except (InvalidFile, FileNotFoundError, TransientError) as error:
             was_removed = isinstance(error, FileNotFoundError)
             reason = "it was removed; another run may have published the partition" if was_removed else error
             raise TransientError(

@@ -25,8 +25,8 @@ from itertools import pairwise, zip_longest
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.files.facts import InvalidFile, VectorFacts, desired_version
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
+from surge_dagster.engine.files.facts import InvalidFile, VectorFacts, desired_version, explained
 from surge_dagster.engine.files.formats import new_writer, open_output_file
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
@@ -51,7 +51,6 @@ from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +92,11 @@ class Staging:
                 continue
             try:
                 usable.append(self._checked(partition, start, stop))
-            except (InvalidFile, OSError) as error:
+            except StoreUnavailable:
+                raise
+            except (InvalidFile, FileNotFoundError, TransientError) as error:
                 # It stays: the disk may answer later, or another run may be able to use it.
-                location = self._store.location(self._name(partition, start, stop))
-                log.warning("%s is encoded again: %s", location, error)
+                log.warning("staged rows of partition %r are encoded again: %s", partition.key, error)
         return usable
 
     def write(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts) -> StagedRows:
@@ -134,26 +134,22 @@ class Staging:
         Raises:
             FileNotFoundError: there is none.
             InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
-            OSError: the system does not give it; also while its rows are read.
+            TransientError: the system does not give it; also while its rows are read.
         """
         name, target = self._name(partition, start, stop), self._target
-        try:
-            with (
-                self._store.open(name) as source,
-                open_output_file(source, "parquet", buffer_size=READ_BYTES) as reader,
-            ):
-                facts = reader.facts
+        location = self._store.location(name)
+        with contextlib.ExitStack() as opened:
+            with explained(location):
+                source = opened.enter_context(self._store.open(name))
+                reader = opened.enter_context(open_output_file(source, "parquet", buffer_size=READ_BYTES))
+                reader.location, facts = location, reader.facts
                 if (facts.space, facts.precision) != (name, target.precision):
                     raise InvalidFile(f"it was written as {facts.space!r} in {facts.precision}")
                 require_carried(facts.carried_columns, reader.columns)
                 columns = target.columns(reader.columns.field("id").type, carried_columns(reader.columns))
                 if reader.columns != columns:
                     raise InvalidFile(f"its columns are {reader.columns.names}, those of this run {columns.names}")
-                yield reader
-        except UNREADABLE as error:
-            if is_systems(error):
-                raise
-            raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
+            yield reader
 
     def rows(self, reader: OutputFile) -> Iterator[pa.RecordBatch]:
         """The rows of an open segment, about a megabyte or one row at a time."""
