@@ -40,14 +40,11 @@ def decide(
     """Yield what each partition needs, in their order: nothing (a receipt), to be read, or an operator (a failure).
 
     Args:
-        outputs: the files of the space.
         force: read fresh partitions too.
         seen: keys of partitions that were decided before these.
 
     Raises:
-        Cancelled: the run is stopping.
-        StoreUnavailable: the store does not answer.
-        ConfigError: the source cannot be listed.
+        Cancelled, StoreUnavailable, ConfigError: see `reading.superbatches`.
     """
     decider = _Decider(outputs, target, memory, force, seen)
     for partition in partitions:

@@ -29,12 +29,7 @@ def gather(
     memory: RunMemory,
     dropped: DroppedPartitions,
 ) -> Iterator[SuperBatch | Receipt | Failure]:
-    """Gather the rows of partitions; receipts and failures pass.
-
-    Args:
-        dropped: partitions that another stage has refused are not read further; those that are refused here, or whose
-            known vectors cannot be used, are added.
-    """
+    """Gather the rows of partitions; receipts and failures pass. What another stage has dropped is read no further."""
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
     for item in items:
         if isinstance(item, PartitionRows):

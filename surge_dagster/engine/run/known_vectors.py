@@ -43,8 +43,7 @@ class RowPiece:
 class PartitionRows:
     """A partition and its rows, to be read once. What the pieces yield last is the partition as it was read.
 
-    Taking the next piece raises `DataError`, `TransientError` or `OSError` where the partition cannot be used,
-    `VectorsNotUsable` where it has to be read without its old vectors, and `Cancelled`.
+    Taking the next piece raises what is wrong with the partition, or `VectorsNotUsable`.
     """
 
     partition: PartitionToRead
@@ -58,11 +57,7 @@ def known_vectors(
     memory: RunMemory,
     observer: PublicationObserver | None,
 ) -> Iterator[Receipt | Failure | PartitionRows]:
-    """Open each partition that has to be read; receipts and failures pass.
-
-    Args:
-        observer: follows the rows of partitions that have an old file.
-    """
+    """Open each partition that has to be read; receipts and failures pass."""
     reader = _RowReader(target, staging, memory, observer)
     for decision in decisions:
         yield PartitionRows(decision, reader.pieces(decision)) if isinstance(decision, PartitionToRead) else decision
@@ -134,11 +129,7 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
         self._ids = IdSet()
 
     def add(self, batch: RowBatch) -> None:
-        """Take the next rows.
-
-        Raises:
-            DataError: there is no memory for them. The old file gives up its own before.
-        """
+        """Take the next rows; the old file gives up its memory before there is none for them."""
         plan = self._memory.plan
         beyond = max(0, self._source.page_bytes - plan.reader_pages)
         needed, available = self._ids.bytes_after(len(batch)), plan.source - beyond

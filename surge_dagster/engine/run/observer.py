@@ -20,21 +20,11 @@ class RowObserver(Protocol):
     """Follows the rows of one partition in their order. Used by the reader alone."""
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
-        """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown.
-
-        Args:
-            first_row: the place of the first one in its partition.
-        """
+        """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown."""
         ...
 
     def add(self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None) -> None:
-        """Take the next rows.
-
-        Args:
-            old_rows: see `old_rows`.
-            is_same: which of them keep text and vector of the old row, bool [n].
-            carried: their further columns.
-        """
+        """Take the next rows with their `old_rows`; `is_same`, bool [n], where text and vector are the old row's."""
         ...
 
     def result(self) -> ObservedRows | None:
@@ -62,9 +52,6 @@ class PublicationObserver(Protocol):
 
         Args:
             reserve: books bytes before they are held; False where they do not fit.
-
-        Raises:
-            InvalidFile: the old file is damaged.
         """
         ...
 
@@ -74,9 +61,6 @@ class PublicationObserver(Protocol):
         Args:
             rows: the result of its `RowObserver`, which the observer made itself.
             ids: all `wanted_ids`, in pieces, in order.
-
-        Raises:
-            TransientError, OSError: the file must not be published.
         """
         ...
 

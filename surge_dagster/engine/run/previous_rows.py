@@ -45,17 +45,7 @@ _MOST_READINGS = 10  # of a row group on average: where rows were shuffled, each
 
 
 class PreviousRows:
-    """The rows of one old file while its partition is gathered. Get it from `open_previous_rows`.
-
-    Args:
-        reader: the open file.
-        partition: that is gathered.
-        memory: that may be booked for it.
-        observer: of its rows.
-
-    Raises:
-        InvalidFile: the file is damaged.
-    """
+    """The rows of one old file while its partition is gathered. Get it from `open_previous_rows`."""
 
     def __init__(
         self,
@@ -82,14 +72,10 @@ class PreviousRows:
 
     @property
     def held(self) -> int:
-        """Bytes that are booked for it."""
         return self._memory.held
 
     def known(self, batch: RowBatch, first_row: int) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
         """The next rows of the partition in pieces, with the vectors of those whose texts the old file has.
-
-        Args:
-            first_row: the place of the first one in the partition.
 
         Raises:
             VectorsNotUsable: the old file is damaged.
@@ -190,12 +176,7 @@ class PreviousRows:
 def open_previous_rows(
     partition: PartitionToRead, target: SpaceTarget, memory: RunMemory, observer: PublicationObserver | None
 ) -> Iterator[PreviousRows | None]:
-    """The rows of a partition's old file; None where there is none, or where it cannot be used.
-
-    Args:
-        memory: of the run; what the rows take is booked until the end.
-        observer: follows the rows.
-    """
+    """The rows of a partition's old file; None where there is none, or where it cannot be used."""
     file = partition.replaced
     with contextlib.ExitStack() as opened:
         previous = None
@@ -213,14 +194,7 @@ def open_previous_rows(
 
 
 class _Memory:
-    """Books what an old file takes, as far as it fits beside the ids and pages of its partition's source.
-
-    Args:
-        rows: of the file.
-
-    Attributes:
-        held: bytes that are booked.
-    """
+    """Books what an old file takes, as far as it fits beside the ids and pages of its partition's source."""
 
     def __init__(self, memory: RunMemory, source: Partition, rows: int) -> None:
         plan, ids = memory.plan, IdSet().bytes_after(max(source.rows or 0, rows))

@@ -28,9 +28,7 @@ class Publication:
 
     Attributes:
         remaining: segments that are not written yet.
-        texts_per_second: of the encode call.
         staged: staged rows by the segment's start.
-        serialize, upload: seconds of the publishing threads.
     """
 
     encoded: EncodedSuperBatch
@@ -53,12 +51,7 @@ class Publication:
         self.texts_per_second = self.encoded.texts_per_second  # which looks at the slot
 
     def publish(self, segment: Segment, read: ReadPartition) -> None:
-        """Write the file of a partition that lies whole in this SuperBatch.
-
-        Raises:
-            DataError: a vector of it is not a valid embedding.
-            SurgeError, OSError: it cannot be written, or is no longer wanted.
-        """
+        """Write the file of a partition that lies whole in this SuperBatch."""
         target, batch, partition = self.target, self.encoded.batch, segment.partition
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
@@ -83,12 +76,7 @@ class Publication:
             self._count(begun, serialized, facts.truncated)
 
     def stage(self, segment: Segment) -> None:
-        """Stage rows of a split partition as an object of its own.
-
-        Raises:
-            DataError: a vector of it is not a valid embedding.
-            SurgeError, OSError: it cannot be written.
-        """
+        """Stage rows of a split partition as an object of its own."""
         batch = self.encoded.batch
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
@@ -111,13 +99,7 @@ class Publication:
             return self.remaining == 0
 
     def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[SuperBatchReport | Receipt | Failure, ...]:
-        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments.
-
-        Args:
-            b_min: of the run.
-            begun: `time.perf_counter()` at its beginning.
-            peak_bytes: the most that it has held.
-        """
+        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments."""
         order = {segment.partition.key: place for place, segment in enumerate(self.encoded.batch.segments)}
         receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
         return self._report(b_min, begun, peak_bytes), *receipts, *self.failures

@@ -22,7 +22,7 @@ from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import PartitionToRead, SuperBatch
+from surge_dagster.engine.run.superbatch import SuperBatch
 from surge_dagster.engine.sources.partition import Partition
 
 
@@ -41,13 +41,9 @@ def superbatches(
     """Read partitions in their order, and yield what follows from each.
 
     Args:
-        outputs: the files of the space.
         memory: books each SuperBatch; its receiver releases it.
         force: encode fresh partitions too.
         seen: keys of partitions that were found fresh before these.
-
-    Yields:
-        SuperBatches to encode, receipts of partitions that need no encoding, failures of partitions that are refused.
 
     Raises:
         Cancelled: the run is stopping.
@@ -55,12 +51,9 @@ def superbatches(
         ConfigError: the source cannot be listed.
     """
 
-    def gathered(
-        decisions: Iterable[Receipt | Failure | PartitionToRead],
-    ) -> Iterator[SuperBatch | Receipt | Failure]:
-        return gather(known_vectors(decisions, target, staging, memory, observer), staging, memory, dropped)
-
-    yield from gathered(decide(partitions, outputs, target, staging, memory, force=force, seen=seen))
+    decisions = decide(partitions, outputs, target, staging, memory, force=force, seen=seen)
+    yield from gather(known_vectors(decisions, target, staging, memory, observer), staging, memory, dropped)
     # The encode calls that are under way may still show that old vectors are wrong.
     memory.in_flight.wait_until_none(memory.stop)
-    yield from gathered(dropped.take_again())
+    again = dropped.take_again()
+    yield from gather(known_vectors(again, target, staging, memory, observer), staging, memory, dropped)

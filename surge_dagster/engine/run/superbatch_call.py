@@ -38,15 +38,11 @@ class SuperBatchCall:
 
     Args:
         batch: its slot belongs to this until the call has ended.
-        memory: of the run.
         dropped: takes partitions whose old vectors are not to be trusted.
 
     Attributes:
         deduplicated: rows that get the vector of an equal text.
         cosines: of new vectors to those of the old file, by the partition's key.
-
-    Raises:
-        EncoderError: the pool failed.
     """
 
     def __init__(self, pool: EncoderPool, batch: SuperBatch, memory: RunMemory, dropped: DroppedPartitions) -> None:
@@ -176,11 +172,7 @@ class SuperBatchCall:
 
 
 def _distinct(slot: Slot, rows: np.ndarray | None, ledger: Ledger) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Which of the rows to encode are encoded: the first of equal texts.
-
-    Args:
-        rows: to encode, ascending; None: all.
-        ledger: books the memory of the comparison; where that does not fit now, every row is encoded.
+    """Which of the rows are encoded: the first of equal texts; all, where the comparison has no memory.
 
     Returns:
         The rows that remain, rows with the text of an earlier one, and for each of these that earlier one.
