@@ -160,9 +160,9 @@ class EmbeddingRun:
             with gauge:
                 outputs = self._listed_outputs()
                 due = yield from self._first_due(outputs, fresh_keys)
-                if due is not None:
+                if due is not None and not self._stop.stopping.is_set():
                     yield from self._embed(due, outputs, fresh_keys)
-                elif outputs is not None:
+                elif due is None and outputs is not None:
                     self._end_without_encoding(outputs, fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
