@@ -45,7 +45,7 @@ class ContentDigest:
     def update_raw(self, columns: pa.RecordBatch) -> None:
         """Add the next rows of a table, before they are checked; every batch has the same columns, in canonical types.
 
-        Values of a type that no source may select do not count: whatever they are, the rows are refused.
+        Values of a type that no source may select do not count: such rows are refused anyway.
         """
         self._kind = self._kind or b"raw\0" + _described(columns)
         self._add(len(columns), [part for column in columns.columns for part in _raw_streams(column)])

@@ -36,15 +36,11 @@ class Selection:
     """What is taken of a source's columns.
 
     Attributes:
-        id: the column that identifies a row within its partition.
         text: the column that is embedded, or a template of columns in braces such as "{title}. {description}".
         max_text_bytes: a longer text refuses its partition.
         missing_text: what becomes of a row whose text is null, empty or nothing but white space: it refuses its
             partition, is skipped, or is embedded as an empty text; `refuse_nulls` embeds those that are not null.
         carried: further columns that travel with the rows into the output, in this order.
-
-    Raises:
-        ConfigError: the template cannot be used, or the output has a column of its own with a carried one's name.
     """
 
     id: str = "id"
@@ -74,11 +70,7 @@ class Selection:
 
     @property
     def version_suffix(self) -> str:
-        """What every source version ends in, since another selection is other content; mostly empty.
-
-        Columns of other than the usual names are named, as in `?text_column=title`; a template is named by its digest.
-        Carried columns are named in their order.
-        """
+        """What every source version ends in, as in `?text_column=title`: another selection is other content."""
         unusual: dict[str, str | tuple[str, ...]] = {}
         if self.id != "id":
             unusual["id_column"] = self.id
@@ -97,10 +89,7 @@ class Selection:
 
         Args:
             batch: at least the selected `columns`, each once, dictionary-encoded or not; a few megabytes.
-            first_row: zero-based row of the batch's first row in its partition.
-
-        Raises:
-            DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
+            first_row: zero-based, in the partition.
         """
         ids = batch.column(self.id)
         carried = carried_columns(key, batch, self.carried) if self.carried else None

@@ -58,11 +58,14 @@ class _Index:
     files: Sequence[str]
     file_rows: Sequence[int]
 
+    def file_of(self, row: int) -> int:
+        """The place of the file that has a row of the table."""
+        return bisect_right(list(accumulate(self.file_rows)), row)
+
     def shown(self, row: int) -> str:
         """A row of the table, for messages."""
-        ends = list(accumulate(self.file_rows))
-        place = bisect_right(ends, row)
-        return f"row {row - (ends[place] - self.file_rows[place]):,} of {self.files[place]}"
+        place = self.file_of(row)
+        return f"row {row - sum(self.file_rows[:place]):,} of {self.files[place]}"
 
 
 class TableSource:
@@ -308,8 +311,9 @@ class _Cursor:
 
     def __init__(self, index: _Index, rows: TableRows, row: int) -> None:
         self.index = index
-        self.row = row
-        self._batches = rows.columns(row, index.file_rows)
+        first_file = index.file_of(row)
+        self.row = sum(index.file_rows[:first_file])  # the next one that is read
+        self._batches = rows.columns(first_file)
         self._held: pa.RecordBatch | None = None
 
     def read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -58,24 +57,14 @@ class TableRows:
                 if len(batch):
                     yield batch
 
-    def columns(self, first_row: int, file_rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """The kept columns from a row on, without keys, of files with so many rows each."""
-        self._take_types(first_row, file_rows)
-        for file, end, rows in zip(self._files, accumulate(file_rows), file_rows, strict=True):
-            if first_row < end:
-                skipped = max(0, first_row - (end - rows))
-                for raw in batches(file, self._columns, first_row=skipped):
-                    if len(raw):
-                        yield self._uniform(file, raw).select(list(self._columns))
-
-    def _take_types(self, first_row: int, file_rows: Sequence[int]) -> None:
-        """Give the columns the types of the first file, where reading begins with a later one."""
-        if self._types or not file_rows or first_row < file_rows[0]:
-            return
-        for file in self._files:
+    def columns(self, first_file: int) -> Iterator[pa.RecordBatch]:
+        """The kept columns of all rows from a file on, without keys."""
+        if first_file:  # the columns have the types of the first file
+            self._uniform(self._files[0], next(batches(self._files[0], self._columns)))
+        for file in self._files[first_file:]:
             for raw in batches(file, self._columns):
-                self._uniform(file, raw)
-                return
+                if len(raw):
+                    yield self._uniform(file, raw).select(list(self._columns))
 
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
         """The kept columns in the types of the first file, then those of the key as strings, after a NUL in name."""
