@@ -148,9 +148,7 @@ class FolderCatalog:
 
     def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:
         try:
-            for raw in batches(file, self.selection.columns, key=key):
-                yield from self.selection.row_batches(key, raw, first_row)
-                first_row += len(raw)
+            yield from self.selection.rows(key, batches(file, self.selection.columns, key=key), first_row)
         except TransientError as error:
             if error.key is not None or isinstance(error, StoreUnavailable):
                 raise

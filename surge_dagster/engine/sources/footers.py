@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import astuple
-from typing import Any
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
@@ -25,7 +24,10 @@ class SourceFooters:
     def __init__(self, files: SourceFiles) -> None:
         self._files = files
         self._memory: FooterMemory[Footer | None] = FooterMemory(
-            f"source\0{files.identity}", on_disk=files.is_remote, pack=_packed, unpack=_unpacked
+            f"source\0{files.identity}",
+            on_disk=files.is_remote,
+            pack=lambda footer: None if footer is None else list(astuple(footer)),
+            unpack=lambda _name, _tag, values: Footer(*values),
         )
 
     def each(self, files: Sequence[SourceFile], *, is_whole: bool = False) -> Generator[End]:
@@ -76,11 +78,3 @@ def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
 
 def _tag(file: SourceFile) -> Tag:
     return file.size, file.state or file.token
-
-
-def _packed(footer: Footer | None) -> list[Any] | None:
-    return None if footer is None else list(astuple(footer))
-
-
-def _unpacked(name: str, tag: Tag, values: list[Any]) -> Footer:
-    return Footer(*values)

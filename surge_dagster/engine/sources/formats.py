@@ -72,7 +72,7 @@ def batches(file: SourceFile, columns: Sequence[str], *, key: str | None = None)
     except SurgeError:
         raise
     except FileNotFoundError as error:
-        raise TransientError(f"{problem.where} was removed while it was read. Run again.", key) from error
+        raise TransientError(f"the file {file.shown} was removed while it was read. Run again.") from error
     except (*UNREADABLE, ValueError) as error:
         if is_systems(error):
             raise not_given(file.shown, error, key) from error
@@ -84,11 +84,6 @@ class _Problem:
 
     def __init__(self, file: SourceFile, key: str | None) -> None:
         self._file, self._key = file, key
-
-    @property
-    def where(self) -> str:
-        name = f"the file {self._file.shown}"
-        return name if self._key is None else f"partition {self._key!r}: {name}"
 
     def __call__(self, reason: str, remedy: str) -> SurgeError:
         text = f"the file {self._file.shown} {reason}"

@@ -1,7 +1,7 @@
 """What every source offers: ordered partitions of (id, text) rows, each streamed as row batches in bounded memory.
 
-A new kind of source implements `Source`: it lists `Partition` objects, cheaply and in a stable order, and each of them
-can open its rows. A `Selection` checks and converts their raw columns; `tests/engine/sources` has the examples.
+A new kind of source implements `Source`. A `Selection` checks and converts the raw columns of its partitions;
+`tests/engine/sources` has the examples.
 """
 
 from __future__ import annotations

@@ -108,10 +108,7 @@ def together(
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings.
-
-    Integers become int64, but inside lists and structs keep their type.
-    """
+    """One type for all that differ in their layout or, outside of lists and structs, in the size of their integers."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_inner_type(kind.value_type))
     if pa.types.is_fixed_size_list(kind):

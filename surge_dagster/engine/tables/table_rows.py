@@ -12,7 +12,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
-from surge_dagster.engine.support.keys import joined_key
+from surge_dagster.engine.support.keys import is_text, joined_key
 from surge_dagster.engine.tables.grouping import Block
 
 NO_KEY = ""  # stands for every value that cannot be a key
@@ -22,14 +22,7 @@ _BLOCK_ROWS = 256 * 1024
 
 
 class TableRows:
-    """The rows of a table, of which these columns are kept.
-
-    Attributes:
-        file_rows: rows of the files, as far as they were read.
-
-    Raises:
-        ConfigError, TransientError: from reading, as `formats.batches`; also where two files have different types.
-    """
+    """The rows of a table, of which these columns are kept; `file_rows` counts those of each file that was read."""
 
     def __init__(self, files: Sequence[SourceFile], partition_by: Sequence[str], columns: Sequence[str]) -> None:
         self.file_rows: list[int] = []
@@ -98,7 +91,7 @@ def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
 
 
 def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:
-    """The error that refuses the rows without a key; where it is known, says which is the first of them."""
+    """The error that refuses the rows without a key, of which it says the first where it is known."""
     names, where = " or ".join(map(repr, columns)), first and f"; the first is {first}"
     return DataError(
         key,
@@ -133,11 +126,5 @@ def _texts(values: pa.Array) -> list[str | None]:
     try:
         return values.to_pylist()
     except UnicodeDecodeError:
-        return [_decoded(value.as_py()) for value in values.cast(pa.binary())]
-
-
-def _decoded(raw: bytes | None) -> str | None:
-    try:
-        return None if raw is None else raw.decode()
-    except UnicodeDecodeError:
-        return None
+        escaped = (raw and raw.decode("utf-8", "surrogateescape") for raw in values.cast(pa.binary()).to_pylist())
+        return [text if text and is_text(text) else None for text in escaped]
