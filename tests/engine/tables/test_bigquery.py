@@ -15,6 +15,7 @@ from surge_dagster.engine.tables import bigquery as module
 from surge_dagster.engine.tables.bigquery import BigQueryCatalog
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
+from tests.engine.sources.tables import versions
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.engine.tables.test_frames import content
 from tests.extras import require
@@ -43,10 +44,6 @@ def service() -> Iterator[Service]:
     fake = FakeBigQuery(table_of(CATALOG))
     with fake.serve() as clients:
         yield Service(fake, clients)
-
-
-def versions(source: BigQueryCatalog) -> dict[str, str]:
-    return {each.key: each.source_version for each in source}
 
 
 @pytest.mark.parametrize(
