@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import DataError
@@ -42,6 +42,10 @@ def test_digest_does_not_depend_on_batches_slices_or_offsets(rows: Rows, data: s
 
 
 @given(rows_of_strings, rows_of_strings)
+@example([("1", "abc"), ("2", "def")], [("1", "abcd"), ("2", "ef")])  # the border between two texts
+@example([("1", "abc"), ("2", "def")], [("1a", "bc"), ("2", "def")])  # the border between id and text
+@example([("1", "abc"), ("2", "def")], [("1", "def"), ("2", "abc")])
+@example([("1", "abc")], [("1", "abc"), ("", "")])
 def test_different_rows_have_different_digests(one: Rows, other: Rows) -> None:
     assert (digest_of(row_batch_of(one)) == digest_of(row_batch_of(other))) == (one == other)
 

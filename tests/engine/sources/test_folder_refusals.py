@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
-from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.errors import ConfigError
 from tests.engine.sources.reading import ROWS, refusal, rows_of
 from tests.engine.sources.shops import Shop
-from tests.small_catalogs import write_rows
 
 
 class TestRefusals:
@@ -63,36 +58,3 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=r"is one file.*--partition-by COLUMN") as refused:
             list(shop.open("/products.parquet"))
         assert "catalog demo" not in str(refused.value)
-
-
-class TestDisks:
-    def test_unreadable_folder_is_its_partitions_own_transient_error(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name in ("lang=de/category=a/0.parquet", "lang=de/category=b/0.parquet", "lang=en/category=c/0.parquet"):
-            write_rows(tmp_path / name, ROWS)
-        honest = os.scandir
-
-        def refuse(suffix: str) -> None:
-            def scan(path: str) -> object:
-                if str(path).endswith(suffix):
-                    raise OSError(5, "Input/output error")
-                return honest(path)
-
-            monkeypatch.setattr(os, "scandir", scan)
-
-        refuse("category=a")
-        a, b, c = open_source(tmp_path)
-        with pytest.raises(TransientError, match=r"partition 'lang=de/category=a'.*Input/output error"):
-            list(a.read())
-        assert rows_of(b) == rows_of(c) == ROWS
-        refuse("lang=de")  # nothing is known of its partitions: they must not count as removed
-        with pytest.raises(ConfigError, match="its folder lang=de/ could not be read"):
-            list(open_source(tmp_path))
-
-    def test_file_replaced_during_reading_is_a_transient_error(self, tmp_path: Path) -> None:
-        write_rows(tmp_path / "a.parquet", ROWS)
-        (a,) = open_source(tmp_path)
-        write_rows(tmp_path / "a.parquet", [*ROWS, ("9", "nine")])
-        with pytest.raises(TransientError, match=r"partition 'a'.*Run again"):
-            list(a.read())

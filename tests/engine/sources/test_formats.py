@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources import formats
 from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.formats import batches
@@ -217,12 +217,6 @@ class TestRefusedFiles:
         path.write_bytes(path.read_bytes()[:-9])
         with pytest.raises(DataError, match=r"partition 'shoes': the file p\.parquet cannot be read"):
             list(batches(source_file(path), COLUMNS, key="shoes"))
-
-    def test_file_that_is_removed_is_transient(self, tmp_path: Path) -> None:
-        file = source_file(write(tmp_path / "p.csv", ROWS))
-        (tmp_path / "p.csv").unlink()
-        with pytest.raises(TransientError, match=r"p\.csv was removed"):
-            list(batches(file, COLUMNS))
 
 
 class TestMemory:

@@ -116,12 +116,6 @@ def test_a_missing_permission_is_named_with_the_role_that_gives_it_and_not_retri
     assert not isinstance(refused.value, TransientError)
 
 
-@pytest.mark.parametrize("column", ["session", "expired_at"])
-def test_a_column_that_does_not_exist_is_named_whatever_its_name(service: Service, column: str) -> None:
-    with pytest.raises(ConfigError, match=f"Unrecognized name: {column}"):
-        list(service.open(selection=Selection(text=column)))
-
-
 def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
     [first, *_] = service.open()
     service.fake.replace(service.fake.table.rename_columns(["category", "id", "title", "changed"]))
