@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.folders import FolderCatalog
 from surge_dagster.engine.sources.listing import SourceFiles, split_pattern
 from surge_dagster.engine.sources.local_files import LocalFiles
@@ -22,22 +20,14 @@ __all__ = ["DEFAULT_MAX_TEXT_BYTES", "FolderCatalog", "Selection", "Source", "op
 def open_folders(
     url: str | Path, selection: Selection | None = None, storage_options: StorageOptions | None = None
 ) -> FolderCatalog:
-    """Open a catalog whose folders or files are its partitions; takes and raises what `open_files` does."""
-    return FolderCatalog(open_files(url, storage_options, is_source_file), selection or Selection())
+    """Open a catalog whose folders or files are its partitions; takes what `open_files` does."""
+    return FolderCatalog(open_files(url, storage_options), selection or Selection())
 
 
-def open_files(
-    url: str | Path, options: StorageOptions | None = None, is_wanted: Callable[[str], bool] = bool
-) -> SourceFiles:
-    """Open a place for listing; in a bucket nothing is requested yet.
+def open_files(url: str | Path, options: StorageOptions | None = None) -> SourceFiles:
+    """Open a folder, one file or a pattern for listing; in a bucket nothing is requested yet.
 
-    Args:
-        url: a local path, `file://` URL or URL of a bucket: a folder, one file or a pattern. A local path that exists
-            is no pattern, whatever its name is.
-        is_wanted: whether a file of this name counts.
-
-    Raises:
-        ConfigError: there is no such local path, the pattern is none, or there are no credentials.
+    A local path that exists is no pattern, whatever its name is.
     """
     text = str(url)
     if is_object_store(text):
@@ -48,16 +38,16 @@ def open_files(
         above, name = base.rstrip("/"), ""
         if pattern is None and above.count("/") > 2:
             above, _, name = above.rpartition("/")
-        return BucketFiles(text, open_object_store(above, options, what="source"), name, pattern, is_wanted)
+        return BucketFiles(text, open_object_store(above, options, what="source"), name, pattern)
     path = local_path(url, what="source")
     try:
         if path.is_dir():
-            return LocalFiles(text, path, "", None, is_wanted)
+            return LocalFiles(text, path, "", None)
         if path.exists():
-            return LocalFiles(text, path.parent, path.name, None, is_wanted)
+            return LocalFiles(text, path.parent, path.name, None)
         base, pattern = split_pattern(str(path))
         if pattern is not None and Path(base).is_dir():
-            return LocalFiles(text, Path(base), "", pattern, is_wanted)
+            return LocalFiles(text, Path(base), "", pattern)
     except OSError as error:
         raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
     missing = "such file or folder" if pattern is None else f"folder {base!r}"

@@ -38,15 +38,11 @@ class FilesAhead:
             self._last = place
             opening = self._opening.pop(place, None)
             self._opening = {each: opened for each, opened in self._opening.items() if each > place}
-            self._open_next(place + 1)
+            held = 0
+            for number, following in enumerate(self._files[place + 1 : place + 1 + self._depth], place + 1):
+                held += min(following.size, FIRST_BYTES)
+                if held > AHEAD_BYTES:
+                    break
+                if number not in self._opening and not following.refusal:
+                    self._opening[number] = in_background(following.open, "surge-source")
         return file.open() if opening is None else result_of(opening)
-
-    def _open_next(self, first: int) -> None:
-        held = 0
-        for place in range(first, min(first + self._depth, len(self._files))):
-            file = self._files[place]
-            held += min(file.size, FIRST_BYTES)
-            if held > AHEAD_BYTES:
-                return
-            if place not in self._opening and not file.refusal:
-                self._opening[place] = in_background(file.open, "surge-source")

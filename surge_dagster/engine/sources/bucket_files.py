@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.listing import FIRST_BYTES, HIDDEN, NamePattern, SourceFile, SourceFiles, read_end
 from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.object_store import ObjectStore
@@ -18,30 +19,24 @@ _NO_ETAG = "size-"
 
 
 class BucketFiles(SourceFiles):
-    """Objects of a bucket.
+    """A folder or one object of this name, below the folder that the store is opened at; all of it without a name."""
 
-    Args:
-        store: opened at the folder above the place.
-        name: the place's name in that folder: a folder, or one object; empty for the whole bucket.
-    """
+    is_remote = True
 
-    def __init__(
-        self, url: str, store: ObjectStore, name: str, pattern: NamePattern | None, is_wanted: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, url: str, store: ObjectStore, name: str, pattern: NamePattern | None) -> None:
         super().__init__(url, pattern)
         self._store = store
         self._name = name
-        self._is_wanted = is_wanted
 
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
         above = f"{self._name}/" if self._name else ""
         place = f"{above}{scope}".rstrip("/")
         looks = [partial(self._below, begin), self._object]
-        if scope and self._is_wanted(scope):
+        if scope and is_source_file(scope):
             looks.reverse()  # what is more likely is looked at first
         for stored in looks[0](place) or looks[1](place):
             relative = stored.name.removeprefix(above) if stored.name != self._name else stored.name.rpartition("/")[2]
-            if self._is_wanted(relative) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
+            if is_source_file(relative) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
                 token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
                 yield SourceFile(relative, stored.size, token, partial(self._open, stored))
 
@@ -53,10 +48,6 @@ class BucketFiles(SourceFiles):
             return [self._store.read_end(name, 1).stored] if name else []
         except FileNotFoundError:
             return []
-
-    @property
-    def is_remote(self) -> bool:
-        return True
 
     @property
     def identity(self) -> str:

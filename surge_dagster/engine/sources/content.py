@@ -43,10 +43,7 @@ class ContentDigest:
         self._add(len(batch), parts)
 
     def update_raw(self, columns: pa.RecordBatch) -> None:
-        """Add the next rows of a table, before they are checked; every batch has the same columns, in canonical types.
-
-        Values of a type that no source may select do not count: whatever they are, the rows are refused.
-        """
+        """Add unchecked rows in canonical types; values of a type that no source may select do not count."""
         self._kind = self._kind or b"raw\0" + _described(columns)
         self._add(len(columns), [part for column in columns.columns for part in _raw_streams(column)])
 
@@ -94,7 +91,7 @@ class IdSet:
         return self.bytes_after(0)
 
     def bytes_after(self, rows: int) -> int:
-        """Memory held after `rows` more, in bytes; an array that grows has a sixteenth more room than it needs."""
+        """Memory held after so many more; an array that grows has a sixteenth more room than it needs."""
         return _ID_BYTES * (len(self._hashes) + rows)
 
     def add(self, ids: pa.Array) -> None:

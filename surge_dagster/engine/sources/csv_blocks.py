@@ -60,12 +60,10 @@ def csv_blocks(
 
 
 def _whole_rows(block: bytes, delimiter: str, columns: int) -> int:
-    """Where the last row of a block begins that may go on behind it, asked of pyarrow's parser.
-
-    What is added makes that row invalid, within quotes or not, and of an invalid row pyarrow says the text.
-    """
+    """Where the last row of a block begins that may go on behind it, asked of pyarrow's parser."""
     if b'"' not in block:
         return 1 + max(block.rfind(b"\n"), block.rfind(b"\r"))
+    # This makes the last row invalid, within quotes or not, and of an invalid row pyarrow says the text.
     added = 2 * (b'"' + delimiter.encode() * (columns + 1))
     last = [0]
 

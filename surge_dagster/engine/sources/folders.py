@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from surge_dagster.engine.sources.footers import End, SourceFooters
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
 from surge_dagster.engine.sources.listing import FIRST_BYTES, UNREADABLE_FOLDER, SourceFile, SourceFiles
-from surge_dagster.engine.sources.parquet_files import Footer, source_version
+from surge_dagster.engine.sources.parquet_files import Footer
 from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
@@ -47,26 +48,18 @@ class FolderCatalog:
         return self._files.url
 
     def __iter__(self) -> Iterator[Partition]:
-        """Yield every partition; one that cannot be read raises its `DataError` when it is read.
-
-        Raises:
-            ConfigError: there is no file, or the names of folders and files do not say what the partitions are.
-            TransientError: the bucket does not answer.
-        """
         listed = self._files.list()
         self._require_partitions(listed)
         groups = grouped(listed, self._files.pattern, self.url)
         files = [file for group in groups for file in group.files]
         ahead = FilesAhead(files) if self._files.is_remote else None
-        try:
-            with contextlib.closing(self._footers.each(files, from_disk=True)) as each:
-                for group in groups:
-                    ends = {file.relative: next(each) for file in group.files}
-                    self._name_by_declaration(group, ends)
-                    yield self._partition(group, ends, ahead)
-        finally:
-            self._footers.save(listed)
-        self._footers.forget_others(listed)
+        with contextlib.closing(self._footers.each(files, is_whole=True)) as each:
+            for group in groups:
+                ends = {file.relative: next(each) for file in group.files}
+                if group.hashed is not None:
+                    declared = {end.key if isinstance(end, Footer) else None for end in ends.values()}
+                    group.key = (declared.pop() if len(declared) == 1 else None) or group.hashed
+                yield self._partition(group, ends, ahead)
 
     def _require_partitions(self, listed: Sequence[SourceFile]) -> None:
         if not listed:
@@ -81,21 +74,17 @@ class FolderCatalog:
                 f"`surge-dagster embed {self.url} OUTPUT --partition-by COLUMN` or the setting partition_by."
             )
 
-    def _name_by_declaration(self, group: FileGroup, ends: dict[str, End]) -> None:
-        """Take the key of a hashed name from the files."""
-        if group.hashed is not None:
-            declared = {end.key if isinstance(end := ends[file.relative], Footer) else None for file in group.files}
-            key = declared.pop() if len(declared) == 1 else None
-            group.key = key or group.hashed
-
     def _partition(self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None) -> Partition:
         current = partial(self._current_version, group)
         for file in group.files:
             if isinstance(end := ends[file.relative], OSError | TransientError) or file.token == UNREADABLE_FOLDER:
                 return Partition(group.key, UNREADABLE_VERSION, partial(_raise, group.key, file, end), current)
-        footers = [end for file in group.files if isinstance(end := ends[file.relative], Footer)]
+        footers = [end for end in ends.values() if isinstance(end, Footer)]
         is_counted = len(footers) == len(group.files)
-        pages = max((_pages(file, ends[file.relative]) for file in group.files), default=0)
+        pages = [footer.group_bytes for footer in footers]
+        pages += [
+            min(8 * file.size, _BLOCKS_BYTES) for file in group.files if not isinstance(ends[file.relative], Footer)
+        ]
         text_bytes = sum(footer.row_bytes for footer in footers) if is_counted else sum(f.size for f in group.files)
         return Partition(
             key=group.key,
@@ -104,16 +93,17 @@ class FolderCatalog:
             current_source_version=current,
             rows=sum(footer.rows for footer in footers) if is_counted else None,
             text_bytes=text_bytes,
-            page_bytes=pages + (_BUCKET_BYTES if self._files.is_remote else 0),
+            page_bytes=max(pages) + (_BUCKET_BYTES if self._files.is_remote else 0),
         )
 
     def _version(self, files: Sequence[SourceFile], ends: dict[str, End]) -> str:
-        tokens: list[tuple[str, str]] = []
-        for file in files:
-            end = ends[file.relative]
-            declared = end.version if isinstance(end, Footer) else None
-            tokens.append((file.relative, declared or file.token))
-        return source_version(tokens, self.selection.version_suffix)
+        declared = [end.version if isinstance(end := ends[file.relative], Footer) else None for file in files]
+        version = declared[0] or files[0].token
+        if len(files) > 1:
+            tokens = zip(files, declared, strict=True)
+            lines = "".join(f"{file.relative}\0{version or file.token}\n" for file, version in tokens)
+            version = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return version + self.selection.version_suffix
 
     def _current_version(self, group: FileGroup) -> str | None:
         try:
@@ -123,7 +113,7 @@ class FolderCatalog:
                 files = [file for file in files if file.relative in names or self._is_of(group, file)]
             if not files:
                 return None
-            ends = self._footers.of(files)
+            ends = {file.relative: end for file, end in zip(files, self._footers.each(files), strict=True)}
         except (ConfigError, TransientError) as error:
             raise TransientError(f"partition {group.key!r}: {error}", group.key) from error
         for file in files:
@@ -158,18 +148,11 @@ class FolderCatalog:
 
     def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:
         try:
-            for raw in batches(file, self.selection.columns, key=key):
-                yield from self.selection.row_batches(key, raw, first_row)
-                first_row += len(raw)
+            yield from self.selection.rows(key, batches(file, self.selection.columns, key=key), first_row)
         except TransientError as error:
             if error.key is not None or isinstance(error, StoreUnavailable):
                 raise
             raise TransientError(f"partition {key!r}: {error}", key) from error
-
-
-def _pages(file: SourceFile, end: End) -> int:
-    """Memory that reading a file may take, beside its batches."""
-    return end.group_bytes if isinstance(end, Footer) else min(8 * file.size, _BLOCKS_BYTES)
 
 
 def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None:

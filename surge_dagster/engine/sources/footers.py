@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import astuple
-from typing import Any
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
@@ -20,58 +19,44 @@ _PARQUET = (".parquet", ".pq")
 
 
 class SourceFooters:
-    """The footers of one place.
-
-    Args:
-        files: the place.
-    """
+    """The footers of one place."""
 
     def __init__(self, files: SourceFiles) -> None:
         self._files = files
         self._memory: FooterMemory[Footer | None] = FooterMemory(
-            f"source\0{files.identity}", on_disk=files.is_remote, pack=_packed, unpack=_unpacked
+            f"source\0{files.identity}",
+            on_disk=files.is_remote,
+            pack=lambda footer: None if footer is None else list(astuple(footer)),
+            unpack=lambda _name, _tag, values: Footer(*values),
         )
 
-    def of(self, files: Sequence[SourceFile]) -> dict[str, End]:
-        """The footers of listed files, by relative name.
-
-        Raises:
-            StoreUnavailable: the bucket does not answer at all.
-        """
-        return {file.relative: end for file, end in zip(files, self.each(files), strict=True)}
-
-    def each(self, files: Sequence[SourceFile], *, from_disk: bool = False) -> Generator[End]:
+    def each(self, files: Sequence[SourceFile], *, is_whole: bool = False) -> Generator[End]:
         """The footers of listed files, in their order; in a bucket, those of the next files are read meanwhile.
 
         Args:
-            from_disk: also use those that are kept on the disk.
-
-        Raises:
-            StoreUnavailable: the bucket does not answer at all.
+            is_whole: whether these are all files of the place: then what the disk keeps is used and renewed.
         """
         tags = _tags(files)
         known = self._memory.known(tags)
-        if from_disk and len(known) < len(tags):
+        if is_whole and len(known) < len(tags):
             self._memory.load()
             known = self._memory.known(tags)
         # Which files are read is decided once: meanwhile other listings of the same place learn of other files.
         unread = [file for file in files if file.relative in tags and file.relative not in known]
-        with contextlib.closing(self._files.ends(unread, read_footer)) as ends:
-            for file in files:
-                if file.relative not in tags:
-                    yield None
-                elif file.relative in known:
-                    yield known[file.relative]
-                else:
-                    yield self._read(file, next(ends))
-
-    def save(self, files: Sequence[SourceFile]) -> None:
-        """Keep the footers of a bucket's listed files on the disk, if any is new there."""
-        self._memory.save({file.relative for file in files})
-
-    def forget_others(self, files: Sequence[SourceFile]) -> None:
-        """Forget the files that the last listing of the whole place does not have."""
-        self._memory.forget_others({file.relative for file in files})
+        try:
+            with contextlib.closing(self._files.ends(unread, read_footer)) as ends:
+                for file in files:
+                    if file.relative not in tags:
+                        yield None
+                    elif file.relative in known:
+                        yield known[file.relative]
+                    else:
+                        yield self._read(file, next(ends))
+        finally:
+            if is_whole:
+                names = {file.relative for file in files}
+                self._memory.save(names)
+                self._memory.forget_others(names)
 
     def _read(self, file: SourceFile, end: Footer | Exception) -> End:
         """What was read of a file; it is remembered, unless another reading may give something else."""
@@ -86,7 +71,6 @@ class SourceFooters:
 
 
 def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
-    """The tags of the files that have footers, by relative name."""
     return {
         file.relative: _tag(file) for file in files if not file.refusal and file.relative.lower().endswith(_PARQUET)
     }
@@ -94,11 +78,3 @@ def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
 
 def _tag(file: SourceFile) -> Tag:
     return file.size, file.state or file.token
-
-
-def _packed(footer: Footer | None) -> list[Any] | None:
-    return None if footer is None else list(astuple(footer))
-
-
-def _unpacked(name: str, tag: Tag, values: list[Any]) -> Footer:
-    return Footer(*values)

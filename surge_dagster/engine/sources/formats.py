@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -41,19 +42,11 @@ _IN_ROW = re.compile(r" in row (\d+)$")
 _CSV_ROW = re.compile(r"(?<=Row #)\d+")  # of a block, in what pyarrow says
 
 
-def batches(
-    file: SourceFile,
-    columns: Sequence[str],
-    *,
-    key: str | None = None,
-    first_row: int = 0,
-) -> Iterator[pa.RecordBatch]:
+def batches(file: SourceFile, columns: Sequence[str], *, key: str | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a file, in its order, as batches of a few megabytes; at least one batch, which may be empty.
 
     Args:
-        columns: to be read, in this order.
         key: the partition that the whole file belongs to, None for a file of a table.
-        first_row: how many rows to leave out at the beginning.
 
     Raises:
         DataError, ConfigError: the file cannot be read; the first where it has a key.
@@ -70,16 +63,16 @@ def batches(
     try:
         if kind in ("parquet", "arrow"):
             read = _parquet if kind == "parquet" else _arrow
-            yield from _from_row(read(file, columns, problem), first_row)
+            yield from read(file, columns, problem)
         else:
             codec = _CODECS.get((ending["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
             with file.open() as opened, pa.CompressedInputStream(opened, codec) if codec else opened as stream:
-                yield from _from_row(read(io.BufferedReader(stream, _HEAD_BYTES), columns, problem), first_row)
+                yield from read(io.BufferedReader(stream, _HEAD_BYTES), columns, problem)
     except SurgeError:
         raise
     except FileNotFoundError as error:
-        raise TransientError(f"{problem.where} was removed while it was read. Run again.", key) from error
+        raise TransientError(f"the file {file.shown} was removed while it was read. Run again.") from error
     except (*UNREADABLE, ValueError) as error:
         if is_systems(error):
             raise not_given(file.shown, error, key) from error
@@ -91,11 +84,6 @@ class _Problem:
 
     def __init__(self, file: SourceFile, key: str | None) -> None:
         self._file, self._key = file, key
-
-    @property
-    def where(self) -> str:
-        name = f"the file {self._file.shown}"
-        return name if self._key is None else f"partition {self._key!r}: {name}"
 
     def __call__(self, reason: str, remedy: str) -> SurgeError:
         text = f"the file {self._file.shown} {reason}"
@@ -117,18 +105,7 @@ class _Problem:
 
 def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     """A batch without rows: it says the types of a file that has none."""
-    fields = [schema.field(name) for name in columns]
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
-
-
-def _from_row(read: Iterator[pa.RecordBatch], first_row: int) -> Iterator[pa.RecordBatch]:
-    for batch in read:
-        left_out = min(first_row, len(batch))
-        first_row -= left_out
-        if not left_out:
-            yield batch
-        elif left_out < len(batch):
-            yield batch.slice(left_out)
+    return pa.RecordBatch.from_pylist([], pa.schema([schema.field(name) for name in columns]))
 
 
 def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
@@ -171,29 +148,17 @@ def _arrow(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[
             yield from small(batch.select(columns))
 
 
-class _Bounded(io.RawIOBase):
+class _Bounded:
     """A file that refuses to read a huge record batch at once: Arrow's readers have no such limit."""
 
     def __init__(self, file: pa.NativeFile, problem: _Problem) -> None:
         self._file, self._problem = file, problem
 
-    def readable(self) -> bool:
-        return True
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def size(self) -> int:
-        return self._file.size()
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _BODY_BYTES:
+    def read(self, size: int) -> bytes:
+        if size > _BODY_BYTES:
             raise self._problem(
                 f"has a record batch of {size:,} bytes; at most {_BODY_BYTES:,} are read at once",
                 "Write it in batches of fewer rows, for example write_table(table, max_chunksize=65536).",
@@ -235,14 +200,10 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
         try:
             table = pacsv.read_csv(content, options, parse, convert)
         except pa.ArrowInvalid as error:
-            raise problem(f"cannot be read ({_with_rows_before(first_line(error), done)})", _QUOTE) from error
+            reason = _CSV_ROW.sub(lambda row, done=done: f"{int(row[0]) + done:,}", first_line(error), count=1)
+            raise problem(f"cannot be read ({reason})", _QUOTE) from error
         yield from table.slice(0 if done else 1).combine_chunks().to_batches()
         done += len(table)
-
-
-def _with_rows_before(reason: str, rows: int) -> str:
-    """What pyarrow says about a row of a block, with the row's number in the file."""
-    return _CSV_ROW.sub(lambda row: f"{int(row[0]) + rows:,}", reason, count=1)
 
 
 def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
@@ -253,8 +214,10 @@ def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> I
     blocks = _lines(stream, problem)
     first = next(blocks, b"")
     if first:
-        missing = (name for name in columns if not any(each in first for each in _quoted(name)))
-        problem.require([*missing], _names(first))
+        missing = [name for name in columns if not any(each in first for each in _quoted(name))]
+        # For people, those of the first row; names in nested objects are among them.
+        names = _JSON_NAME.findall(first[:_HEAD_BYTES].lstrip().partition(b"\n")[0])
+        problem.require(missing, list(dict.fromkeys(name.decode("utf-8", "replace") for name in names)))
     schema = pa.schema([(name, _json_type(first, name)) for name in columns])
     yield _empty(schema, schema.names)
     first_row = 0
@@ -283,12 +246,6 @@ def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
 def _quoted(name: str) -> list[bytes]:
     """How the name of a column may stand in a line."""
     return [json.dumps(name, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass") for is_ascii in (True, False)]
-
-
-def _names(block: bytes) -> list[str]:
-    """The columns of a block's first row for people; those of nested objects are among them."""
-    names = _JSON_NAME.findall(block[:_HEAD_BYTES].lstrip().partition(b"\n")[0])
-    return list(dict.fromkeys(name.decode("utf-8", "replace") for name in names))
 
 
 def _json_type(block: bytes, name: str) -> pa.DataType:

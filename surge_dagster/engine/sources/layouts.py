@@ -40,12 +40,12 @@ class _Place:
 
 @dataclass(slots=True)
 class FileGroup:
-    """The files of one partition, in bytewise order.
+    """The files of one partition.
 
     Attributes:
-        places: where its files lie; more than one is refused.
         hashed: the value in the names, where it is the hash of a long key that only the files declare.
         refusal: what is wrong with the names, and what to do.
+        places: where its files lie; more than one is refused.
     """
 
     key: str
@@ -61,14 +61,7 @@ class FileGroup:
 
 
 def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) -> list[FileGroup]:
-    """The partitions of the listed files of a source, in the order of their first files.
-
-    Args:
-        files: in bytewise order of their names, which match the pattern.
-
-    Raises:
-        ConfigError: the names do not say what the partitions are, or a folder cannot be read that may hold several.
-    """
+    """The partitions of the listed files of a source, in the order of their first files."""
     if pattern is not None and pattern.names:
         matched = (pattern.names_in(file.relative) for file in files)
         places = [_Place(scope, tuple(levels.items()), begin) for scope, begin, levels in matched]

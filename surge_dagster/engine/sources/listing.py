@@ -37,12 +37,9 @@ class SourceFile:
     """One file, as a listing showed it.
 
     Attributes:
-        relative: name below the folder that was listed, with `/` between its parts; not valid text where a name on the
-            disk is not UTF-8.
-        size: bytes.
+        relative: not valid text where a name on the disk is not UTF-8.
         token: changes when the content may have changed: the etag, or size and modification time on a disk.
-        open: opens this version of the file for reading. Raises FileNotFoundError where it was removed or replaced,
-            TransientError where a bucket does not answer, and OSError where a disk does not.
+        open: opens this version of the file; FileNotFoundError where it was removed or replaced.
         refusal: why it must not be opened, as the end of a sentence that begins with its name.
         state: of a file on a disk, also changes where another one took its place with the same token.
     """
@@ -61,24 +58,14 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """What the relative names of files have to match.
-
-    Attributes:
-        names: that it gives to parts of a file's name.
-    """
+    """What the relative names of files have to match, and the names that it gives to parts of them."""
 
     text: str
     regex: re.Pattern[str]
     names: tuple[str, ...]
 
-    def matches(self, relative: str) -> bool:
-        return bool(self.regex.fullmatch(relative))
-
     def names_in(self, relative: str) -> tuple[str, str, dict[str, str]]:
-        """Where all files of the same names lie, and these by name; of a file that counts.
-
-        The first is a file, or a folder; of a folder, the second is how the names in it begin.
-        """
+        """Where all files with this one's names lie: a file or a folder, how names in that begin; and the names."""
         match = self.regex.fullmatch(relative)
         names = match.groupdict() if match else {}
         parts = self.text.split("/")
@@ -90,7 +77,9 @@ class NamePattern:
 
 
 class SourceFiles(ABC):
-    """A place with files; each listing looks anew. Without a pattern all of them count."""
+    """A place with files of known formats; each listing looks anew. Without a pattern all of them count."""
+
+    is_remote = False
 
     def __init__(self, url: str, pattern: NamePattern | None) -> None:
         self.url = url
@@ -102,20 +91,13 @@ class SourceFiles(ABC):
         Args:
             scope: relative name of one file, or of a folder with all that lies below it; empty is all.
             begin: of a folder, those files alone whose names in it begin so.
-
-        Raises:
-            ConfigError: the folder cannot be listed.
-            TransientError: the bucket does not answer.
         """
         files: Iterable[SourceFile] = self._found(scope, begin)
         if (pattern := self.pattern) is not None:
-            files = (file for file in files if file.token == UNREADABLE_FOLDER or pattern.matches(file.relative))
+            files = (
+                file for file in files if file.token == UNREADABLE_FOLDER or pattern.regex.fullmatch(file.relative)
+            )
         return sorted(files, key=lambda file: os.fsencode(file.relative))
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether opening a file is a request."""
-        return False
 
     @property
     @abstractmethod
@@ -127,11 +109,7 @@ class SourceFiles(ABC):
         """Whether the file's next version is sure to have another token."""
 
     def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Generator[T | Exception]:
-        """What `read` finds at the end of each file, or its error; in a bucket the next ones are read ahead.
-
-        Raises:
-            StoreUnavailable: the bucket does not answer at all.
-        """
+        """What `read` finds at the end of each file, or its error; in a bucket the next ones are read ahead."""
         for file in files:
             yield read_end(file.open, read)
 
@@ -140,11 +118,7 @@ class SourceFiles(ABC):
 
 
 def split_pattern(url: str) -> tuple[str, NamePattern | None]:
-    """The folder above the first part of a path or URL that has a wildcard, and what names below it have to match.
-
-    Raises:
-        ConfigError: a name in braces is none, or comes twice.
-    """
+    """The folder above the first part of a path or URL that has a wildcard, and what names below it have to match."""
     first = _WILD.search(url)
     if first is None:
         return url, None

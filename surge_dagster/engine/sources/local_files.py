@@ -6,13 +6,14 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.listing import HIDDEN, UNREADABLE_FOLDER, NamePattern, SourceFile, SourceFiles
 from surge_dagster.engine.support.keys import is_text
 
@@ -24,13 +25,10 @@ _Names = Iterator[tuple[str, str | OSError | None]]  # names, and why they are r
 class LocalFiles(SourceFiles):
     """Files in a folder of a disk; where a name is given, the one of this name alone."""
 
-    def __init__(
-        self, url: str, root: Path, name: str, pattern: NamePattern | None, is_wanted: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, url: str, root: Path, name: str, pattern: NamePattern | None) -> None:
         super().__init__(url, pattern)
         self._root = str(root)
         self._name = name
-        self._is_wanted = is_wanted
 
     @property
     def identity(self) -> str:
@@ -80,17 +78,8 @@ class LocalFiles(SourceFiles):
         yield SourceFile(relative, size, token, partial(_open, path, token), refusal, state)
 
     def _names(self, folder: str, prefix: str, begin: str = "", *, follow: bool = True) -> _Names:
-        """Names of files below a folder, each with the reason to refuse it.
-
-        A folder below it that the system does not show comes with the system's error.
-
-        Args:
-            folder: full path.
-            prefix: put before each name; its path in the root.
-            begin: of the names in the folder itself that count.
-            follow: whether links to hidden folders of the root are; not within such a folder, which may link to itself.
-                Other folders of the root are listed where they lie.
-        """
+        # Of links to folders in the root, those to hidden ones alone are followed (the others are listed where they
+        # lie), and not within such a folder, which may link to itself.
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -104,7 +93,7 @@ class LocalFiles(SourceFiles):
             name = entry.name
             if name.startswith(HIDDEN) or not name.startswith(begin):
                 continue
-            relative, may_be_file = prefix + name, self._is_wanted(name)
+            relative, may_be_file = prefix + name, is_source_file(name)
             is_link = entry.is_symlink()
             if is_link and (refusal := self._refused_link(entry.path)):
                 is_folder = "=" in name or os.path.isdir(entry.path)  # noqa: PTH112

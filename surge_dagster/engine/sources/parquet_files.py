@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,10 +31,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Facts from a file's footer that a listing needs.
+    """Facts from a file's footer that a listing needs; the version and key are those that the file declares.
 
     Attributes:
-        version, key: as the file declares them, None where it does not.
         row_bytes: of all columns, uncompressed.
         group_bytes: memory that reading the largest row group may take.
     """
@@ -45,14 +43,6 @@ class Footer:
     rows: int
     row_bytes: int
     group_bytes: int
-
-
-def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
-    """The source version of a partition: of the name and token of each file, and the selection's suffix."""
-    if len(tokens) == 1:
-        return tokens[0][1] + suffix
-    lines = "".join(f"{relative}\0{token}\n" for relative, token in tokens)
-    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + suffix
 
 
 def read_footer(file: pa.NativeFile) -> Footer:

@@ -1,7 +1,7 @@
 """What every source offers: ordered partitions of (id, text) rows, each streamed as row batches in bounded memory.
 
-A new kind of source implements `Source`: it lists `Partition` objects, cheaply and in a stable order, and each of them
-can open its rows. A `Selection` checks and converts their raw columns; `tests/engine/sources` has the examples.
+A new kind of source implements `Source`. A `Selection` checks and converts the raw columns of its partitions;
+`tests/engine/sources` has the examples.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ _INT64 = pa.int64()
 
 
 class Source(Protocol):
-    """Where partitions come from. Each iteration lists them anew, in a stable order, and reads no rows.
-
-    Raises:
-        ConfigError: from iterating, where the source cannot be listed.
-    """
+    """Where partitions come from. Each iteration lists them anew, in a stable order, and reads no rows."""
 
     @property
     def url(self) -> str: ...
@@ -43,11 +39,11 @@ class Partition:
 
     Attributes:
         source_version: a cheap token that changes when the content may have changed.
-        read: opens the partition and yields its rows, a few megabytes at a time; raises `DataError` at the first row
-            that is refused, and `TransientError` where the storage does not answer.
+        read: yields the rows, a few megabytes at a time; raises `DataError` at the first row that is refused, and
+            `TransientError` where the storage does not answer.
         current_source_version: looks the token up again, None when the source no longer has the partition.
-        rows: number of rows where the source knows it without reading them, those that are skipped included.
-        text_bytes: bytes of text, estimated, where the source knows them.
+        rows: where they are known without reading, those that are skipped included.
+        text_bytes: an estimate.
         page_bytes: memory that reading may take beside the rows that it yields.
     """
 
@@ -65,14 +61,12 @@ class RowBatch:
     """Consecutive rows of one partition, in the source's order.
 
     Attributes:
-        ids: string, int64 or binary, without nulls.
-        texts: as many, without nulls.
+        ids: string, int64 or binary, without nulls; so are the texts.
         skipped: rows of the source that were left out in front of, between or behind these.
-        carried: as many rows of further columns, which may be null; None where none were requested.
-        carried_sizes: bytes of these columns in each row, int64 [rows]; None without them.
-        id_offsets: where each id starts in its column's data, one entry more than rows; None where ids are numbers.
+        carried: as many rows of further columns, which may be null.
+        carried_sizes: bytes of these columns in each row, int64 [rows].
+        id_offsets: where each id starts in its values, one entry more than rows; None where ids are numbers.
         id_values: the bytes of the ids, one behind the other; of numbers eight each.
-        text_offsets, text_values: the same of the texts; their offsets are int64.
     """
 
     ids: pa.Array
@@ -119,12 +113,7 @@ class RowBatch:
 
 
 def read_rows(partition: Partition) -> Iterator[RowBatch]:
-    """Open a partition and yield its rows, whose further columns have one type each.
-
-    Raises:
-        DataError: a row is refused, or a further column has another type in some rows.
-        TransientError: the storage does not answer.
-    """
+    """The rows of a partition, whose further columns have one type each."""
     columns: list[pa.Field] = []
     row = 0
     for batch in partition.read():

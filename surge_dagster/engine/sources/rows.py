@@ -32,17 +32,7 @@ def row_batch(
     skipped: int = 0,
     carried: pa.RecordBatch | None = None,
 ) -> RowBatch:
-    """Check and canonicalize one batch of a partition.
-
-    Args:
-        raw_ids, raw_texts: dictionary-encoded or not.
-        rows: their zero-based numbers in the partition, for messages.
-        skipped: rows of the source that were left out.
-        carried: as many rows of further columns, of types that files can have (`carried_columns`).
-
-    Raises:
-        DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
-    """
+    """Check and convert one batch; `rows` are its zero-based numbers in the partition, for messages."""
     ids = _canonical_ids(key, without_dictionary(raw_ids))
     texts = canonical_texts(key, without_dictionary(raw_texts))
     for name, column in (("id", ids), ("text", texts)):
@@ -118,10 +108,7 @@ def together(
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings.
-
-    Integers become int64, but inside lists and structs keep their type.
-    """
+    """One type for all that differ in their layout or, outside of lists and structs, in the size of their integers."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_inner_type(kind.value_type))
     if pa.types.is_fixed_size_list(kind):
@@ -141,14 +128,7 @@ def _inner_type(kind: pa.DataType) -> pa.DataType:
 
 
 def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Further columns that travel with the rows, in types that each kind of source and each output file has.
-
-    Strings and binaries lose their layout, integers become int64 (uint64 stays), nulls strings, and seconds
-    milliseconds.
-
-    Raises:
-        DataError: a column has a type that files cannot have.
-    """
+    """Further columns that travel with the rows, in types that each kind of source and each output file has."""
     columns: list[pa.Array] = []
     for name in names:
         plain = without_dictionary(batch.column(name))

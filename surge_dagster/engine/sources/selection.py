@@ -6,7 +6,7 @@ A source asks its `Selection` for the columns to read and hands it the raw batch
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlencode
@@ -36,15 +36,11 @@ class Selection:
     """What is taken of a source's columns.
 
     Attributes:
-        id: the column that identifies a row within its partition.
         text: the column that is embedded, or a template of columns in braces such as "{title}. {description}".
         max_text_bytes: a longer text refuses its partition.
         missing_text: what becomes of a row whose text is null, empty or nothing but white space: it refuses its
             partition, is skipped, or is embedded as an empty text; `refuse_nulls` embeds those that are not null.
         carried: further columns that travel with the rows into the output, in this order.
-
-    Raises:
-        ConfigError: the template cannot be used, or the output has a column of its own with a carried one's name.
     """
 
     id: str = "id"
@@ -74,11 +70,7 @@ class Selection:
 
     @property
     def version_suffix(self) -> str:
-        """What every source version ends in, since another selection is other content; mostly empty.
-
-        Columns of other than the usual names are named, as in `?text_column=title`; a template is named by its digest.
-        Carried columns are named in their order.
-        """
+        """What every source version ends in, as in `?text_column=title`: another selection is other content."""
         unusual: dict[str, str | tuple[str, ...]] = {}
         if self.id != "id":
             unusual["id_column"] = self.id
@@ -92,21 +84,39 @@ class Selection:
             unusual["columns"] = self.carried
         return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
 
+    def rows(self, key: str, batches: Iterable[pa.RecordBatch], first_row: int = 0) -> Iterator[RowBatch]:
+        """The rows of consecutive batches, of which the first one begins with this row of the partition."""
+        for batch in batches:
+            yield from self.row_batches(key, batch, first_row)
+            first_row += len(batch)
+
     def row_batches(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[RowBatch]:
         """Check and convert consecutive rows of a partition; what is yielded holds or counts all of them, in order.
 
         Args:
             batch: at least the selected `columns`, each once, dictionary-encoded or not; a few megabytes.
-            first_row: zero-based row of the batch's first row in its partition.
-
-        Raises:
-            DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
+            first_row: zero-based, in the partition.
         """
-        ids = batch.column(self.id)
-        carried = carried_columns(key, batch, self.carried) if self.carried else None
+        carried_rows = carried_columns(key, batch, self.carried) if self.carried else None
         for part, texts in self._texts(key, batch, first_row):
-            piece = None if carried is None else carried[part]
-            yield self._row_batch(key, ids[part], texts, range(first_row + part.start, first_row + part.stop), piece)
+            ids, carried = batch.column(self.id)[part], None if carried_rows is None else carried_rows[part]
+            rows: Sequence[int] | np.ndarray = range(first_row + part.start, first_row + part.stop)
+            skipped = 0
+            if self.missing_text == "empty":
+                texts = texts.fill_null("")
+            elif self.missing_text != "refuse_nulls" and texts.null_count:
+                present = texts.is_valid()
+                has_text, skipped = present.to_numpy(zero_copy_only=False), texts.null_count
+                if self.missing_text == "refuse":
+                    raise DataError(
+                        key,
+                        "the text is null or blank; every row needs one",
+                        "Fill it or drop the row in the source, or set missing_text to skip or empty.",
+                        rows[int(np.argmin(has_text))],
+                    )
+                ids, texts, rows = ids.filter(present), texts.drop_null(), np.flatnonzero(has_text) + rows[0]
+                carried = None if carried is None else carried.filter(present)
+            yield row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried)
 
     def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[slice, pa.Array]]:
         """The texts in pieces, with the rows of the batch that they belong to; null where they are missing."""
@@ -119,23 +129,3 @@ class Selection:
             texts = canonical_texts(key, without_dictionary(texts))
             texts = null_where(is_blank(texts), texts)
         yield slice(0, len(batch)), texts
-
-    def _row_batch(
-        self, key: str, ids: pa.Array, texts: pa.Array, rows: range, carried: pa.RecordBatch | None
-    ) -> RowBatch:
-        numbers: Sequence[int] | np.ndarray = rows
-        if self.missing_text == "empty":
-            texts = texts.fill_null("")
-        elif self.missing_text != "refuse_nulls" and texts.null_count:
-            present = texts.is_valid()
-            has_text = present.to_numpy(zero_copy_only=False)
-            if self.missing_text == "refuse":
-                raise DataError(
-                    key,
-                    "the text is null or blank; every row needs one",
-                    "Fill it or drop the row in the source, or set missing_text to skip or empty.",
-                    rows[int(np.argmin(has_text))],
-                )
-            ids, texts, numbers = ids.filter(present), texts.drop_null(), np.flatnonzero(has_text) + rows.start
-            carried = None if carried is None else carried.filter(present)
-        return row_batch(key, ids, texts, numbers, self.max_text_bytes, len(rows) - len(texts), carried)

@@ -26,11 +26,7 @@ _JOINED_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled template, and the columns that it names, each once.
-
-    Attributes:
-        parts: literal text and the name of the column behind it; the last name may be None.
-    """
+    """The columns that a template names, each once, and its literal texts with the name behind each, if any."""
 
     columns: tuple[str, ...]
     parts: tuple[tuple[str, str | None], ...]
@@ -38,11 +34,7 @@ class Template:
     @classmethod
     @lru_cache(maxsize=64)
     def compile(cls, text: str) -> Self:
-        """Compile a text with columns in braces; `{{` and `}}` stand for a brace.
-
-        Raises:
-            ConfigError: it names no column, or has more than names between its braces.
-        """
+        """Compile a text with columns in braces; `{{` and `}}` stand for a brace."""
         try:
             parsed = list(Formatter().parse(text))
         except ValueError as error:
@@ -62,12 +54,7 @@ class Template:
     ) -> Iterator[tuple[slice, pa.Array]]:
         """The texts of a batch in order, as large_string arrays of a few megabytes with the rows that they belong to.
 
-        Args:
-            first_row: zero-based row of the batch's first row in its partition.
-            blank_is_null: whether a row whose values are all null or blank has no text.
-
-        Raises:
-            DataError: a column cannot be written as text, or a text would be too long.
+        With `blank_is_null`, a row whose values are all null or blank has no text.
         """
         strings = {name: _as_strings(key, name, batch.column(name)) for name in self.columns}
         lengths = np.full(len(batch), sum(len(literal.encode()) for literal, _ in self.parts), np.int64)

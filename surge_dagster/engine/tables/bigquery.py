@@ -6,8 +6,7 @@
 
 BigQuery's rows have no order, so a partition's are sorted by id. Reading the result table costs nothing, and it does
 not change while it is read. As long as partitions are read one after the other, a session is for twice as many as the
-last one; one that is larger than a session may hold is sorted by BigQuery and streamed. A stream that breaks goes on at
-its offset, which Google's client does.
+last one; a partition that is larger than a session may hold is sorted by BigQuery and streamed.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -47,7 +47,7 @@ _ROLES = {
     "readsessions": "roles/bigquery.readSessionUser",
 }
 _ALL_ROLES = "{}, {} and {}".format(*_ROLES.values())
-_LISTINGS: dict[str, tuple[datetime | None, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
+_LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
 _KEPT_LISTINGS = 16
 _LOOKED_SECONDS = 10.0  # in which a table is not looked at again: partitions are published one by one
 
@@ -67,16 +67,11 @@ class BigQueryCatalog:
     """A table or query, divided by columns.
 
     Args:
-        client: runs the queries; the project and location of its jobs are its own.
         source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` beside a query.
         query: whose rows are the catalog, in the place of a table.
         updated_at: a column that grows when a row changes: its maximum and the number of rows are a partition's
             version. Without it, the version is a fingerprint of the rows, for which BigQuery reads the texts.
-        storage_client: for the Storage Read API; by default one with the credentials of `client`.
-
-    Raises:
-        ConfigError: there is no column to partition by, the name of a table is not complete, or there is a query
-            beside it.
+        storage_client: by default one with the credentials of `client`.
     """
 
     def __init__(
@@ -113,7 +108,9 @@ class BigQueryCatalog:
         self._updated_at = updated_at
         self._table = table
         self._from = _quoted(table) if query is None else f"(\n{query.rstrip().rstrip(';')}\n)"
-        self._keys = ", ".join(f"{_key_value(name)} AS surge_k{n}" for n, name in enumerate(partition_by))
+        self._key_names = [f"surge_k{number}" for number in range(len(partition_by))]
+        keys = zip(partition_by, self._key_names, strict=True)
+        self._keys = ", ".join(f"{_key_value(column)} AS {name}" for column, name in keys)
         self._columns = ", ".join(map(_quoted, self.selection.columns))
         self._rows: _Rows | None = None
         self._clock = clock
@@ -121,12 +118,6 @@ class BigQueryCatalog:
         self._versions: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Partition]:
-        """Yield the partitions in the order of their keys.
-
-        Raises:
-            ConfigError: BigQuery refuses the query.
-            TransientError: BigQuery does not answer.
-        """
         listing = self._listing()
         self._rows = None
         for place, listed in enumerate(listing):
@@ -145,14 +136,15 @@ class BigQueryCatalog:
         """The partitions; BigQuery is asked again only where the table may have changed since."""
         self._looked, modified = self._clock(), self._last_change()
         sql = self._listing_query()
-        known = _LISTINGS.pop(sql, None)
-        if known is None or modified is None or known[0] != modified:
-            known = modified, self._list(sql)
-        _LISTINGS[sql] = known
-        if len(_LISTINGS) > _KEPT_LISTINGS:
-            _LISTINGS.pop(next(iter(_LISTINGS)), None)
-        self._versions = {listed.key: listed.version for listed in known[1]}
-        return known[1]
+        known_modified, listing = _LISTINGS.pop(sql, (None, []))
+        if modified is None or known_modified != modified:
+            listing = self._list(sql)
+        if modified is not None:
+            _LISTINGS[sql] = modified, listing
+            if len(_LISTINGS) > _KEPT_LISTINGS:
+                _LISTINGS.pop(next(iter(_LISTINGS)), None)
+        self._versions = {listed.key: listed.version for listed in listing}
+        return listing
 
     def _last_change(self) -> datetime | None:
         """When the table was modified, which is free of charge; None where BigQuery does not say it."""
@@ -163,7 +155,7 @@ class BigQueryCatalog:
         return table.modified if table.table_type == "TABLE" and table.streaming_buffer is None else None
 
     def _listing_query(self) -> str:
-        keys = [f"surge_k{number}" for number in range(len(self._partition_by))]
+        keys = ", ".join(self._key_names)
         row = f"TO_JSON_STRING(STRUCT({self._columns}))"
         version = (
             f"CAST(MAX({_quoted(self._updated_at)}) AS STRING)"
@@ -172,27 +164,19 @@ class BigQueryCatalog:
         )
         return (
             f"SELECT {self._keys}, COUNT(*) AS surge_rows, SUM(BYTE_LENGTH({row})) AS surge_bytes, "
-            f"{version} AS surge_version\nFROM {self._from}\nGROUP BY {', '.join(keys)}\nORDER BY {', '.join(keys)}"
+            f"{version} AS surge_version\nFROM {self._from}\nGROUP BY {keys}\nORDER BY {keys}"
         )
 
     def _list(self, sql: str) -> list[_Listed]:
-        keys = [f"surge_k{number}" for number in range(len(self._partition_by))]
+        listing = list[_Listed]()
         with _errors(self.url):
-            listing = [
-                _Listed(
-                    self._key([record[name] for name in keys]),
-                    tuple(record[name] for name in keys),
-                    record["surge_rows"],
-                    record["surge_bytes"] or 0,
-                    f"{record['surge_rows']}-{record['surge_version']}",
-                )
-                for record in self._client.query_and_wait(sql)
-            ]
+            for record in self._client.query_and_wait(sql):
+                values, rows = tuple(record[name] for name in self._key_names), record["surge_rows"]
+                version = f"{rows}-{record['surge_version']}"
+                listing.append(_Listed(self._key(values), values, rows, record["surge_bytes"] or 0, version))
         return sorted(listing, key=lambda listed: listed.key.encode())
 
     def _key(self, values: Sequence[str | None]) -> str:
-        if len(values) == 1 and values[0] is None:
-            return NO_KEY_NAME
         named = zip(self._partition_by, values, strict=True)
         return joined_key({name: NO_KEY_NAME if value is None else value for name, value in named})
 
@@ -213,10 +197,7 @@ class BigQueryCatalog:
         with _errors(self.url, listed.key):
             if self._rows is None:
                 self._rows = _Rows(self._client, self._storage(), self._rows_query(), listing)
-            first_row = 0
-            for batch in self._rows.of(place, self.selection, self._sorted_query):
-                yield from self.selection.row_batches(listed.key, batch, first_row)
-                first_row += len(batch)
+            yield from self.selection.rows(listed.key, self._rows.of(place, self.selection, self._sorted_query))
 
     def _rows_query(self) -> str:
         return f"SELECT {self._keys}, {self._columns}\nFROM {self._from}"
@@ -233,11 +214,7 @@ class BigQueryCatalog:
 
 
 def default_client(source: str, query: str | None = None) -> Client:
-    """A client with the credentials of the environment, and its project; that of the source for a query.
-
-    Raises:
-        ConfigError: Google's packages are not installed, or there are no credentials or no project.
-    """
+    """A client with the credentials of the environment, and its project; that of the source for a query."""
     try:
         import google.cloud.bigquery as bigquery
         import google.cloud.bigquery_storage_v1  # noqa: F401
@@ -297,18 +274,14 @@ class _Rows:
             raise TransientError("BigQuery gave no rows of what it listed: the source was changed. Run again.")
         table = pa.Table.from_batches(batches)
         table = table.sort_by([(name, "ascending") for name in dict.fromkeys((*keys, selection.id))])
-        begin, rows = 0, table.select(keys).to_pylist()
-        ends: dict[tuple[str | None, ...], tuple[int, int]] = {}
-        for end in range(1, len(rows) + 1):
-            if end == len(rows) or rows[end] != rows[begin]:
-                ends[tuple(rows[begin].values())] = begin, end - begin
-                begin = end
+        runs, begin = dict[tuple[str | None, ...], tuple[int, int]](), 0
+        for values, rows in groupby(tuple(row.values()) for row in table.select(keys).to_pylist()):
+            runs[values] = begin, sum(1 for _ in rows)
+            begin += runs[values][1]
         for other in together:
-            begin, count = ends.get(self._listed[other].values, (0, 0))
-            self._held[other] = table.slice(begin, count).select(selection.columns)
+            self._held[other] = table.slice(*runs.get(self._listed[other].values, (0, 0))).select(selection.columns)
 
     def _run(self, sql: str) -> Any:
-        """The table that holds the result of a query."""
         job = self._client.query(sql)
         job.result()
         return job.destination
@@ -324,7 +297,6 @@ class _Rows:
             read_session=types.ReadSession(table=name, data_format=types.DataFormat.ARROW, read_options=options),
             max_stream_count=streams,
         )
-
         schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema)) if session.streams else None
 
         def read(stream: types.ReadStream) -> Iterator[pa.RecordBatch]:
@@ -342,7 +314,6 @@ class _Rows:
 
 
 def _filter(listed: Sequence[_Listed]) -> str:
-    """The condition that rows belong to one of these partitions."""
     if len(listed[0].values) == 1:
         return f"surge_k0 IN ({', '.join(_literal(each.values[0]) for each in listed)})"
     return " OR ".join(
@@ -357,7 +328,7 @@ def _literal(value: str | None) -> str:
 
 
 def _key_value(column: str) -> str:
-    """A value of a key as a string; null where it is empty, too, or is the name that stands for rows without a key."""
+    """A value of a key as a string; null where it is empty, or is the name that stands for rows without a key."""
     return f"NULLIF(NULLIF(CAST({_quoted(column)} AS STRING), ''), '{NO_KEY_NAME}')"
 
 

@@ -24,13 +24,13 @@ from surge_dagster.engine.sources.rows import canonical_type, small, without_dic
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.grouping import Block, Gathered, Group, grouped, open_groups, rows_of
+from surge_dagster.engine.tables.grouping import Block, Gathered, Group, codes_of_rows, grouped, open_groups, rows_of
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of, without_key
 
 # A polars or pandas DataFrame or LazyFrame, a pyarrow Table or Dataset, a Hugging Face dataset, a Delta table, or any
 # other object with `__arrow_c_stream__` that can be read again.
 Frame = Any
-
+_Open = Callable[[], Iterator[pa.RecordBatch]]
 _BATCH_ROWS = 8192
 _TAKES = "a polars, pyarrow or pandas frame, a Hugging Face dataset, a Delta table, or a function that opens one"
 
@@ -43,9 +43,6 @@ class FrameCatalog:
         versions: source versions by key. Without, the digest of each frame's rows, for which a listing reads all.
         current_version: looks the version of a key up again; None where the key is no longer there.
         url: the frames in messages.
-
-    Raises:
-        ConfigError: a key is empty or no string.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class FrameCatalog:
         suffix = self.selection.version_suffix
         for key, frame in self._frames.items():
             batches = partial(_batches, key, frame, self.selection.columns)
-            read = partial(_selected, key, batches, self.selection)
+            read = partial(_read, key, batches, self.selection)
             if self._versions is None:
                 yield _listed(key, batches, read, suffix)
                 continue
@@ -78,19 +75,10 @@ class FrameCatalog:
 
 
 class FrameTable:
-    """One frame, divided by the values of some of its columns, as a `Source`.
+    """One frame, divided by the values of some of its columns, as a `Source`; `url` names it in messages.
 
-    Partitions come in the order of their keys, and the rows of each in the frame's order.
-
-    Args:
-        frame: one that lies in memory is indexed there; the rows of any other are grouped in a folder of the cache,
-            which is removed with the last of its partitions.
-        url: the frame in messages.
-
-    Raises:
-        ConfigError: a column is missing or cannot be a key, the frame cannot be computed, or the folder cannot be
-            written.
-        TransientError: what the frame is read from does not answer.
+    Partitions come in the order of their keys, and the rows of each in the frame's order. A folder of the cache that
+    holds the rows of a lazy frame is removed with the last of its partitions.
     """
 
     def __init__(
@@ -100,7 +88,9 @@ class FrameTable:
         self.selection = selection or Selection()
         self._partition_by = tuple(partition_by)
         try:
-            self._partitions = self._in_memory(frame) if _lies_in_memory(frame) else self._on_disk(frame)
+            # Of a Hugging Face dataset the rows may lie in a mapped file.
+            lies_in_memory = hasattr(frame, "__arrow_c_stream__")
+            self._partitions = self._in_memory(frame) if lies_in_memory else self._on_disk(frame)
         except DataError as error:
             raise ConfigError(f"{url}: {error.reason}. {error.remedy}") from error
         except OSError as error:
@@ -110,30 +100,25 @@ class FrameTable:
         return iter(self._partitions)
 
     def _in_memory(self, frame: Frame) -> list[Partition]:
-        blocks = list(self._blocks(frame))
-        rows = pa.Table.from_batches([block.rows for block in blocks]) if blocks else pa.table({})
-        names: dict[str, int] = {}
-        numbers = [np.array([names.setdefault(key, len(names)) for key in block.keys], np.int64) for block in blocks]
-        codes = [known[block.places] for known, block in zip(numbers, blocks, strict=True) if len(block.places)]
-        if not codes:
+        blocks, codes = [block for block in self._blocks(frame) if len(block.places)], dict[str, int]()
+        if not blocks:
             return []
-        of_rows = np.concatenate(codes)
+        rows = pa.Table.from_batches([block.rows for block in blocks])
+        of_rows = np.concatenate([codes_of_rows(block, codes) for block in blocks])
         groups = np.split(np.argsort(of_rows, kind="stable"), np.cumsum(np.bincount(of_rows))[:-1])
-        return [
-            self._partition(key, _digested(key, partial(_taken, rows, group)), partial(_taken, rows, group))
-            for key, group in sorted(zip(names, groups, strict=True), key=lambda each: each[0].encode())
-        ]
+        taken = {key: partial(_taken, rows, group) for key, group in zip(codes, groups, strict=True)}
+        return [self._partition(key, _digested(key, taken[key]), taken[key]) for key in sorted(taken, key=str.encode)]
 
     def _on_disk(self, frame: Frame) -> list[Partition]:
         place = disk_cache.place("frames/rows")
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=place.parent)
-        groups = sorted(grouped(self._blocks(frame), _rows_in(folder)), key=lambda group: group.key.encode())
+        groups = sorted(grouped(self._blocks(frame), Path(folder.name, "rows")), key=lambda group: group.key.encode())
         return [self._partition(group.key, group, partial(_stored, folder, group)) for group in groups]
 
-    def _partition(self, key: str, group: Group, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Partition:
+    def _partition(self, key: str, group: Group, batches: _Open) -> Partition:
         version = group.digest + self.selection.version_suffix
-        name, read = key, partial(_selected, key, batches, self.selection)
+        name, read = key, partial(_read, key, batches, self.selection)
         if key == NO_KEY:
             name, read = NO_KEY_NAME, partial(self._refuse, group)
         return Partition(name, version, read, partial(str, version), group.rows, group.value_bytes)
@@ -151,7 +136,6 @@ class FrameTable:
 
 
 def _labels(url: str, name: str, column: pa.Array) -> pa.Array:
-    """The values of a key column as strings."""
     try:
         return column.cast(pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
@@ -162,7 +146,6 @@ def _labels(url: str, name: str, column: pa.Array) -> pa.Array:
 
 
 def _taken(table: pa.Table, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
-    """Rows of a table, by ascending numbers."""
     for start in range(0, len(rows), _BATCH_ROWS):
         place = rows[start : start + _BATCH_ROWS]
         together = int(place[-1]) - int(place[0]) == len(place) - 1
@@ -171,34 +154,25 @@ def _taken(table: pa.Table, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
             yield from _pieces(batch)
 
 
-def _rows_in(folder: tempfile.TemporaryDirectory[str]) -> Path:
-    return Path(folder.name) / "rows"
-
-
 def _stored(folder: tempfile.TemporaryDirectory[str], group: Group) -> Iterator[pa.RecordBatch]:
-    """Rows of a group on the disk; the folder lives as long as one of its partitions."""
-    with open_groups(_rows_in(folder), group.file) as reader:
+    # The folder lives as long as one of its partitions.
+    with open_groups(Path(folder.name, "rows"), group.file) as reader:
         for place in range(group.first_batch, group.first_batch + group.batches):
             yield rows_of(reader.get_batch(place))[0]
 
 
-def _selected(key: str, batches: Callable[[], Iterator[pa.RecordBatch]], selection: Selection) -> Iterator[RowBatch]:
-    first_row = 0
-    for batch in batches():
-        yield from selection.row_batches(key, batch, first_row)
-        first_row += len(batch)
+def _read(key: str, batches: _Open, selection: Selection) -> Iterator[RowBatch]:
+    return selection.rows(key, batches())
 
 
-def _digested(key: str, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Group:
+def _digested(key: str, batches: _Open) -> Group:
     gathered = Gathered(key, 0)
     for batch in batches():
         gathered.add(batch)
     return gathered.group()
 
 
-def _listed(
-    key: str, batches: Callable[[], Iterator[pa.RecordBatch]], read: Callable[[], Iterator[RowBatch]], suffix: str
-) -> Partition:
+def _listed(key: str, batches: _Open, read: Callable[[], Iterator[RowBatch]], suffix: str) -> Partition:
     """A partition whose version is the digest of its rows, or of why they cannot be read, which reading says again."""
     try:
         group = _digested(key, batches)
@@ -210,17 +184,11 @@ def _listed(
 
 
 def _current(look: Callable[[str], str | None], key: str, suffix: str) -> str | None:
-    version = look(key)
-    return None if version is None else version + suffix
+    return None if (version := look(key)) is None else version + suffix
 
 
 def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a frame in its order, these columns alone, in pieces of a few megabytes.
-
-    Raises:
-        DataError: a column is missing or there twice, it is no frame, or it cannot be computed.
-        TransientError: what it is read from does not answer, or is not there any more.
-    """
+    """The rows of a frame in its order, these columns alone, in pieces of a few megabytes."""
     try:
         yield from _batches_of(key, frame, columns)
     except (SurgeError, MemoryError):
@@ -244,14 +212,11 @@ def _batches_of(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[
     schema, columns = _schema(key, frame), list(columns)
     for name in columns:
         if (count := schema.names.count(name)) != 1:
-            raise DataError(
-                key,
-                f"the {_kind(frame)} has {'two columns' if count else 'no column'} {name!r}; its columns are "
-                + ", ".join(map(repr, schema.names)),
-                "Rename one of them."
-                if count
-                else "Name the right columns with the settings id, text or partition_by.",
+            problem = f"{'two columns' if count else 'no column'} {name!r}; its columns are "
+            remedy = (
+                "Rename one of them." if count else "Name the right columns with the settings id, text or partition_by."
             )
+            raise DataError(key, f"the {_kind(frame)} has {problem}{', '.join(map(repr, schema.names))}", remedy)
     empty = True
     for batch in _open(frame, columns):
         for piece in _pieces(batch.select(columns)):
@@ -298,11 +263,6 @@ def _open(frame: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
 
 def _kind(frame: Any) -> str:
     return f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
-
-
-def _lies_in_memory(frame: Any) -> bool:
-    """Those of a Hugging Face dataset may lie in a mapped file."""
-    return hasattr(frame, "__arrow_c_stream__")
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

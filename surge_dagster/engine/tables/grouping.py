@@ -32,15 +32,14 @@ _READ = pa.ipc.IpcReadOptions(use_threads=False)
 _HEAD = [pa.field(".code", pa.int32()), pa.field(".row", pa.int64())]
 
 Item = TypeVar("Item")
+_Writers = dict[int, pa.ipc.RecordBatchStreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive rows of a table.
+    """Consecutive rows of a table, of which `rows` has the columns that are kept, of the same types in every block.
 
     Attributes:
-        first_row: of the table.
-        rows: the columns that are kept; the same types in every block.
         keys: the different keys of the rows, in the order of their first rows.
         places: int32, for each row the place of its key in `keys`.
     """
@@ -55,8 +54,6 @@ class Group(NamedTuple):
     """What is known of the rows of one key.
 
     Attributes:
-        first_row: the first of them in the table.
-        rows, value_bytes: how many, and the bytes of their columns.
         digest: of their columns.
         file, first_batch, batches: where a spill folder has them; -1, 0 and 0 where they follow each other in the
             table.
@@ -76,7 +73,7 @@ class Gathered:
     """A group while its rows come."""
 
     def __init__(self, key: str, first_row: int) -> None:
-        self._key, self._first_row = key, first_row
+        self._key, self.first_row = key, first_row
         self._digest = ContentDigest()
         self._rows = self._bytes = 0
 
@@ -86,7 +83,7 @@ class Gathered:
         self._bytes += rows.nbytes
 
     def group(self, *place: int) -> Group:
-        return Group(self._key, self._first_row, self._rows, self._bytes, self._digest.hexdigest(), *place)
+        return Group(self._key, self.first_row, self._rows, self._bytes, self._digest.hexdigest(), *place)
 
 
 def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
@@ -98,7 +95,7 @@ def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
     for block in _ahead(blocks):
         if not len(block.places):
             continue
-        of_rows = _codes_of_rows(block, codes)
+        of_rows = codes_of_rows(block, codes)
         begins = [0, *(np.flatnonzero(np.diff(of_rows)) + 1).tolist()]
         runs = of_rows[begins]
         # Numbers are given in the order of first rows: a run of a new key has the next one.
@@ -114,17 +111,13 @@ def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
     return groups if gathered is None else [*groups, gathered.group()]
 
 
-def _codes_of_rows(block: Block, codes: dict[str, int]) -> np.ndarray:
+def codes_of_rows(block: Block, codes: dict[str, int]) -> np.ndarray:
     """The numbers of the rows' keys, in the order of first rows; those of new keys are added."""
     return np.array([codes.setdefault(key, len(codes)) for key in block.keys], np.int32)[block.places]
 
 
 def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
-    """Group a table in a new folder, and say what each group is; `open_groups` reads them.
-
-    Raises:
-        OSError: the folder is there already, or cannot be written.
-    """
+    """Group a table in a new folder, and say what each group is; `open_groups` reads them."""
     folder.mkdir(mode=0o700, parents=True)
     keys = _spill(blocks, folder)
     with ThreadPoolExecutor(_WORKERS) as pool:
@@ -150,13 +143,10 @@ def _spill(blocks: Iterable[Block], folder: Path) -> list[str]:
         for block in _ahead(blocks):
             if len(block.places):
                 rows = np.arange(block.first_row, block.first_row + len(block.places), dtype=np.int64)
-                columns = [pa.array(_codes_of_rows(block, codes)), pa.array(rows), *block.rows.columns]
+                columns = [pa.array(codes_of_rows(block, codes)), pa.array(rows), *block.rows.columns]
                 numbered = pa.RecordBatch.from_arrays(columns, schema=pa.schema([*_HEAD, *block.rows.schema]))
                 _divide(numbered, 1, folder / "spill", writers, opened)
     return list(codes)
-
-
-_Writers = dict[int, pa.ipc.RecordBatchStreamWriter]
 
 
 def _divide(rows: pa.RecordBatch, divisor: int, prefix: Path, writers: _Writers, opened: ExitStack) -> None:
@@ -194,11 +184,7 @@ class _GroupWriter:
         self._batches = 0
 
     def group(self, path: Path, codes: range, divisor: int) -> list[Group]:
-        """The groups of a spill file with keys of these numbers.
-
-        Args:
-            divisor: of the numbers, for the digits that tell them apart: see `_divide`.
-        """
+        """The groups of a spill file with keys of these numbers, whose next digits the divisor gives to `_divide`."""
         if len(codes) == 1:
             read = (batch.select(range(1, batch.num_columns)) for batch in _batches(path))
             return [self._add(codes[0], (piece for batch in read for piece in _pieces(batch)))]
@@ -233,18 +219,16 @@ class _GroupWriter:
         return groups
 
     def _add(self, code: int, pieces: Iterable[pa.RecordBatch]) -> Group:
-        gathered: Gathered | None = None
-        first_batch = self._batches
+        gathered, first_batch = Gathered(self._keys[code], -1), self._batches
         for piece in pieces:
             if self._writer is None:
                 self._writer = self._opened.enter_context(pa.ipc.new_file(self._sink, piece.schema, options=_LZ4))
             columns, rows = rows_of(piece)
-            gathered = gathered or Gathered(self._keys[code], rows[0].as_py())
+            if self._batches == first_batch:
+                gathered.first_row = rows[0].as_py()
             gathered.add(columns)
             self._writer.write_batch(piece)
             self._batches += 1
-        if gathered is None:
-            raise ValueError(f"no row of key {self._keys[code]!r} came back from the spill files")
         return gathered.group(self._file, first_batch, self._batches - first_batch)
 
 
@@ -255,8 +239,7 @@ def _batches(path: Path) -> Generator[pa.RecordBatch]:
 
 def _at_most(most_bytes: int, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
     """All batches, or None where they have more bytes."""
-    held: list[pa.RecordBatch] = []
-    size = 0
+    held, size = list[pa.RecordBatch](), 0
     for batch in batches:
         size += batch.nbytes
         if size > most_bytes:
@@ -273,8 +256,7 @@ def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _ahead(items: Iterable[Item]) -> Iterator[Item]:
     """The items, the next of which is made on another thread meanwhile."""
-    source = iter(items)
-    end = object()
+    source, end = iter(items), object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, source, end)
         while (item := coming.result()) is not end:

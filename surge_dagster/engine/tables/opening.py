@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from surge_dagster.engine.sources import open_files, open_folders
-from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions
@@ -26,17 +25,14 @@ def open_source(
     Args:
         url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
             `bigquery://project.dataset.table`; see `BigQueryCatalog` for a query.
-        partition_by: columns whose values are the key of a row; then the file, or all files of the folder or pattern
-            together, are one table, whose rows stand in any order.
-
-    Raises:
-        ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
+        partition_by: columns whose values are the key of a row; then all files together are one table, whose rows
+            stand in any order.
     """
     selection = selection or Selection()
     if str(url).startswith(BIGQUERY_SCHEME):
         return BigQueryCatalog(default_client(str(url)), str(url), partition_by, selection)
     if partition_by:
-        return TableSource(open_files(url, storage_options, is_source_file), partition_by, selection)
+        return TableSource(open_files(url, storage_options), partition_by, selection)
     return open_folders(url, selection, storage_options)
 
 

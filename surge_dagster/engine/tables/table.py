@@ -5,10 +5,9 @@ was found is kept in the cache, so that later listings of the same files, in thi
 The version of a partition is the digest of its rows, and so is what is compared when it is read: rows that came from a
 file that has changed, or from a damaged folder, are never published.
 
-The folder lies in the cache, because processes share it and it has to be closed to other users; a `TMPDIR` is often
-cleared, shared, or in memory. It has the columns that are read, compressed. One process makes it while the others wait
-for its lock, and `TableSource.close` removes it: a process that has its files open reads on, one that comes later
-groups the table again. What a crash left is removed by the next that groups the table.
+The folder lies in the cache, because processes share it and other users must not read it. One process makes it while
+the others wait for its lock, and `TableSource.close` removes it: a process that has its files open reads on, one that
+comes later groups the table again. What a crash left is removed by the next that groups the table.
 """
 
 from __future__ import annotations
@@ -46,32 +45,25 @@ _READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its ro
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What is known of one version of a table.
-
-    Attributes:
-        groups: in the order of the partitions.
-        files, file_rows: relative names and numbers of rows, in their order.
-    """
+    """What is known of one version of a table."""
 
     version: str
     groups: Sequence[Group]
     files: Sequence[str]
     file_rows: Sequence[int]
 
+    def file_of(self, row: int) -> int:
+        """The place of the file that has a row of the table."""
+        return bisect_right(list(accumulate(self.file_rows)), row)
+
     def shown(self, row: int) -> str:
         """A row of the table, for messages."""
-        ends = list(accumulate(self.file_rows))
-        place = bisect_right(ends, row)
-        return f"row {row - (ends[place] - self.file_rows[place]):,} of {self.files[place]}"
+        place = self.file_of(row)
+        return f"row {row - sum(self.file_rows[:place]):,} of {self.files[place]}"
 
 
 class TableSource:
-    """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they stand in the table.
-
-    Args:
-        files: in the order of their rows.
-        partition_by: the columns whose values are the key, in order.
-    """
+    """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they stand in the table."""
 
     def __init__(
         self,
@@ -97,12 +89,7 @@ class TableSource:
         return self._files.url
 
     def __iter__(self) -> Iterator[Partition]:
-        """Yield the partitions; reads the table where these versions of its files were not read before.
-
-        Raises:
-            ConfigError: there is no file, or one cannot be read: its rows may belong to any partition.
-            TransientError: a file changed while it was read, or its storage does not answer.
-        """
+        """Yield the partitions; reads the table where these versions of its files were not read before."""
         index = self._index()
         suffix = self._selection.version_suffix
         for group in index.groups:
@@ -124,15 +111,6 @@ class TableSource:
             if self._known is not None and (folder := self._folder(self._known.version)).exists():
                 with FileLock(self._lock_path, timeout=0):  # whoever holds it makes the rows of a newer version
                     shutil.rmtree(folder)
-
-    def _require_files(self) -> tuple[list[SourceFile], str]:
-        files, version = self._listed()
-        if not files:
-            raise ConfigError(
-                f"the table {self.url!r} has no file: expected .parquet, .arrow, .csv or .jsonl, the last two also "
-                "with .gz or .zst. Give the path of one, of a folder, or a pattern such as 'tables/*.parquet'."
-            )
-        return files, version
 
     def _listed(self) -> tuple[list[SourceFile], str]:
         files = self._files.list()
@@ -167,7 +145,12 @@ class TableSource:
 
     def _index(self) -> _Index:
         with self._lock:
-            files, version = self._require_files()
+            files, version = self._listed()
+            if not files:
+                raise ConfigError(
+                    f"the table {self.url!r} has no file: expected .parquet, .arrow, .csv or .jsonl, the last two also "
+                    "with .gz or .zst. Give the path of one, of a folder, or a pattern such as 'tables/*.parquet'."
+                )
             if self._known is None or self._known.version != version:
                 self._known = self._cached(version) or self._made(files, version)
             return self._known
@@ -288,12 +271,10 @@ class TableSource:
 
     def _refuse(self, index: _Index, group: Group) -> Iterator[RowBatch]:
         raise without_key(NO_KEY_NAME, group.rows, self._partition_by, index.shown(group.first_row))
-        yield
 
 
 @contextlib.contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """Say of an error of the system what the folder needs."""
     try:
         yield
     except OSError as error:
@@ -308,8 +289,9 @@ class _Cursor:
 
     def __init__(self, index: _Index, rows: TableRows, row: int) -> None:
         self.index = index
-        self.row = row
-        self._batches = rows.columns(row, index.file_rows)
+        first_file = index.file_of(row)
+        self.row = sum(index.file_rows[:first_file])  # the next one that is read
+        self._batches = rows.columns(first_file)
         self._held: pa.RecordBatch | None = None
 
     def read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:

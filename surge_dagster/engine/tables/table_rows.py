@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
-from surge_dagster.engine.support.keys import joined_key
+from surge_dagster.engine.support.keys import is_text, joined_key
 from surge_dagster.engine.tables.grouping import Block
 
 NO_KEY = ""  # stands for every value that cannot be a key
@@ -23,14 +22,7 @@ _BLOCK_ROWS = 256 * 1024
 
 
 class TableRows:
-    """The rows of a table, of which these columns are kept.
-
-    Attributes:
-        file_rows: rows of the files, as far as they were read.
-
-    Raises:
-        ConfigError, TransientError: from reading, as `formats.batches`; also where two files have different types.
-    """
+    """The rows of a table, of which these columns are kept; `file_rows` counts those of each file that was read."""
 
     def __init__(self, files: Sequence[SourceFile], partition_by: Sequence[str], columns: Sequence[str]) -> None:
         self.file_rows: list[int] = []
@@ -58,24 +50,14 @@ class TableRows:
                 if len(batch):
                     yield batch
 
-    def columns(self, first_row: int, file_rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """The kept columns from a row on, without keys, of files with so many rows each."""
-        self._take_types(first_row, file_rows)
-        for file, end, rows in zip(self._files, accumulate(file_rows), file_rows, strict=True):
-            if first_row < end:
-                skipped = max(0, first_row - (end - rows))
-                for raw in batches(file, self._columns, first_row=skipped):
-                    if len(raw):
-                        yield self._uniform(file, raw).select(list(self._columns))
-
-    def _take_types(self, first_row: int, file_rows: Sequence[int]) -> None:
-        """Give the columns the types of the first file, where reading begins with a later one."""
-        if self._types or not file_rows or first_row < file_rows[0]:
-            return
-        for file in self._files:
+    def columns(self, first_file: int) -> Iterator[pa.RecordBatch]:
+        """The kept columns of all rows from a file on, without keys."""
+        if first_file:  # the columns have the types of the first file
+            self._uniform(self._files[0], next(batches(self._files[0], self._columns)))
+        for file in self._files[first_file:]:
             for raw in batches(file, self._columns):
-                self._uniform(file, raw)
-                return
+                if len(raw):
+                    yield self._uniform(file, raw).select(list(self._columns))
 
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
         """The kept columns in the types of the first file, then those of the key as strings, after a NUL in name."""
@@ -109,7 +91,7 @@ def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
 
 
 def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:
-    """The error that refuses the rows without a key; where it is known, says which is the first of them."""
+    """The error that refuses the rows without a key, of which it says the first where it is known."""
     names, where = " or ".join(map(repr, columns)), first and f"; the first is {first}"
     return DataError(
         key,
@@ -144,11 +126,5 @@ def _texts(values: pa.Array) -> list[str | None]:
     try:
         return values.to_pylist()
     except UnicodeDecodeError:
-        return [_decoded(value.as_py()) for value in values.cast(pa.binary())]
-
-
-def _decoded(raw: bytes | None) -> str | None:
-    try:
-        return None if raw is None else raw.decode()
-    except UnicodeDecodeError:
-        return None
+        escaped = (raw and raw.decode("utf-8", "surrogateescape") for raw in values.cast(pa.binary()).to_pylist())
+        return [text if text and is_text(text) else None for text in escaped]

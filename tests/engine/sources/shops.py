@@ -10,7 +10,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS
-from tests.engine.store.object_server import BUCKET, ObjectServer
+from tests.engine.store.object_server import BUCKET, ObjectServer, StaticToken
 from tests.small_catalogs import Rows, write_rows
 
 
@@ -21,12 +21,13 @@ class Shop:
         self._folder = folder
         self.server = server
         self.url = str(folder) if server is None else f"s3://{BUCKET}/cat"
-        self.options = server and StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
+        self.options = server and StorageOptions(
+            endpoint=server.url, access_key_id="a", secret_access_key="b", credentials=lambda: StaticToken("t")
+        )
 
     def write(self, name: str, rows: Rows = ROWS, **options: Any) -> None:
-        path = write_rows(self._folder / name, rows, **options)
-        if self.server is not None:
-            self.server.put(f"cat/{name}", path.read_bytes())
+        options = {"use_dictionary": False, "compression": "none", **options}
+        self.put(name, write_rows(self._folder / name, rows, **options).read_bytes())
 
     def open(self, below: str = "") -> Source:
         return open_source(self.url + below, storage_options=self.options)

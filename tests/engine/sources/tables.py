@@ -15,6 +15,7 @@ from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.table import TableSource
+from tests.engine.sources.reading import rows_of
 
 Row = tuple[Any, ...]  # of id, text, key
 NAMES = ("id", "text", "category")
@@ -51,14 +52,7 @@ def by_key(rows: Sequence[Row]) -> dict[str, list[tuple[Any, Any]]]:
 
 def contents(source: Source) -> dict[str, list[tuple[Any, Any]]]:
     """All rows of a source by partition, in the order in which it lists them."""
-    return {
-        partition.key: [
-            row
-            for batch in partition.read()
-            for row in zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
-        ]
-        for partition in source
-    }
+    return {partition.key: rows_of(partition) for partition in source}
 
 
 def versions(source: Source) -> dict[str, str]:

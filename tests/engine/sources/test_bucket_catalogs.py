@@ -10,22 +10,21 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.sources import FolderCatalog, Source, open_files
+from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
 from surge_dagster.engine.sources.bucket_files import BucketFiles
 from surge_dagster.engine.sources.listing import FIRST_BYTES
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store, retries
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
-from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import failures, finish, finish_receipts, make_run
+from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.reading import rows_of
+from tests.engine.sources.shops import Shop
 from tests.engine.sources.tables import by_key, contents, shuffled_rows, versions, write_csv
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, RandomFaults, StaticToken, always, on
-from tests.small_catalogs import Rows, numbered_rows, write_rows
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always
+from tests.small_catalogs import Rows, numbered_rows
 
 # A file that takes several requests: random letters, which do not compress.
 LARGE_ROWS = 4_000
@@ -38,32 +37,9 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_all()
 
 
-class Bucket:
-    """The catalog in the bucket."""
-
-    def __init__(self, server: ObjectServer, folder: Path) -> None:
-        self.server = server
-        self._folder = folder
-        self.options = StorageOptions(
-            endpoint=server.url, access_key_id="a", secret_access_key="b", credentials=lambda: StaticToken("t")
-        )
-
-    def write(self, name: str, rows: Rows) -> None:
-        options = {"use_dictionary": False, "compression": "none"}
-        self.server.put(f"cat/{name}", write_rows(self._folder / "x.parquet", rows, **options).read_bytes())
-
-    def open(self, scheme: str = "s3") -> Source:
-        source = open_source(f"{scheme}://{BUCKET}/cat", storage_options=self.options)
-        assert isinstance(source, FolderCatalog)
-        return source
-
-    def partitions(self) -> dict[str, Partition]:
-        return {partition.key: partition for partition in self.open()}
-
-
 @pytest.fixture
-def bucket(object_server: ObjectServer, tmp_path: Path) -> Bucket:
-    return Bucket(object_server, tmp_path)
+def bucket(object_server: ObjectServer, tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "files", object_server)
 
 
 def large_rows() -> Rows:
@@ -72,36 +48,37 @@ def large_rows() -> Rows:
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_run_reads_a_bucket_and_the_next_one_finds_everything_fresh(
-    bucket: Bucket, hash_pool: EncoderPool, tmp_path: Path, scheme: str
+    bucket: Shop, hash_pool: EncoderPool, tmp_path: Path, scheme: str
 ) -> None:
     rows = {f"lang=de/category=c{number}": numbered_rows(str(number), 1 + 7 * number) for number in range(6)}
     for key, each in rows.items():
         bucket.write(f"{key}/0.parquet", each)
-    run = make_run(hash_pool, bucket.open(scheme), tmp_path / "out")
+    source = open_source(f"{scheme}://{BUCKET}/cat", storage_options=bucket.options)
+    run = make_run(hash_pool, source, tmp_path / "out")
     done = finish_receipts(run)
     assert {receipt.key: receipt.rows for receipt in done} == {key: len(each) for key, each in rows.items()}
-    again = make_run(hash_pool, bucket.open(scheme), tmp_path / "out")
+    again = make_run(hash_pool, source, tmp_path / "out")
     assert [receipt.action for receipt in finish_receipts(again)] == ["fresh"] * 6
-    events = list(
-        verify(bucket.open(scheme), open_store(tmp_path / "out"), hash_pool.space, pool=hash_pool, reencode=None)
-    )
+    events = list(verify(source, open_store(tmp_path / "out"), hash_pool.space, pool=hash_pool, reencode=None))
     assert len(events) == 7 and not [event for event in events if isinstance(event, Violation)]
 
 
-def test_footers_of_unchanged_objects_are_not_read_again_in_another_process(bucket: Bucket) -> None:
+def test_footers_of_unchanged_objects_are_not_read_again_in_another_process(
+    bucket: Shop, object_server: ObjectServer
+) -> None:
     for number in range(5):
         bucket.write(f"category={number}/0.parquet", numbered_rows("k", 3 + number))
     first = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
     bucket.write("category=2/0.parquet", numbered_rows("k", 50))
     forget_all()
-    bucket.server.log.clear()
+    object_server.log.clear()
     second = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
-    assert ["list-type" in target for target in bucket.server.requests("GET")] == [True, False]
+    assert ["list-type" in target for target in object_server.requests("GET")] == [True, False]
     assert [old == new for old, new in zip(first, second, strict=True)] == [True, True, False, True, True]
 
 
 def test_two_listings_of_a_source_at_a_time_give_each_file_its_own_footer(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    bucket: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one reads a footer while the first is about to read those that it does not know."""
     for number in range(4):
@@ -121,25 +98,16 @@ def test_two_listings_of_a_source_at_a_time_give_each_file_its_own_footer(
     assert {partition.key: partition.rows for partition in bucket.open()} == expected
 
 
-@pytest.mark.parametrize("fault", [Fault("status", 503), Fault("truncate_down"), Fault("reset_after")])
-def test_answer_that_fails_amid_a_read_is_requested_again(bucket: Bucket, fault: Fault) -> None:
-    bucket.write("category=a/0.parquet", large_rows())
-    (a,) = bucket.open()
-    bucket.server.plan = on("GET", "0.parquet", *[fault] * 2)
-    assert rows_of(a) == large_rows()
-    assert sum(bucket.server.injected.values()) == 2
-
-
-def test_rows_stay_whole_while_every_fifth_request_fails(bucket: Bucket) -> None:
+def test_rows_stay_whole_while_every_fifth_request_fails(bucket: Shop, object_server: ObjectServer) -> None:
     rows = {f"{number}": numbered_rows(str(number), 20) for number in range(20)} | {"large": large_rows()}
     for key, each in rows.items():
         bucket.write(f"category={key}/0.parquet", each)
-    bucket.server.plan = RandomFaults(0.2, seed=3, stalls=0)
+    object_server.plan = RandomFaults(0.2, seed=3, stalls=0)
     assert {key: rows_of(partition) for key, partition in bucket.partitions().items()} == rows
-    assert sum(bucket.server.injected.values()) > 5
+    assert sum(object_server.injected.values()) > 5
 
 
-def test_object_replaced_during_reading_is_a_transient_error_of_its_partition(bucket: Bucket) -> None:
+def test_object_replaced_during_reading_is_a_transient_error_of_its_partition(bucket: Shop) -> None:
     bucket.write("category=a/0.parquet", [*large_rows(), *large_rows()])
     (a,) = bucket.open()
     reading = iter(a.read())
@@ -150,127 +118,114 @@ def test_object_replaced_during_reading_is_a_transient_error_of_its_partition(bu
     assert failed.value.key == "a"
 
 
-def test_object_replaced_before_reading_is_a_transient_failure_and_the_others_are_published(
-    bucket: Bucket, hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    for key in "abc":
-        bucket.write(f"category={key}/0.parquet", numbered_rows(key, 5))
-    listed = list(bucket.open())
-    bucket.write("category=b/0.parquet", numbered_rows("other", 6))
-    events = finish(make_run(hash_pool, listed, tmp_path / "out"))
-    (failure,) = failures(events)
-    assert (failure.key, failure.transient) == ("b", True)
-    assert "partition 'b'" in failure.reason and "Run again" in failure.reason
-
-
-def test_object_that_is_never_given_fails_its_partition_alone(bucket: Bucket) -> None:
+def test_object_that_is_never_given_fails_its_partition_alone(bucket: Shop, object_server: ObjectServer) -> None:
     for key in "ab":
         bucket.write(f"category={key}/0.parquet", numbered_rows(key, 5))
     a, b = bucket.open()
-    bucket.server.plan = always(Fault("status", 503), "GET", "category%3Da/0.parquet")
+    object_server.plan = always(Fault("status", 503), "GET", "category%3Da/0.parquet")
     with pytest.raises(TransientError, match=r"partition 'a': .*503") as failed:
         rows_of(a)
     assert failed.value.key == "a" and not isinstance(failed.value, StoreUnavailable)
     assert rows_of(b) == numbered_rows("b", 5)
 
 
-def test_bucket_that_is_down_ends_a_listing(bucket: Bucket) -> None:
+def test_bucket_that_is_down_ends_a_listing(bucket: Shop, object_server: ObjectServer) -> None:
     bucket.write("category=a/0.parquet", numbered_rows("a", 5))
-    bucket.server.plan = always(Fault("status", 503))
+    object_server.plan = always(Fault("status", 503))
     with pytest.raises(TransientError, match=r"LIST cat/ failed \(503"):
         list(bucket.open())
 
 
 def test_run_sends_one_listing_and_three_small_requests_for_each_partition(
-    bucket: Bucket, hash_pool: EncoderPool, tmp_path: Path
+    bucket: Shop, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     """Its footer, its content, and a look at its folder alone before it is published."""
     for number in range(40):
         bucket.write(f"category={number}/0.parquet", numbered_rows(str(number), 3))
     assert len(finish_receipts(make_run(hash_pool, bucket.open(), tmp_path / "out"))) == 40
-    listings = [target for target in bucket.server.requests("GET") if "list-type" in target]
+    listings = [target for target in object_server.requests("GET") if "list-type" in target]
     assert len([target for target in listings if "category" not in target]) == 1
     assert len(listings) == len(set(listings)) == 41
-    assert (len(bucket.server.log), bucket.server.requests("HEAD")) == (1 + 3 * 40, [])
+    assert (len(object_server.log), object_server.requests("HEAD")) == (1 + 3 * 40, [])
 
 
 class TestReadingAhead:
-    def test_first_partition_is_read_before_the_footers_of_most_others(self, bucket: Bucket) -> None:
+    def test_first_partition_is_read_before_the_footers_of_most_others(
+        self, bucket: Shop, object_server: ObjectServer
+    ) -> None:
         for number in range(100):
             bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))
         first = next(iter(bucket.open()))
         assert rows_of(first) == numbered_rows("0", 3)
-        bucket.server.settle()
-        assert len(bucket.server.log) < 2 + 2 * CONCURRENT_READS
+        object_server.settle()
+        assert len(object_server.log) < 2 + 2 * CONCURRENT_READS
 
-    def test_small_objects_are_read_once_and_ahead_of_their_turn(self, bucket: Bucket) -> None:
+    def test_small_objects_are_read_once_and_ahead_of_their_turn(
+        self, bucket: Shop, object_server: ObjectServer
+    ) -> None:
         for number in range(40):
             bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))
         partitions = list(bucket.open())
-        bucket.server.log.clear()
+        object_server.log.clear()
         waiting = threading.Event()
-        bucket.server.before = lambda _, target: waiting.set() if "D20" in target else None
+        object_server.before = lambda _, target: waiting.set() if "D20" in target else None
         for number, partition in enumerate(partitions):
             assert rows_of(partition) == numbered_rows(str(number), 3)
             if number == 12:
                 assert waiting.wait(30), "the object of partition 20 is requested before partition 13 is read"
-        assert len(bucket.server.requests("GET")) == len(set(bucket.server.requests("GET"))) == 40
+        assert len(object_server.requests("GET")) == len(set(object_server.requests("GET"))) == 40
 
-    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-    def test_small_file_of_a_format_that_is_opened_twice_is_requested_once(self, bucket: Bucket, ending: str) -> None:
-        content = b"id,text\n1,a\n" if ending == "csv" else b'{"id": "1", "text": "a"}\n'
-        for number in range(20):
-            bucket.server.put(f"cat/category={number:02d}/0.{ending}", content)
-        partitions = list(bucket.open())
-        bucket.server.log.clear()
-        assert [rows_of(partition) for partition in partitions] == [[("1", "a")]] * 20
-        assert len(bucket.server.requests("GET")) == len(set(bucket.server.requests("GET"))) == 20
-
-    def test_partition_here_and_there_opens_one_more_each(self, bucket: Bucket) -> None:
+    def test_reading_scattered_partitions_opens_one_object_ahead_of_each(
+        self, bucket: Shop, object_server: ObjectServer
+    ) -> None:
         for number in range(30):
             bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))
         partitions = list(bucket.open())
-        bucket.server.log.clear()
+        object_server.log.clear()
         for number in (3, 9, 15, 21):
             rows_of(partitions[number])
-        bucket.server.settle()
-        assert len(bucket.server.requests("GET")) <= 8
+        object_server.settle()
+        assert len(object_server.requests("GET")) <= 8
 
-    def test_what_is_opened_ahead_is_bounded_and_booked(self, bucket: Bucket) -> None:
+    def test_objects_opened_ahead_stay_within_the_booked_memory(
+        self, bucket: Shop, object_server: ObjectServer
+    ) -> None:
         for number in range(12):
             bucket.write(f"category={number:02d}/0.parquet", large_rows())
         partitions = list(bucket.open())
         assert all(partition.page_bytes >= 4 * FIRST_BYTES + AHEAD_BYTES for partition in partitions)
-        bucket.server.log.clear()
+        object_server.log.clear()
         for partition in partitions[:6]:
             next(iter(partition.read()))
-        bucket.server.settle()
-        touched = set(bucket.server.requests("GET"))
+        object_server.settle()
+        touched = set(object_server.requests("GET"))
         assert len(touched) <= 6 + AHEAD_BYTES // FIRST_BYTES
 
-    def test_next_piece_of_a_large_object_is_requested_while_one_is_read(self, bucket: Bucket) -> None:
-        bucket.server.put("cat/a.csv", b"id,text\n" + b"".join(b"%d,%01000d\n" % (row, row) for row in range(6_000)))
+    def test_next_piece_of_a_large_object_is_requested_while_one_is_read(
+        self, bucket: Shop, object_server: ObjectServer
+    ) -> None:
+        object_server.put("cat/a.csv", b"id,text\n" + b"".join(b"%d,%01000d\n" % (row, row) for row in range(6_000)))
         [file] = open_files(f"s3://{BUCKET}/cat/a.csv", bucket.options).list()
         begun = threading.Semaphore(0)
         with file.open() as opened:
-            bucket.server.before = lambda *_: begun.release()
+            object_server.before = lambda *_: begun.release()
             content = opened.read(FIRST_BYTES) + opened.read(FIRST_BYTES)
             for _ in range(3):  # the third piece was not asked for
                 assert begun.acquire(timeout=30)
             content += opened.read()
-        assert content == bucket.server.content("cat/a.csv")
+        assert content == object_server.content("cat/a.csv")
 
 
 @pytest.mark.parametrize("place", ["cat/products.csv", "cat", "cat/*.csv"])
 def test_table_in_a_bucket_gives_the_rows_of_each_key(
-    bucket: Bucket, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    bucket: Shop, object_server: ObjectServer, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     rows = shuffled_rows(3_000, 40)
-    bucket.server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows).read_bytes())
+    object_server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows).read_bytes())
     source = open_source(f"s3://{BUCKET}/{place}", partition_by=["category"], storage_options=bucket.options)
     assert contents(source) == by_key(rows)
     [first, *_] = listed = list(source)
-    bucket.server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows[1:]).read_bytes())
+    object_server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows[1:]).read_bytes())
     assert versions(source) != {partition.key: partition.source_version for partition in listed}
     assert first.current_source_version() != first.source_version

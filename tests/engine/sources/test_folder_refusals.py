@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
-from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.errors import ConfigError
 from tests.engine.sources.reading import ROWS, refusal, rows_of
 from tests.engine.sources.shops import Shop
-from tests.small_catalogs import write_rows
 
 
 class TestRefusals:
@@ -50,7 +45,7 @@ class TestRefusals:
         assert rows_of(found["a"]) == ROWS
         assert "0.parquet" in str(refusal(found["b"])) and found["b"].rows is None
 
-    def test_folders_that_say_nothing_get_the_pattern_that_works(self, shop: Shop) -> None:
+    def test_folders_without_column_names_are_refused_with_a_pattern_that_works(self, shop: Shop) -> None:
         shop.write("shoes/0.parquet")
         with pytest.raises(ConfigError, match="If each folder is a partition, give ") as refused:
             list(shop.open())
@@ -58,46 +53,8 @@ class TestRefusals:
         assert f"`surge-dagster embed {shop.url} OUTPUT --partition-by COLUMN`" in str(refused.value)
         assert list(shop.partitions("/{name}/*.parquet")) == ["shoes"]
 
-    def test_one_file_gets_the_command_that_works(self, shop: Shop) -> None:
+    def test_single_file_is_refused_with_the_partition_by_command(self, shop: Shop) -> None:
         shop.write("products.parquet")
         with pytest.raises(ConfigError, match=r"is one file.*--partition-by COLUMN") as refused:
             list(shop.open("/products.parquet"))
         assert "catalog demo" not in str(refused.value)
-
-    def test_pattern_without_files_is_refused(self, shop: Shop) -> None:
-        shop.write("a.parquet")
-        with pytest.raises(ConfigError, match="is empty"):
-            list(shop.open("/*.csv"))
-
-
-class TestDisks:
-    def test_unreadable_folder_is_its_partitions_own_transient_error(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name in ("lang=de/category=a/0.parquet", "lang=de/category=b/0.parquet", "lang=en/category=c/0.parquet"):
-            write_rows(tmp_path / name, ROWS)
-        honest = os.scandir
-
-        def refuse(suffix: str) -> None:
-            def scan(path: str) -> object:
-                if str(path).endswith(suffix):
-                    raise OSError(5, "Input/output error")
-                return honest(path)
-
-            monkeypatch.setattr(os, "scandir", scan)
-
-        refuse("category=a")
-        a, b, c = open_source(tmp_path)
-        with pytest.raises(TransientError, match=r"partition 'lang=de/category=a'.*Input/output error"):
-            list(a.read())
-        assert rows_of(b) == rows_of(c) == ROWS
-        refuse("lang=de")  # nothing is known of its partitions: they must not count as removed
-        with pytest.raises(ConfigError, match="its folder lang=de/ could not be read"):
-            list(open_source(tmp_path))
-
-    def test_file_replaced_during_reading_is_a_transient_error(self, tmp_path: Path) -> None:
-        write_rows(tmp_path / "a.parquet", ROWS)
-        (a,) = open_source(tmp_path)
-        write_rows(tmp_path / "a.parquet", [*ROWS, ("9", "nine")])
-        with pytest.raises(TransientError, match=r"partition 'a'.*Run again"):
-            list(a.read())

@@ -111,7 +111,7 @@ class TestVersions:
     def test_rows_and_bytes_are_known_without_reading(self, shop: Shop) -> None:
         rows = [(str(n), "x" * 100) for n in range(1000)]
         for number in range(2):
-            shop.write(f"category=a/{number}.parquet", rows, use_dictionary=False)
+            shop.write(f"category=a/{number}.parquet", rows)
         a = shop.partitions()["a"]
         assert (a.rows, a.text_bytes) == (2000, pytest.approx(200_000, rel=0.2))
 

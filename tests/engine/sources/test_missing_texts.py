@@ -55,13 +55,6 @@ def test_blank_text_is_kept_as_it_is_unless_something_is_set() -> None:
     assert read([("1", " "), ("2", "")]) == ([("1", " "), ("2", "")], 0)
 
 
-def test_row_behind_skipped_ones_is_named_by_its_place_in_the_source(tmp_path: Path) -> None:
-    rows = [("1", None)] * 9000 + [(None, "text without id")]
-    write_partition(tmp_path, "k", rows)
-    found = refusal(only(open_source(tmp_path, selection=Selection(missing_text="skip"))))
-    assert found.row == 9000 and "the id is null" in str(found)
-
-
 def test_second_file_follows_the_skipped_rows_of_the_first(tmp_path: Path) -> None:
     path = write_partition(tmp_path, "k", ROWS)
     path.with_name("part-1.parquet").write_bytes(path.read_bytes())

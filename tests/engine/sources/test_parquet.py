@@ -21,14 +21,6 @@ from tests.small_catalogs import numbered_rows, partition_folder, write_catalog,
 
 
 class TestOrder:
-    def test_partitions_come_in_bytewise_order_of_their_folders(self, tmp_path: Path) -> None:
-        keys = ["b", "A", "a", "Köln", "0", "a/b", "..", 'Köln, "x" [1]']
-        write_catalog(tmp_path, dict.fromkeys(keys, ROWS))
-        found = [partition.key for partition in open_source(tmp_path)]
-        assert sorted(found) == sorted(keys)
-        assert found == [partition.key for partition in open_source(tmp_path)]
-        assert found.index("A") < found.index("a")
-
     def test_rows_keep_their_order_over_files_row_groups_and_batches(self, tmp_path: Path) -> None:
         rows = numbered_rows("k", 25_000)
         write_rows(partition_folder(tmp_path, "k") / "0.parquet", rows[:20_000], row_group_size=3_000)
@@ -107,7 +99,7 @@ class TestVersions:
         assert (version == declared) is (length == 250 and last.isprintable())
         assert version.isprintable() and len(version) <= 250
 
-    def test_without_a_declared_version_size_and_mtime_are(self, tmp_path: Path) -> None:
+    def test_without_a_declared_version_size_and_mtime_are_the_version(self, tmp_path: Path) -> None:
         path = write_partition(tmp_path, "k", ROWS, version=None)
         partition = only(open_source(tmp_path))
         assert partition.source_version == f"{path.stat().st_size}-{path.stat().st_mtime_ns}"
@@ -149,7 +141,9 @@ class TestCatalogsThatCannotBeUsed:
 
 
 @pytest.mark.parametrize(("id_column", "text_column"), [("sku", "title"), ("title", "title")])
-def test_column_names_are_free_and_one_column_can_be_both(tmp_path: Path, id_column: str, text_column: str) -> None:
+def test_id_and_text_columns_of_other_names_are_read_and_may_be_one(
+    tmp_path: Path, id_column: str, text_column: str
+) -> None:
     write_partition(tmp_path, "k", ROWS, columns=("sku", "title"))
     places = [("sku", "title").index(name) for name in (id_column, text_column)]
     partition = only(open_source(tmp_path, selection=Selection(id_column, text_column)))
@@ -158,12 +152,12 @@ def test_column_names_are_free_and_one_column_can_be_both(tmp_path: Path, id_col
 
 class TestFilesThatCannotBeRead:
     @pytest.mark.parametrize("left", [0, 3, 100, -1])
-    def test_truncated_file(self, tmp_path: Path, left: int) -> None:
+    def test_truncated_file_refuses_its_partition_by_name(self, tmp_path: Path, left: int) -> None:
         path = write_partition(tmp_path, "k", numbered_rows("k", 500))
         path.write_bytes(path.read_bytes()[:left])
         assert "partition=k/part-0.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
 
-    def test_flipped_bit_in_a_page_with_a_checksum(self, tmp_path: Path) -> None:
+    def test_flipped_bit_in_a_page_with_a_checksum_refuses_its_partition(self, tmp_path: Path) -> None:
         rows = [(f"{n}", f"text {n}") for n in range(2000)]
         options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
         path = write_partition(tmp_path, "k", rows, **options)

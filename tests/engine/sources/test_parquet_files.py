@@ -13,6 +13,7 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import FolderCatalog, Selection, Source, local_files
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
+from tests.engine.sources.tables import versions
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
 
@@ -38,10 +39,6 @@ def catalog(tmp_path: Path) -> FolderCatalog:
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file counts as one that changed long ago: the time of a status change cannot be set."""
     monkeypatch.setattr(local_files, "_SETTLED_NS", -(10**18))
-
-
-def versions(source: Source) -> dict[str, str]:
-    return {partition.key: partition.source_version for partition in source}
 
 
 def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -25,16 +25,6 @@ class TestKeys:
         assert partition.key == key
         assert rows_of(partition) == ROWS
 
-    def test_folders_that_another_writer_escaped_less_are_read(self, tmp_path: Path) -> None:
-        write_rows(tmp_path / "partition=Köln x.y" / "0.parquet", ROWS)
-        assert only(open_source(tmp_path)).key == "Köln x.y"
-
-    def test_long_key_that_no_file_declares_is_refused_under_its_folders_name(self, tmp_path: Path) -> None:
-        path = write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS)
-        partition = only(open_source(tmp_path))
-        assert partition.key == path.parent.name.removeprefix("partition=")
-        assert "0.parquet does not declare the key" in str(refusal(partition))
-
     def test_long_key_that_is_declared_wrongly_is_refused(self, tmp_path: Path) -> None:
         write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="y" * 300)
         assert "declares that it belongs to partition 'yyy" in str(refusal(only(open_source(tmp_path))))

@@ -15,7 +15,7 @@ from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.rows import row_batch
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
-from tests.small_catalogs import numbered_rows, partition_folder, write_partition, write_rows
+from tests.small_catalogs import partition_folder, write_partition, write_rows
 
 
 class TestRefusedRows:
@@ -25,12 +25,6 @@ class TestRefusedRows:
         found = refusal(only(open_source(tmp_path)))
         assert found.row == 3
         assert str(found).startswith(f"partition 'k', row 3: the {column} is null")
-
-    def test_row_counts_from_the_start_of_the_partition(self, tmp_path: Path) -> None:
-        folder = partition_folder(tmp_path, "k")
-        write_rows(folder / "0.parquet", numbered_rows("k", 10_000))
-        write_rows(folder / "1.parquet", [*numbered_rows("k", 9_000), ("x", None)], row_group_size=500)
-        assert refusal(only(open_source(tmp_path))).row == 19_000
 
     def test_text_column_of_nothing_but_nulls_is_named_at_its_first_row(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", [("1", None), ("2", None)], text_type=pa.null())

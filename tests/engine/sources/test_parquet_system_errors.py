@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, rows_of
-from tests.small_catalogs import partition_folder, write_catalog, write_partition
+from tests.small_catalogs import partition_folder, write_catalog, write_partition, write_rows
 
 
 def refuse_calls(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: int) -> None:
@@ -80,3 +80,23 @@ class TestSystemErrors:
         for look in (unseen.current_source_version, lambda: list(unseen.read())):
             with pytest.raises(TransientError, match=rf"partition 'm': .*{os.strerror(errno.ENAMETOOLONG)}"):
                 look()
+
+    def test_folder_of_several_partitions_that_the_system_does_not_show_ends_the_listing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is known of its partitions: they must not count as removed."""
+        for name in ("lang=de/category=a", "lang=en/category=c"):
+            write_rows(tmp_path / name / "0.parquet", ROWS)
+        refuse_calls(monkeypatch, "os.scandir", tmp_path / "lang=de", errno.EIO)
+        with pytest.raises(ConfigError, match="its folder lang=de/ could not be read"):
+            list(open_source(tmp_path))
+
+    @pytest.mark.parametrize("is_removed", [False, True])
+    def test_file_replaced_or_removed_before_it_is_read_is_a_transient_error(
+        self, tmp_path: Path, is_removed: bool
+    ) -> None:
+        path = write_rows(tmp_path / "a.parquet", ROWS)
+        (a,) = open_source(tmp_path)
+        path.unlink() if is_removed else write_rows(path, [*ROWS, ("9", "nine")])
+        with pytest.raises(TransientError, match=r"partition 'a': .*was removed while it was read\. Run again"):
+            list(a.read())

@@ -57,10 +57,8 @@ class FakeBigQuery:
     """The service and its faults.
 
     Attributes:
-        table: what the table holds; a test replaces it to change the table.
         breaks: how many streams break amid their rows with UNAVAILABLE.
         refused: the status and text with which calls of the Storage Read API are refused, by method.
-        queries: the SQL of each query, in order.
         offsets: of each request for rows.
         sessions: the keys filter of each read session.
     """
@@ -78,12 +76,10 @@ class FakeBigQuery:
         self._lock = threading.Lock()
 
     def replace(self, table: pa.Table) -> None:
-        """Change the table."""
         self.table, self.modified = table, next(_MODIFIED)
 
     @contextmanager
     def serve(self) -> Iterator[tuple[bigquery.Client, BigQueryReadClient]]:
-        """Serve, and give the clients that talk to it."""
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import bigquery
         from google.cloud.bigquery_storage_v1 import BigQueryReadClient

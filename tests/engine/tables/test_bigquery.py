@@ -15,6 +15,7 @@ from surge_dagster.engine.tables import bigquery as module
 from surge_dagster.engine.tables.bigquery import BigQueryCatalog
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
+from tests.engine.sources.tables import versions
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.engine.tables.test_frames import content
 from tests.extras import require
@@ -43,10 +44,6 @@ def service() -> Iterator[Service]:
     fake = FakeBigQuery(table_of(CATALOG))
     with fake.serve() as clients:
         yield Service(fake, clients)
-
-
-def versions(source: BigQueryCatalog) -> dict[str, str]:
-    return {each.key: each.source_version for each in source}
 
 
 @pytest.mark.parametrize(
@@ -117,12 +114,6 @@ def test_a_missing_permission_is_named_with_the_role_that_gives_it_and_not_retri
     with pytest.raises(ConfigError, match=rf"'{permission}' permission .*Grant the account {role}") as refused:
         rows_of(first)
     assert not isinstance(refused.value, TransientError)
-
-
-@pytest.mark.parametrize("column", ["session", "expired_at"])
-def test_a_column_that_does_not_exist_is_named_whatever_its_name(service: Service, column: str) -> None:
-    with pytest.raises(ConfigError, match=f"Unrecognized name: {column}"):
-        list(service.open(selection=Selection(text=column)))
 
 
 def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
