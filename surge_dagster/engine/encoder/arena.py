@@ -205,11 +205,6 @@ class Slot:
         """The rows that have a vector and are encoded all the same, ascending."""
         return np.empty(0, np.intp) if self._known is None else np.flatnonzero(self._known[: self._rows] == _SAMPLED)
 
-    def keep_known(self, rows: np.ndarray) -> None:
-        """Makes sampled rows ones that keep their vectors and are not encoded."""
-        if self._known is not None:
-            self._known[rows] = _KNOWN
-
     def choose(self, rows: np.ndarray) -> None:
         """Sets the rows of an encode call that is not for all of them."""
         self._arrays.chosen[: len(rows)] = rows

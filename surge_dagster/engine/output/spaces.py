@@ -96,23 +96,6 @@ def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
     return described.catalog if described else None
 
 
-def record_catalog(store: Store, space: Space, catalog: CatalogRecord) -> None:
-    """Record the catalog of a run that writes nothing else; where that fails, the log says so.
-
-    Raises:
-        ConfigError: the space holds another catalog.
-    """
-    described = _described(store, space.name)
-    if described is None:
-        return
-    document = described.holding(catalog, store)
-    if document != described.document:
-        try:
-            _write(store, space, document, described.catalog)
-        except TransientError as error:
-            log.warning("the catalog was not recorded: %s", error)
-
-
 def claim_space(
     store: Store, space: Space, file_format: FileFormat = "parquet", catalog: CatalogRecord | None = None
 ) -> Space:

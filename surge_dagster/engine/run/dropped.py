@@ -19,16 +19,23 @@ class DroppedPartitions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._dropped: set[PartitionToRead] = set()
-        self._again: list[PartitionToRead] = []
+        self._failed: set[PartitionToRead] = set()
+        self._again: dict[PartitionToRead, PartitionToRead] = {}  # this reading and the next one
 
     def __contains__(self, partition: PartitionToRead) -> bool:
         return partition in self._dropped
 
-    def refuse(self, partition: PartitionToRead) -> bool:
-        """Drop a partition for good; False where it was dropped before."""
+    def fail(self, partition: PartitionToRead, *, drop: bool = True) -> bool:
+        """Read a partition no more; whether its failure is to be reported, since it was not dropped before.
+
+        Args:
+            drop: what was read of it is not staged either.
+        """
         with self._lock:
             is_new = partition not in self._dropped
-            self._dropped.add(partition)
+            self._failed.add(partition)
+            if drop:
+                self._dropped.add(partition)
             return is_new
 
     def read_again(self, partition: PartitionToRead, cosines: Sequence[float] = ()) -> None:
@@ -37,13 +44,15 @@ class DroppedPartitions:
         Args:
             cosines: of new vectors to the old ones, as far as they were compared.
         """
-        if self.refuse(partition):
-            again = replace(partition, reuse=False, cosines=(*partition.cosines, *cosines))
-            with self._lock:
-                self._again.append(again)
-
-    def take_again(self) -> list[PartitionToRead]:
-        """The partitions to read once more, which are then no longer kept."""
         with self._lock:
-            again, self._again = self._again, []
-        return again
+            if partition not in self._dropped and partition not in self._failed:
+                self._again[partition] = replace(partition, reuse=False, cosines=(*partition.cosines, *cosines))
+            self._dropped.add(partition)
+
+    def comes_again(self, partition: PartitionToRead) -> bool:
+        return partition in self._again
+
+    def to_read_again(self) -> list[PartitionToRead]:
+        """The partitions to read once more."""
+        with self._lock:
+            return list(self._again.values())

@@ -22,7 +22,7 @@ from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import claim_space, list_spaces, record_catalog, require_format
+from surge_dagster.engine.output.spaces import claim_space, list_spaces, require_format
 from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
@@ -107,7 +107,7 @@ class EmbeddingRun:
         self._observer = observer
         self._publish_threads = publish_threads
         self._stop = StopSignal(grace_seconds)
-        self._store = store
+        self._store = store.until(self._stop.over)
         self._events: EventStream | None = None
         self._started = False
         self._describe_space()
@@ -160,10 +160,14 @@ class EmbeddingRun:
             with gauge:
                 outputs = self._listed_outputs()
                 due = yield from self._first_due(outputs, fresh_keys)
-                if due is not None and not self._stop.stopping.is_set():
+                if due is not None:
+                    self._pool.start()
+                if self._stop.stopping.is_set():
+                    return
+                if due is not None:
                     yield from self._embed(due, outputs, fresh_keys)
-                elif due is None and outputs is not None:
-                    self._end_without_encoding(outputs, fresh_keys)
+                elif outputs is not None:
+                    self._end_without_encoding(fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 
@@ -179,6 +183,8 @@ class EmbeddingRun:
         """
         partitions = iter(self._partitions if outputs is None else outputs.looked_at(self._partitions))
         for partition in partitions:
+            if self._stop.stopping.is_set():
+                return None
             receipt = None if outputs is None or self._force else _fresh_receipt(outputs, partition)
             if receipt is None or partition.key in fresh_keys:
                 return itertools.chain((partition,), partitions)
@@ -187,11 +193,9 @@ class EmbeddingRun:
             yield receipt
         return None
 
-    def _end_without_encoding(self, outputs: OutputState, fresh_keys: set[str]) -> None:
-        if self._catalog is not None:
-            record_catalog(self._store, self.space, self._catalog)
-        remove_staged(self._store, outputs.space, fresh_keys)
-        sweep_orphan_files(self._store)
+    def _end_without_encoding(self, fresh_keys: set[str]) -> None:
+        self._claim_space()
+        remove_staged(self._store, self.space.name, fresh_keys)
 
     def _listed_outputs(self) -> OutputState | None:
         """The files of the run's space; None where the output does not have it yet."""
@@ -206,8 +210,10 @@ class EmbeddingRun:
         return OutputState(self._store, known.name, known.file_format)
 
     def _embed(self, due: Iterable[Partition], outputs: OutputState | None, fresh_keys: set[str]) -> Generator[Event]:
-        memory = self._memory = self._begin()
-        store = self._store.until(self._stop.over)
+        memory, store = self._begin(), self._store
+        self._memory = memory
+        if fresh_keys:
+            remove_staged(store, self.space.name, fresh_keys)
         with memory.arena:
             events = self._events = EventStream(self.report, memory, store)
             if outputs is None:
@@ -233,9 +239,8 @@ class EmbeddingRun:
                     raise
 
     def _begin(self) -> RunMemory:
-        """Start the pool, divide the memory, and claim the space."""
-        pool, store = self._pool, self._store
-        started = pool.start()
+        """Divide the memory, claim the space, and describe both in the report."""
+        pool, store, started = self._pool, self._store, self._pool.start()
         threads = self._publish_threads or publishing_threads(store, pool.workers)
         bounds, plan = fit_memory(
             self._thresholds,
@@ -246,10 +251,7 @@ class EmbeddingRun:
             machine_bytes=memory_bytes(),
             upload_bytes=store.upload_bytes,
         )
-        keep_current(store, pool.space)
-        self.space = claim_space(store, pool.space, self._file_format, self._catalog)
-        sweep_orphan_files(store, claimed=self.space.name)
-        self._describe_space()
+        self._claim_space()
         report = self.report
         report.device, report.hardware, report.precision = pool.device, pool.hardware, started.precision
         report.encoder_notes = list(started.notes)
@@ -258,6 +260,13 @@ class EmbeddingRun:
         report.call_seconds = pool.costs.call_seconds
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)
         return RunMemory(bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop)
+
+    def _claim_space(self) -> None:
+        """Make the space that of the settings, also where it answers another request, and remove what the dead left."""
+        keep_current(self._store, self._pool.space)
+        self.space = claim_space(self._store, self._pool.space, self._file_format, self._catalog)
+        sweep_orphan_files(self._store, claimed=self.space.name)
+        self._describe_space()
 
     def _describe_space(self) -> None:
         report, space = self.report, self.space
@@ -279,8 +288,6 @@ class EmbeddingRun:
             is_watched = self._observer is not None and self._observer.begin(target.store, target.space.name)
             observer = self._observer if is_watched else None
             staging = Staging(target)
-            for key in fresh_keys:
-                staging.remove(key)
             items = superbatches(
                 due, outputs, target, staging, memory, dropped, observer, force=self._force, seen=fresh_keys
             )

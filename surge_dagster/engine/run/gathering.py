@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 def gather(
     items: Iterable[Receipt | Failure | PartitionRows],
+    aggregator: Aggregator,
     staging: Staging,
     memory: RunMemory,
     dropped: DroppedPartitions,
 ) -> Iterator[SuperBatch | Receipt | Failure]:
     """Gather the rows of partitions; receipts and failures pass. What another stage has dropped is read no further."""
-    aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
     for item in items:
         if isinstance(item, PartitionRows):
             yield from _gather_partition(item, aggregator, staging, memory, dropped)
@@ -59,10 +59,11 @@ def _gather_partition(
     except StoreUnavailable:
         raise
     except (SurgeError, OSError) as error:
-        if isinstance(error, DataError):
-            dropped.refuse(partition)
-            staging.discard(partition.key)
-        failure = failure_of(partition.source, error)
+        is_refused = isinstance(error, DataError)
+        if dropped.fail(partition, drop=is_refused):
+            failure = failure_of(partition.source, error)
+            if is_refused:
+                staging.discard(partition.key)
     finally:
         if read is None:
             texts, size = aggregator.discard()

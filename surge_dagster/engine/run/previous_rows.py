@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.rows import OutputFile, matrix_of, row_group_rows
@@ -124,6 +124,8 @@ class PreviousRows:
             return nothing
         try:
             matrix = self._vectors(old[rows])
+        except StoreUnavailable:
+            raise
         except UNUSABLE as error:
             raise VectorsNotUsable(f"its old file is damaged ({first_line(error)})") from error
         return KnownVectors(rows, matrix, truncated[rows], self._sample(len(rows))), old[rows]
@@ -188,7 +190,10 @@ def open_previous_rows(
                     open_published(target.store, target.space, file.stored.name, file, mapped=True)
                 )
                 previous = PreviousRows(target, reader, partition, booked, observer)
+            except StoreUnavailable:
+                raise
             except UNUSABLE as error:
+                booked.release()
                 log.warning("partition %r: vectors of its old file are not used: %s", partition.key, first_line(error))
         yield previous
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -15,7 +16,7 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
-from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, ReadPartition, Segment, StagedRows
@@ -69,7 +70,7 @@ class Publication:
             target.store.location(stored.name),
             superbatch=batch.index,
             texts_per_second=self.texts_per_second,
-            cosines=(*partition.cosines, *self.encoded.cosines.get(partition.key, ())),
+            cosines=(*partition.cosines, *self.encoded.cosines.get(segment.start, ())),
         )
         with self.lock:
             self.receipts.append(receipt)
@@ -98,11 +99,15 @@ class Publication:
             self.remaining -= 1
             return self.remaining == 0
 
-    def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[SuperBatchReport | Receipt | Failure, ...]:
-        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments."""
+    def events(self, counted: Sequence[Segment], b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
+        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments.
+
+        Args:
+            counted: segments whose texts are not encoded once more in this run.
+        """
         order = {segment.partition.key: place for place, segment in enumerate(self.encoded.batch.segments)}
         receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
-        return self._report(b_min, begun, peak_bytes), *receipts, *self.failures
+        return self._report(counted, b_min, begun, peak_bytes), *receipts, *self.failures
 
     def _count(self, begun: float, serialized: float, truncated: int) -> None:
         self.truncated += truncated
@@ -131,10 +136,10 @@ class Publication:
             )
         return matrix
 
-    def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
-        encoded, batch = self.encoded, self.encoded.batch
-        metrics, rows_reused = encoded.metrics, encoded.rows_reused
-        texts_encoded = encoded.published_texts - rows_reused
+    def _report(self, counted: Sequence[Segment], b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
+        encoded, batch, metrics = self.encoded, self.encoded.batch, self.encoded.metrics
+        rows_reused = sum(batch.slot.reused(segment.start, segment.stop) for segment in counted)
+        texts_encoded = sum(segment.stop - segment.start for segment in counted) - rows_reused
         of_publishing = Costs(
             texts_encoded=texts_encoded,
             texts_deduplicated=encoded.deduplicated,

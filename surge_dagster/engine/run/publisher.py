@@ -93,9 +93,8 @@ class Publisher:
         self._observer = observer
         self._stop_signal = memory.stop
         self._threads = memory.plan.result.threads
-        self._may_write = threading.Semaphore(self._threads)
-        self._may_assemble = threading.Semaphore()
-        self._pending: set[Future[None]] = set()
+        self._segments = _Tasks("surge-publish", self._threads)
+        self._files = _Tasks("surge-publish-split", 1)
         self._split: dict[PartitionToRead, _SplitPartition] = {}
         self._error: BaseException | None = None
         self._store_is_down = False
@@ -108,11 +107,17 @@ class Publisher:
     def submit(self, encoded: EncodedSuperBatch) -> None:
         """Write every segment of a SuperBatch; returns immediately."""
         publication = Publication(encoded, self._target, self._staging, self._observer)
+        waiting = deque(encoded.batch.segments)
         with self._finished:
             self._unfinished += 1
-        waiting = deque(encoded.batch.segments)
-        for _ in range(min(self._threads, len(waiting))):
-            self._begin(partial(self._write_segments, publication, waiting), "surge-publish")
+        try:
+            for _ in range(min(self._threads, len(waiting))):
+                self._segments.add(partial(self._write_segments, publication, waiting))
+        except RuntimeError:
+            if publication.remaining == len(encoded.batch.segments):  # no thread has begun
+                with self._finished:
+                    self._unfinished -= 1
+                raise
 
     def close(self) -> None:
         """Wait until every file is published, or the grace time is over; incomplete partitions stay staged.
@@ -139,24 +144,16 @@ class Publisher:
             )
         elif not stop.over.is_set():
             self._staging.remove_discarded()
-        if drained:
-            futures_wait(list(self._pending))
-        else:
-            atexit.register(futures_wait, list(self._pending), _LAST_SECONDS)
+        for tasks in (self._segments, self._files):
+            if drained:
+                tasks.wait()
+            else:
+                atexit.register(tasks.wait, _LAST_SECONDS)
         if self._error is not None:
             raise self._error
 
-    def _begin(self, task: Callable[[], None], name: str) -> None:
-        future = in_background(task, name)
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
-
     def _write_segments(self, publication: Publication, waiting: deque[Segment]) -> None:
         """One thread's share of a SuperBatch: one task for each of thousands of tiny partitions would cost too much."""
-        with self._may_write:
-            self._write_waiting(publication, waiting)
-
-    def _write_waiting(self, publication: Publication, waiting: deque[Segment]) -> None:
         while self._store_is_down or not self._stop_signal.over.is_set():
             try:
                 segment = waiting.popleft()
@@ -197,15 +194,19 @@ class Publisher:
             self._stop(TransientError(lost))
             publication.failures += [Failure(receipt.key, lost, transient=True) for receipt in publication.receipts]
             publication.receipts.clear()
-        events = publication.events(memory.bounds.b_min, self._events.begun, memory.ledger.peak)
+        counted = [segment for segment in encoded.batch.segments if not self._dropped.comes_again(segment.partition)]
+        events = publication.events(counted, memory.bounds.b_min, self._events.begun, memory.ledger.peak)
         # Before the texts count as published: the reader waits for that before it reads a partition again.
         complete = [segment.partition for segment in encoded.batch.segments if self._completes(segment, publication)]
         memory.release(encoded.batch, encoded.published_texts)
         self._events.emit(*events)
         for partition in complete:
-            with self._finished:
-                self._unfinished_files += 1
-            self._begin(partial(self._write_file, partition), "surge-publish-split")
+            try:
+                self._files.add(partial(self._write_file, partition))
+            except RuntimeError:
+                with self._finished:
+                    self._unfinished_files -= 1
+                raise
 
     def _completes(self, segment: Segment, publication: Publication) -> bool:
         """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
@@ -219,19 +220,22 @@ class Publisher:
             split = self._split.setdefault(partition, _SplitPartition(cosines=list(partition.cosines)))
             if segment.start in publication.staged and segment.start < segment.stop:
                 split.staged.append(publication.staged[segment.start])
-            split.cosines += publication.encoded.cosines.get(partition.key, ())
+            split.cosines += publication.encoded.cosines.get(segment.start, ())
             if segment.read is not None:
                 split.read, split.superbatch = segment.read, publication.encoded.batch.index
                 split.texts_per_second = publication.texts_per_second
                 split.staged += segment.read.staged
-            return split.read is not None and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
+            is_complete = (
+                split.read is not None and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
+            )
+            self._unfinished_files += is_complete
+            return is_complete
 
     def _write_file(self, partition: PartitionToRead) -> None:
         with self._finished:
             split = self._split.pop(partition)
         try:
-            with self._may_assemble:
-                self._assemble(partition, split)
+            self._assemble(partition, split)
         except BaseException as error:
             failure = self._failure(partition, error)
             if failure is not None:
@@ -295,7 +299,8 @@ class Publisher:
             case _:
                 self._stop(error)
                 failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
-        self._dropped.refuse(partition)
+        if not self._dropped.fail(partition):
+            return None  # it was reported, or is read once more
         if not failure.transient:
             self._staging.discard(key)
         return failure
@@ -324,3 +329,45 @@ class Publisher:
         """End the run with an error: without it the reader would wait for a slot that never comes back."""
         self._error = self._error or error
         self._stop_signal.stopping.set()
+
+
+class _Tasks:
+    """Does tasks in their order in background threads, a limited number at a time."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._running = 0
+        self._runners: set[Future[None]] = set()
+
+    def add(self, task: Callable[[], None]) -> None:
+        """Queue a task; `RuntimeError` where the system gives no thread and none is doing tasks."""
+        with self._lock:
+            self._waiting.append(task)
+            if self._running == self._most:
+                return
+            try:
+                runner = in_background(self._run, self._name)
+            except RuntimeError:
+                if not self._running:
+                    self._waiting.pop()
+                    raise
+            else:
+                self._running += 1
+                self._runners.add(runner)
+                runner.add_done_callback(self._runners.discard)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until every queued task is done."""
+        futures_wait(list(self._runners), seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running -= 1
+                    return
+                task = self._waiting.popleft()
+            task()

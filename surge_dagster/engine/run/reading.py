@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.gathering import gather
@@ -51,9 +52,11 @@ def superbatches(
         ConfigError: the source cannot be listed.
     """
 
+    aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
     decisions = decide(partitions, outputs, target, staging, memory, force=force, seen=seen)
-    yield from gather(known_vectors(decisions, target, staging, memory, observer), staging, memory, dropped)
+    rows = known_vectors(decisions, target, staging, memory, observer)
+    yield from gather(rows, aggregator, staging, memory, dropped)
     # The encode calls that are under way may still show that old vectors are wrong.
     memory.in_flight.wait_until_none(memory.stop)
-    again = dropped.take_again()
-    yield from gather(known_vectors(again, target, staging, memory, observer), staging, memory, dropped)
+    rows = known_vectors(dropped.to_read_again(), target, staging, memory, observer)
+    yield from gather(rows, aggregator, staging, memory, dropped)

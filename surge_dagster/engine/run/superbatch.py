@@ -182,7 +182,7 @@ class EncodedSuperBatch:
     Attributes:
         duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
         deduplicated: texts that got the vector of an equal text of the same SuperBatch.
-        cosines: of new vectors to those of the old file, by the partition's key.
+        cosines: of new vectors to those of the old file, by the segment's start.
     """
 
     batch: SuperBatch
@@ -191,17 +191,12 @@ class EncodedSuperBatch:
     pace_ratio: float | None = None
     encode_span: Span | None = None
     deduplicated: int = 0
-    cosines: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    cosines: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def published_texts(self) -> int:
         """Texts of its segments: all of the slot, unless the run was stopped during the call."""
         return sum(segment.stop - segment.start for segment in self.batch.segments)
-
-    @property
-    def rows_reused(self) -> int:
-        """Texts of its segments that kept their old vectors; known until the slot is released."""
-        return sum(self.batch.slot.reused(segment.start, segment.stop) for segment in self.batch.segments)
 
     @property
     def texts_per_second(self) -> float | None:

@@ -42,18 +42,18 @@ class SuperBatchCall:
 
     Attributes:
         deduplicated: rows that get the vector of an equal text.
-        cosines: of new vectors to those of the old file, by the partition's key.
+        cosines: of new vectors to those of the old file, by the segment's start.
     """
 
     def __init__(self, pool: EncoderPool, batch: SuperBatch, memory: RunMemory, dropped: DroppedPartitions) -> None:
         self.batch = batch
-        self.cosines: dict[str, tuple[float, ...]] = {}
+        self.cosines: dict[int, tuple[float, ...]] = {}
         self._pool = pool
         self._slot = slot = batch.slot
         self._dropped = dropped
         self._lowest_cosine = LOWEST_COSINE[pool.precision]
         self._borders = np.array([segment.start for segment in batch.segments])
-        self._sampled, self._old_vectors, self._left_out = self._take_sample(memory.plan.result)
+        self._sampled, self._old_vectors = self._take_sample(memory.plan.result)
         known = slot.known(0, len(slot))
         self._has_vector = np.zeros(len(slot), np.bool_) if known is None else known.copy()
         self._has_vector[self._sampled] = False
@@ -99,16 +99,18 @@ class SuperBatchCall:
         self._rows = rows
         return self._pool.submit(self._slot, self._borders, rows)
 
-    def _take_sample(self, result: ResultMemory) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The sampled rows and a copy of their old vectors, and rows that are not compared for want of memory."""
+    def _take_sample(self, result: ResultMemory) -> tuple[np.ndarray, np.ndarray]:
+        """The sampled rows and a copy of their old vectors; drops partitions of whose sample no row fits the memory."""
         slot = self._slot
         sampled = slot.sampled()
         # They take memory that is booked for writing the SuperBatch, which begins when they are no longer needed.
         matrix = slot.matrix(0, len(slot))
         beside = result.of_rows(len(slot), 0) - matrix.nbytes
         most = max(0, beside // matrix[:1].nbytes) if len(slot) else 0
-        slot.keep_known(sampled[most:])
-        return sampled[:most], matrix[sampled[:most]], sampled[most:]
+        taken, left_out = sampled[:most], sampled[most:]
+        for place in np.setdiff1d(self._places_of(left_out), self._places_of(taken)).tolist():
+            self._dropped.read_again(self.batch.segments[place].partition)
+        return taken, matrix[taken]
 
     def _take_vectors(self, metrics: EncodeMetrics) -> np.ndarray:
         """Takes the vectors of the call that ended, and returns the rows that still have to be encoded."""
@@ -137,38 +139,35 @@ class SuperBatchCall:
         return [FailedRow(repeat, reasons[original]) for original, repeat in waiting if original in reasons]
 
     def _compare_sample(self) -> None:
-        """Compares new vectors with old ones, and puts the old ones back; drops partitions that are not to be trusted.
-
-        Where one is not, neither are those of which nothing was compared.
-        """
-        sampled, old_vectors = self._sampled, self._old_vectors
-        self._sampled, self._old_vectors = _NO_ROWS, self._old_vectors[:0]
+        """Compares new vectors with old ones and puts these back; drops partitions that are not to be trusted."""
+        is_encoded = self._has_vector[self._sampled]
+        sampled, old_vectors = self._sampled[is_encoded], self._old_vectors[is_encoded]
+        self._sampled, self._old_vectors = self._sampled[~is_encoded], self._old_vectors[~is_encoded]
         matrix = self._slot.matrix(0, len(self._slot))
-        wrong: dict[str, Segment] = {}
+        wrong: dict[int, Segment] = {}
         for start in range(0, len(sampled), _ROWS_AT_A_TIME):
             rows, old = sampled[start : start + _ROWS_AT_A_TIME], old_vectors[start : start + _ROWS_AT_A_TIME]
-            is_encoded = self._has_vector[rows]
-            rows, old = rows[is_encoded], old[is_encoded]
             for row, cosine in zip(rows.tolist(), cosines(matrix[rows], old).tolist(), strict=True):
                 [segment] = self._segments_of(np.array([row]))
-                key = segment.partition.key
-                self.cosines[key] = (*self.cosines.get(key, ()), cosine)
-                if cosine < self._lowest_cosine and key not in wrong:
-                    wrong[key] = segment
+                place = segment.start
+                self.cosines[place] = (*self.cosines.get(place, ()), cosine)
+                if cosine < self._lowest_cosine and place not in wrong:
+                    wrong[place] = segment
                     log.warning(
                         "partition %r: row %d has a cosine of %.6f to its vector in the old file, and %g is promised: "
                         "the model or a device gives other vectors than before, so the whole partition is encoded",
-                        *(key, segment.first_row + row - segment.start, cosine, self._lowest_cosine),
+                        *(segment.partition.key, segment.first_row + row - place, cosine, self._lowest_cosine),
                     )
             matrix[rows] = old
-        not_compared = self._segments_of(self._left_out) if wrong else []
-        for segment in (*wrong.values(), *not_compared):
-            self._dropped.read_again(segment.partition, self.cosines.get(segment.partition.key, ()))
+        for place, segment in wrong.items():
+            self._dropped.read_again(segment.partition, self.cosines[place])
 
     def _segments_of(self, rows: np.ndarray) -> list[Segment]:
-        """The segments that have these rows."""
-        places = np.unique(np.searchsorted(self._borders, rows, side="right") - 1)
-        return [self.batch.segments[place] for place in places.tolist()]
+        return [self.batch.segments[place] for place in self._places_of(rows).tolist()]
+
+    def _places_of(self, rows: np.ndarray) -> np.ndarray:
+        """Places of the segments that have these rows, ascending."""
+        return np.unique(np.searchsorted(self._borders, rows, side="right") - 1)
 
 
 def _distinct(slot: Slot, rows: np.ndarray | None, ledger: Ledger) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:

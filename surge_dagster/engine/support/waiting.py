@@ -69,9 +69,9 @@ class _Background:
 
     def submit(self, call: Callable[[], T], name: str, answer: Future[T]) -> None:
         """Call it in a thread that waits, or in a new one."""
-        self._calls.put((call, name, answer))
         if not self._free.acquire(blocking=False):
-            threading.Thread(target=self._run, daemon=True).start()
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._calls.put((call, name, answer))
 
     def _run(self) -> None:
         thread = threading.current_thread()
