@@ -52,12 +52,7 @@ class Freshness:
 
 
 def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_version: str | None = None) -> Status:
-    """What the valid file in a partition's place makes of the partition.
-
-    Args:
-        source_version: that the source has now.
-        rows_version: of a derived file, that its parent's file has now.
-    """
+    """What the valid file in a partition's place makes of the partition; the versions are the present ones."""
     if facts.space != space:
         return "foreign"
     if facts.partition_key != key:  # the hashes of two long keys are equal, or the file was copied
@@ -70,9 +65,8 @@ class OutputState:
     """The files of one space, as they were when this was made or last refreshed.
 
     Args:
-        store: the output.
-        space: name of the space; its folder need not exist.
-        file_format: of the space's files; others are ignored.
+        space: its name; its folder need not exist.
+        file_format: files of another one are ignored.
     """
 
     def __init__(self, store: Store, space: str, file_format: FileFormat = "parquet") -> None:
@@ -94,13 +88,7 @@ class OutputState:
         self._unreadable: dict[str, TransientError] = {}
 
     def look_at(self, keys: Iterable[str]) -> None:
-        """Read the files of these partitions from a bucket, many concurrently, and only those that are not known yet.
-
-        A file that cannot be read raises when it is requested.
-
-        Raises:
-            StoreUnavailable: the store does not answer at all.
-        """
+        """Read the files of these partitions from a bucket, many concurrently; only those that are not known yet."""
         if self.store.is_remote:
             with self._cached():
                 self._read_all(self._names(keys))
@@ -122,9 +110,6 @@ class OutputState:
 
         A file that was replaced after the listing is a `FileNotFoundError`, so that these files are one state of the
         output.
-
-        Raises:
-            StoreUnavailable: the store does not answer at all.
         """
         names = sorted(self._listed) if keys is None else [name for name in self._names(keys) if name in self._listed]
         unread = [name for name in names if name not in self._found]
@@ -139,7 +124,7 @@ class OutputState:
         return files
 
     def freshness(self, partition: Partition) -> Freshness:
-        """Whether a partition needs work; raises `StoreUnavailable` where the store does not answer at all."""
+        """Whether a partition needs work; only a store that does not answer at all raises."""
         return self._freshness(partition.key, partition.source_version)
 
     def freshness_beside(self, parent: PublishedFile) -> Freshness:
@@ -181,7 +166,6 @@ class OutputState:
             self._memory.save(self._listed)
 
     def _tags(self, names: Iterable[str]) -> dict[str, Tag]:
-        """The versions of files that were listed."""
         return {name: (stored.size, stored.etag) for name in names if (stored := self._listed.get(name))}
 
     def _names(self, keys: Iterable[str]) -> list[str]:
@@ -192,7 +176,6 @@ class OutputState:
         return names
 
     def _read_all(self, names: Iterable[str]) -> None:
-        """Read the files that are listed and not known yet."""
         unread = [name for name in names if self._is_unread(name)]
         self._found |= self._memory.known(self._tags(unread))
         unread = [name for name in unread if name not in self._found]

@@ -79,7 +79,9 @@ def test_outputs_in_buckets_are_compared_alike(source: str, output: str, is_insi
         record.require_apart(store)
 
 
-def test_run_refuses_it_before_it_writes_anything(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_run_with_an_output_inside_its_source_is_refused_before_anything_is_written(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     (tmp_path / "shop").mkdir()
     partitions = in_memory({"a": numbered_rows("a", 3)})
     with pytest.raises(ConfigError, match="lies inside the source"):
