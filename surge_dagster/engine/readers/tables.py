@@ -80,10 +80,7 @@ def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema, 
 
 
 def filesystem_of(store: Store) -> fs.FileSystem:
-    """A store as a read-only filesystem of pyarrow, whose paths are the store's names.
-
-    An Arrow file is compared with its checksums before it is given; pyarrow itself does that for a Parquet file.
-    """
+    """A store as a read-only filesystem of pyarrow, whose paths are the store's names; see `open_checked`."""
     return fs.PyFileSystem(_ReadOnly(store))
 
 
@@ -124,7 +121,7 @@ def _with_all_columns(batch: pa.RecordBatch, key: str, needed: pa.Schema) -> pa.
 
 
 def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
-    """Bytes of vectors as lists of their numbers, without a copy; other columns as they are."""
+    """Bytes of vectors as lists of their numbers without a copy; other columns as they are."""
     if not pa.types.is_fixed_size_binary(column.type):
         return column
     width = column.type.byte_width
