@@ -79,8 +79,7 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
     Rows that are equally near count equally, so that repeated texts neither raise nor lower it.
 
     Args:
-        matrix: float32 vectors of the parent, [rows, dimension].
-        queries: places of the rows that are looked up.
+        matrix: float32 vectors of the parent, [rows, dimension]; `queries` are places of the rows that are looked up.
     """
     k = min(K, len(matrix) - 1)
     exact = _without_self(_units(matrix[queries]) @ _units(matrix).T, queries)

@@ -43,8 +43,6 @@ _OPERATIONS = pa.field("operation", pa.int8(), nullable=False)
 
 @dataclass(frozen=True, slots=True)
 class ChangeFacts:
-    """The facts in the footer of a change file; `before` and `after` are versions of the partition's rows."""
-
     partition_key: str
     space: str
     before: str
@@ -151,7 +149,6 @@ class ChangeFiles:
         return chain[::-1]
 
     def ahead_of(self, versions: Iterable[str]) -> set[str]:
-        """Names of the files that lead from these versions to later ones."""
         leading: dict[str, list[ChangeFile]] = {}
         for file in self._by_after.values():
             leading.setdefault(file.before, []).append(file)

@@ -288,9 +288,6 @@ def changes(
         since: the version of each partition that the consumer has (`Changes.versions` of the last time), where it keeps
             them itself; nothing is then read from the output's confirmations.
         space: name of a space's folder; None is the current space, or the only one.
-
-    Raises:
-        ConfigError: neither a consumer nor versions are given; or as for `open_embeddings`.
     """
     if consumer is None and since is None:
         raise ConfigError("whose changes? Give consumer= with a name, or since= with the versions that it has ({}).")

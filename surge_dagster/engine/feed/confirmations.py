@@ -30,11 +30,9 @@ _COLUMNS = pa.schema([pa.field("partition", pa.string(), False), pa.field("versi
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFacts:
-    """The facts in the footer of a consumer's confirmations; `rows` are partitions."""
-
     consumer: str
     space: str
-    rows: int
+    rows: int  # one for each partition
     writer: str = WRITER
 
 

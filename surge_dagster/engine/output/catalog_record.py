@@ -38,7 +38,6 @@ class CatalogRecord:
 
     @property
     def shown(self) -> str:
-        """The catalog in messages."""
         return self.name or self.place
 
     @property

@@ -30,7 +30,6 @@ class CurrentSpace:
     """The content of `current_space.json`.
 
     Attributes:
-        space: name of the space that readers use.
         previous: the space that was current before it; None for the first one.
         number: 1 for the first current space, plus 1 at each switch, also when a space becomes current again.
     """
@@ -114,7 +113,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     Args:
         seen: the result of `read_current` that the decision rests on; `SwitchedMeanwhile` where that has changed.
     """
-    made = CurrentSpace(space, seen.space if seen else None, seen.number + 1 if seen else 1)
+    new = CurrentSpace(space, seen.space if seen else None, seen.number + 1 if seen else 1)
 
     def require_as_seen() -> None:
         current = read_current(store)
@@ -122,7 +121,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
             now = f"the space {current.space!r} was made current" if current else f"{CURRENT_FILE} was removed"
             raise SwitchedMeanwhile(f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again.")
 
-    document = {"format": _FORMAT, "space": made.space, "previous": made.previous, "number": made.number}
+    document = {"format": _FORMAT, "space": new.space, "previous": new.previous, "number": new.number}
     try:
         with store.create(CURRENT_FILE) as upload:
             upload.sink.write(json.dumps(document, indent=2).encode() + b"\n")
@@ -130,7 +129,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
         store.sync("")
     except OSError as error:
         raise TransientError(f"cannot write {store.location(CURRENT_FILE)!r}: {error}. Then switch again.") from error
-    return made
+    return new
 
 
 def _no_embeddings(store: Store) -> ConfigError:

@@ -233,6 +233,7 @@ def plan(
     found = forecast(flushes, costs)
     mean_bytes = float(in_bytes.sum()) / max(1, texts)
     mean_tokens = mean_bytes * encode.tokens_per_single_byte
+    largest = max((flush.texts for flush in flushes), default=0)
     text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
     row_seconds = text_seconds * encoded_share
     of_texts = texts * row_seconds / encode.workers
@@ -278,8 +279,8 @@ def plan(
         cv=cv,
         recommendation=recommend(phi, cv),
         verdict=verdict(phi, cv, gain),
-        peak_superbatch_bytes=_lemma_3(max((flush.texts for flush in flushes), default=0), mean_bytes, costs),
-        bound_superbatch_bytes=_lemma_3(bounds.b_max, mean_bytes, costs),
+        peak_superbatch_bytes=superbatch_bytes(largest, mean_bytes, costs.vector_bytes, itemsize=1),
+        bound_superbatch_bytes=superbatch_bytes(bounds.b_max, mean_bytes, costs.vector_bytes, itemsize=1),
         peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
@@ -295,10 +296,6 @@ def verdict(phi: float, cv: float, gain: float) -> str:
     varied = "their sizes vary much" if cv > 1 else "their sizes are alike"
     saved = f"SuperBatches save {1 - 1 / gain:.0%} of the encoding time" if gain > 1.005 else "the gain is below 1 %"
     return f"SuperBatches are {recommend(phi, cv)}: {small} too small for a call of their own, {varied}; {saved}."
-
-
-def _lemma_3(texts: int, mean_bytes: float, costs: RunCosts) -> int:
-    return superbatch_bytes(texts, mean_bytes, costs.vector_bytes, itemsize=1)
 
 
 def _peak_resident_bytes(flushes: Sequence[Flush], beside_bytes: float, memory: MemoryPlan) -> int:

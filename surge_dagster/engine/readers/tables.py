@@ -136,20 +136,11 @@ class _ReadOnly(fs.FileSystemHandler):
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ReadOnly) and other._store.url == self._store.url
-
-    def __hash__(self) -> int:
-        return hash(self._store.url)
-
     def get_type_name(self) -> str:
         return "surge-dagster"
 
     def normalize_path(self, path: str) -> str:
         return path
-
-    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        return [self._info(path) for path in paths]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         return open_checked(self._store.open(path), format_of(path) or "parquet")
@@ -157,15 +148,10 @@ class _ReadOnly(fs.FileSystemHandler):
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)
 
-    def _info(self, path: str) -> fs.FileInfo:
-        try:
-            with self._store.open(path) as file:
-                return fs.FileInfo(path, fs.FileType.File, size=file.size())
-        except FileNotFoundError:
-            return fs.FileInfo(path, fs.FileType.NotFound)
-
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("embeddings are opened for reading only")
 
-    get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+    get_file_info = get_file_info_selector = create_dir = delete_dir = delete_dir_contents = (
+        delete_root_dir_contents
+    ) = _refuse
     delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse

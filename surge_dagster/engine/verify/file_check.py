@@ -89,7 +89,15 @@ def opened(store: Store, space: Space, name: str, partition: Partition | None = 
     """A file of the space whose facts are right for its partition, where the source has one; damage is a `Fault`."""
     try:
         with open_published(store, space, name) as reader:
-            _require_consistent(reader, partition)
+            facts = reader.facts
+            if partition is not None and facts.partition_key != partition.key:  # long keys may share a name
+                raise InvalidFile(f"it is the file of partition {facts.partition_key!r}", "place", reader.location)
+            if facts.precision not in LOWEST_COSINE:
+                reason = f"its metadata name an unknown precision {facts.precision!r}"
+                raise InvalidFile(reason, location=reader.location)
+            if facts.desired_version != desired_version(facts.content_digest, facts.space):
+                reason = "its desired version does not follow from its content digest and space"
+                raise InvalidFile(reason, location=reader.location)
             yield reader
     except InvalidFile as error:
         raise _fault_of(error, store, space, name, partition) from error
@@ -126,17 +134,6 @@ def _different_rows(partition: Partition, rows: int) -> str | None:
     except (DataError, TransientError):
         return None
     return None if rows == expected else f"the file has {rows:,} rows and the source {expected:,}."
-
-
-def _require_consistent(reader: OutputFile, partition: Partition | None) -> None:
-    facts = reader.facts
-    if partition is not None and facts.partition_key != partition.key:  # long keys may share a name
-        raise InvalidFile(f"it is the file of partition {facts.partition_key!r}", "place", reader.location)
-    if facts.precision not in LOWEST_COSINE:
-        raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}", location=reader.location)
-    if facts.desired_version != desired_version(facts.content_digest, facts.space):
-        reason = "its desired version does not follow from its content digest and space"
-        raise InvalidFile(reason, location=reader.location)
 
 
 def _refuse_invalid(partition: Partition) -> None:

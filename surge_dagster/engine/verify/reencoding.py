@@ -36,9 +36,6 @@ class SampledRows:
         pool: of the same space.
         rows: how many rows of each partition are drawn; None is all.
         seed: the same seed draws the same rows of a partition; as an attribute None where all rows are compared.
-
-    Attributes:
-        compared: vectors so far.
     """
 
     def __init__(self, pool: EncoderPool, space: Space, rows: int | None, seed: int) -> None:
@@ -85,7 +82,7 @@ class SampledRows:
                 )
 
     def wrong(self) -> dict[str, str]:
-        """What was found since the last call: partitions with the first row whose vectors differ too much."""
+        """The partitions found since the last call, each with the first row whose vectors differ too much."""
         wrong, self._wrong = self._wrong, {}
         return wrong
 

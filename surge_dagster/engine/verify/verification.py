@@ -113,23 +113,21 @@ def verify(
         samples = DerivedRows(store, space)
     elif pool is not None:
         samples = SampledRows(pool, space, reencode, secrets.randbelow(10**9) if seed is None else seed)
-    expected, incomplete = set[str](), set[str]()
+    is_complete: dict[str, bool] = {}
     compared = not_compared = 0
     for partition in source:
-        name = file_name(space.name, partition.key, space.file_format)
-        expected.add(name)
         result = verify_partition(partition, store, space, samples)
+        is_complete[file_name(space.name, partition.key, space.file_format)] = isinstance(result, Verified)
         if isinstance(result, Violation):
             yield result
             not_compared += not result.has_no_file
             result = Verified(partition.key, 0)
-            incomplete.add(name)
         else:
             compared += 1
         yield result
         if samples is not None:
             yield from _wrong_vectors(samples)
-    names = _checked(space.name, lambda: _unexpected_names(store, space, expected, incomplete))
+    names = _checked(space.name, lambda: _unexpected_names(store, space, is_complete))
     if isinstance(names, Violation):
         yield names
         names = []
@@ -170,23 +168,21 @@ def _wrong_vectors(samples: Samples) -> Iterator[Violation]:
         yield Violation(key, "vectors", finding, REMOVE_FILE)
 
 
-def _unexpected_names(store: Store, space: Space, expected: set[str], incomplete: set[str]) -> list[str]:
+def _unexpected_names(store: Store, space: Space, is_complete: dict[str, bool]) -> list[str]:
     """Output files without a source partition, and folders of staged segments that no run needs."""
     files = {stored.name for stored in store.list(space.name) if format_of(stored.name)}
     root = f"{STAGING}/{space.name}"
     staged = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in store.list(root, deep=True)}
     suffix = SUFFIXES[space.file_format]
-    orphans = [f"{root}/{folder}" for folder in staged if f"{space.name}/{folder}{suffix}" not in incomplete]
-    return [*sorted(files - expected), *sorted(orphans)]
+    orphans = [f"{root}/{folder}" for folder in staged if is_complete.get(f"{space.name}/{folder}{suffix}", True)]
+    return [*sorted(files - is_complete.keys()), *sorted(orphans)]
 
 
 def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     """A file without a source partition, read in full; None where it was removed after it was listed."""
     location = repr(store.location(name))
     if name.startswith(f"{STAGING}/"):
-        finding = (
-            f"{location} holds staged segments of a partition that has a complete file or was removed from the source."
-        )
+        finding = f"{location} holds staged segments of a partition that is complete or was removed from the source."
         return Violation(name, "orphan", finding, "The next run removes the former; remove the latter by hand.")
     if format_of(name) != space.file_format:
         finding = f"{location} is never read: the files of its space have the format {space.file_format!r}."
