@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.files.formats import FileFormat
 from tests.engine.feeds import Applied, Output, apply
 from tests.small_catalogs import make_unreadable
@@ -240,7 +239,7 @@ def test_sample_has_rows_of_the_files_that_the_consumer_has(output: Output) -> N
     batches = list(feed.sample(partitions=2, rows=2, seed=3))
     assert len(batches) == 2
     for batch in batches:
-        assert isinstance(batch, pa.RecordBatch) and len(batch) == 2
+        assert not isinstance(batch, SurgeError) and len(batch) == 2
         key = (batch.schema.metadata or {})[b"partition"].decode()
         for row in batch.to_pylist():
             assert row["embedding"] == list(memoryview(expected[key][row["id"]][1]).cast("f"))
@@ -258,8 +257,8 @@ def test_sample_goes_on_after_partitions_that_cannot_be_read_and_names_them(outp
     errors: set[tuple[type, str | None]] = set()
     for seed in range(9):
         sampled = list(feed.sample(partitions=3, rows=20, seed=seed))
-        errors |= {(type(each), each.key) for each in sampled if not isinstance(each, pa.RecordBatch)}
-        batches = [each for each in sampled if isinstance(each, pa.RecordBatch)]
+        errors |= {(type(each), each.key) for each in sampled if isinstance(each, (DataError, TransientError))}
+        batches = [each for each in sampled if not isinstance(each, (DataError, TransientError))]
         assert b"a" in [(batch.schema.metadata or {})[b"partition"] for batch in batches] and len(sampled) == 3
     assert errors == {(DataError, "damaged"), (TransientError, "removed")}
 
