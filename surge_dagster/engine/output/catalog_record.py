@@ -87,7 +87,7 @@ class CatalogRecord:
         is_read = not any(part.startswith(HIDDEN) for part in inside)
         if pattern is not None:
             names = ("/".join((*inside, "space", f"key{suffix}")) for suffix in SUFFIXES.values())
-            is_read = is_read and any(map(pattern.matches, names))
+            is_read = is_read and any(map(pattern.regex.fullmatch, names))
         if is_read:
             raise ConfigError(
                 f"the output {store.url!r} lies inside the source {self.place!r}, where its files would be read as "
