@@ -12,24 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.costs import EncodeCosts
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.calibrating import known_costs
 from surge_dagster.engine.plan.calibration_run import _sampled_rows, calibrate, estimate_bytes
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
-from tests.engine.priced_pool import C_IPC, PricedPool, catalog
+from tests.engine.priced_pool import C_IPC, catalog, priced_pool
 from tests.engine.runs import in_memory
 from tests.engine.store.object_server import ObjectServer, open_bucket
 
-
-@pytest.fixture
-def priced_pool(
-    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Any:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    return PricedPool(hash_pool)
+__all__ = ["priced_pool"]
 
 
 def listed(sizes: list[int]) -> list[Partition]:

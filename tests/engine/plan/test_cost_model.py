@@ -140,14 +140,8 @@ def test_predicted_flushes_of_small_examples() -> None:
     assert flushed_texts([9, 150, 3], 10, 50) == [9, 50, 50, 50, 3]  # oversized, and its tail fills B_min
     assert flushed_texts([105, 3, 3], 10, 50) == [50, 50, 11]  # the tail is batched with what follows
     assert flushed_texts([0, 0], 10, 50) == [0]  # partitions without rows are published too
-
-
-def test_predicted_flushes_name_their_partitions_and_bytes() -> None:
-    assert predict_flushes([4, 8, 60], bounds(10, 50), [10.0, 20.0, 1.0]) == [
-        Flush(12, 2, 200.0),
-        Flush(50, 1, 50.0),
-        Flush(10, 1, 10.0),
-    ]
+    named = [Flush(12, 2, 200.0), Flush(50, 1, 50.0), Flush(10, 1, 10.0)]
+    assert predict_flushes([4, 8, 60], bounds(10, 50), [10.0, 20.0, 1.0]) == named
 
 
 @given(
