@@ -192,11 +192,6 @@ def test_embedding_never_finds_a_derived_space(made: Spaces) -> None:
 def test_conversion_that_cannot_be_is_refused(made: Spaces, dtype, dimension: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(made, dtype, dimension)
-    half = run(made, "float16").space
-    with pytest.raises(ConfigError, match=rf"is derived from {made.of(MODEL).name}"):
-        half.derive("int8")
-    with pytest.raises(ConfigError, match="holds float16 vectors"):
-        replace(made.of(MODEL), dtype="float16").derive("int8")
 
 
 def test_empty_parent_cannot_be_calibrated(made: Spaces) -> None:
@@ -205,6 +200,14 @@ def test_empty_parent_cannot_be_calibrated(made: Spaces) -> None:
     with pytest.raises(ConfigError, match="holds no vectors to find the ranges"):
         run(made)
     assert len(list_spaces(made.store)) == 1, "no space was begun"
+
+
+def test_space_is_derived_from_float32_vectors_alone(made: Spaces) -> None:
+    half = run(made, "float16").space
+    with pytest.raises(ConfigError, match=rf"is derived from {made.of(MODEL).name}"):
+        half.derive("int8")
+    with pytest.raises(ConfigError, match="holds float16 vectors"):
+        replace(made.of(MODEL), dtype="float16").derive("int8")
 
 
 def test_run_that_is_stopped_leaves_complete_files_and_no_threads(made: Spaces) -> None:

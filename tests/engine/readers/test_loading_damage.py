@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -16,8 +14,8 @@ from surge_dagster import open_embeddings
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files import rows as files_rows
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.store.local_store import LocalStore
 from tests.engine.outputs import Load, Output, both_ways, output
+from tests.small_catalogs import make_unreadable
 
 __all__ = ["output"]
 
@@ -129,17 +127,12 @@ class TestDamage:
 
     def test_unreadable_file_is_not_reported_as_damaged(self, output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
         output.put("a", 200)
-        opened = open_embeddings(output.root)
-        looked_at = open_embeddings(output.root)
-        frame = looked_at.lazy()
-
-        def fail(*_: object) -> None:
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-        monkeypatch.setattr(LocalStore, "open", fail)
+        opened, frame = open_embeddings(output.root), open_embeddings(output.root).lazy()
+        make_unreadable(monkeypatch, output.name("a"))
         refused = "could not be read: Permission denied. Give the user that runs this the right"
         with pytest.raises(TransientError, match=f"partition 'a': .*{refused}"):
             frame.collect()
+        monkeypatch.undo()
         output.path("a").unlink()
         output.path("a").mkdir()
         with pytest.raises(TransientError, match=r"Is a directory. Check the disk and its permissions"):
