@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from surge_dagster.consumers.target import Target
 from surge_dagster.engine.errors import DataError, TransientError
@@ -25,7 +26,7 @@ class Comparison:
         rows_found: of the target, in all partitions.
         vectors_compared: of a sample, which is drawn anew each time.
         wrong: what differs, by partition.
-        interrupted: why a part of the sample could not be compared; "" where all of it was.
+        interrupted: which partitions of the sample could not be compared, and why; "" where all of them were.
     """
 
     rows_expected: int = 0
@@ -53,22 +54,31 @@ def compare(feed: Changes, target: Target) -> Comparison:
         expected_rows, rows = files[key].facts.rows if key in files else 0, counts.get(key, 0)
         if expected_rows != rows:
             compared.wrong[key] = f"it has {rows:,} rows; its file has {expected_rows:,}"
+    unread: list[str] = []
     try:
-        for batch in feed.sample(SAMPLED_PARTITIONS, SAMPLED_ROWS, random.getrandbits(32)):
-            key = (batch.schema.metadata or {})[b"partition"].decode()
-            ids = batch.column("id").to_pylist()
-            vectors = target.vectors(key, ids)
-            for row, vector in zip(ids, matrix_of(batch), strict=True):
-                compared.vectors_compared += 1
-                if row not in vectors:
-                    compared.wrong[key] = f"the row {row!r} is missing"
-                elif _bits(vectors[row]) != _bits(vector):
-                    compared.wrong[key] = f"the vector of the row {row!r} is not that of its file"
-    except DataError as error:
-        compared.wrong[error.key] = f"its file is damaged: {error.reason}"
-    except TransientError as error:  # a run has replaced a file meanwhile, or the store does not answer
-        compared.interrupted = str(error)
+        for sampled in feed.sample(SAMPLED_PARTITIONS, SAMPLED_ROWS, random.getrandbits(32)):
+            if isinstance(sampled, DataError):
+                compared.wrong[sampled.key] = f"its file is damaged: {sampled.reason}"
+            elif isinstance(sampled, TransientError):  # a run has replaced the file meanwhile
+                unread.append(str(sampled))
+            else:
+                _compare_vectors(sampled, target, compared)
+    except TransientError as error:  # the store does not answer
+        unread.append(str(error))
+    compared.interrupted = " ".join(unread)
     return compared
+
+
+def _compare_vectors(sampled: pa.RecordBatch, target: Target, compared: Comparison) -> None:
+    key = (sampled.schema.metadata or {})[b"partition"].decode()
+    ids = sampled.column("id").to_pylist()
+    vectors = target.vectors(key, ids)
+    for row, vector in zip(ids, matrix_of(sampled), strict=True):
+        compared.vectors_compared += 1
+        if row not in vectors:
+            compared.wrong[key] = f"the row {row!r} is missing"
+        elif _bits(vectors[row]) != _bits(vector):
+            compared.wrong[key] = f"the vector of the row {row!r} is not that of its file"
 
 
 def _bits(vector: np.ndarray) -> tuple[np.dtype, bytes]:

@@ -16,7 +16,7 @@ from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.text_hash import text_hashes
 
 
@@ -67,6 +67,21 @@ class Output:
             writer.close()
             upload.publish(lambda: None)
         return matrix
+
+
+def publish_two_rows(
+    store: Store, key: str, version: str = "v1", *, space: str = "s", place: str | None = None
+) -> StoredObject:
+    """Publish a small file of the space "s", or one of another space in its place."""
+    columns = schema(pa.string(), 4, "float32", include_text=False)
+    facts = FileFacts(key, space, "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
+    with (
+        store.create(place or file_name("s", key)) as upload,
+        new_writer("parquet", upload.sink, columns, facts) as writer,
+    ):
+        writer.append(pa.array(["a", "b"]), None, text_hashes(pa.array(["", ""])), np.zeros((2, 4), np.float32))
+        writer.close()
+        return upload.publish(lambda: None)
 
 
 @pytest.fixture(params=FILE_FORMATS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -58,3 +60,11 @@ def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:
     return {
         f"p{number}": [(str(row), f"text {number} {row}") for row in range(size)] for number, size in enumerate(sizes)
     }
+
+
+@pytest.fixture
+def priced_pool(
+    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    return PricedPool(hash_pool)

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
@@ -34,7 +34,7 @@ from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import keep_current
-from surge_dagster.engine.output.freshness import Found, OutputState
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import claim_derived, find_derived
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.rewriting import write_rows
@@ -48,13 +48,10 @@ class DeriveReport:
     """The metrics of one derivation.
 
     Attributes:
-        space, parent: names of both spaces.
-        partitions_fresh: had a file of the parent's present rows.
-        partitions_failed: whose files could not be derived.
         partitions_removed: keys or file names whose files in the parent were removed; deleted here where requested.
         rows: written.
         wall_seconds: of everything, calibration included; `convert_seconds` is that of the files alone.
-        recall: of the space, where it was measured.
+        recall: where it was measured.
     """
 
     space: str
@@ -95,10 +92,8 @@ class DeriveRun:
     """Brings a derived space up to date with its parent; begins it where the output does not have it yet.
 
     Args:
-        parent: the space with float32 vectors, as the output has it.
         dimension: leading dimensions that are kept; None is all.
         removed: whether files whose parent's file was removed are deleted, or only reported.
-        threads: files that are converted concurrently.
 
     Attributes:
         space: the derived space.
@@ -106,7 +101,6 @@ class DeriveRun:
 
     Raises:
         ConfigError: such a space cannot be derived, or the parent holds no vectors to calibrate int8 with.
-        StoreUnavailable: the store does not answer.
     """
 
     def __init__(
@@ -117,17 +111,17 @@ class DeriveRun:
         dimension: int | None = None,
         *,
         removed: Literal["report", "delete"] = "report",
-        threads: int | None = None,
+        threads: int = min(4, os.cpu_count() or 1),
     ) -> None:
         self._begun = perf_counter()
         self._store, self._parent, self._removed = store, parent, removed
-        self._threads = threads or min(4, os.cpu_count() or 1)
+        self._threads = threads
         self._stop = threading.Event()
         self._parents = OutputState(store, parent.name, parent.file_format)
         wanted = parent.derive(dtype, dimension)
         space, calibrated = find_derived(store, wanted), 0
         if space is None and dtype == "int8":
-            ranges, calibrated = find_ranges(store, parent, wanted, self._usable(), self._threads)
+            ranges, calibrated = find_ranges(store, parent, wanted, self._usable(), threads)
             # Another run may have found other ranges meanwhile.
             space = find_derived(store, wanted) or parent.derive(dtype, dimension, ranges)
         space = space or wanted
@@ -141,18 +135,15 @@ class DeriveRun:
 
         Args:
             keys: partitions to bring up to date; None is all, and then removed ones are found too.
-
-        Raises:
-            TransientError, ConfigError: the store does not answer, or its files cannot be listed.
         """
         report, requested = self.report, None if keys is None else list(keys)
         parents = self._parents.files(requested)
         outputs = OutputState(self._store, self.space.name, self.space.file_format)
         own = outputs.files(requested)
         todo: list[PublishedFile] = []
-        for name, found in parents.items():
+        for name, listed in parents.items():
             try:
-                file = usable_file(self._store, self._parent, name, found)
+                file = usable_file(self._store, self._parent, name, listed)
             except (DataError, TransientError) as error:
                 yield self._fail(error)
                 continue
@@ -173,38 +164,26 @@ class DeriveRun:
             else:
                 yield self._fail(done)
         report.convert_seconds = perf_counter() - converting
-        if requested is None:
-            self._handle_removed(parents, own)
+        for name, file in own.items() if requested is None else ():
+            if self._parent.name + name.removeprefix(self.space.name) not in parents:
+                report.partitions_removed.append(file.facts.partition_key if isinstance(file, PublishedFile) else name)
+                if self._removed == "delete":
+                    self._store.delete(name)
         report.wall_seconds = perf_counter() - self._begun
 
     def measure_recall(self) -> None:
-        """Measure the recall of the space for the report; None where it has too few rows.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        """Measure the recall of the space for the report; None where it has too few rows."""
         self.report.recall = measure_recall(self._store, self._parent, self.space, self._usable())
 
     def _own_name(self, file: PublishedFile) -> str:
         return file_name(self.space.name, file.facts.partition_key, self.space.file_format)
 
     def _usable(self) -> list[PublishedFile]:
-        """All files of the parent that can be used."""
         usable = []
-        for name, found in self._parents.files().items():
+        for name, listed in self._parents.files().items():
             with contextlib.suppress(DataError, TransientError):
-                usable.append(usable_file(self._store, self._parent, name, found))
+                usable.append(usable_file(self._store, self._parent, name, listed))
         return usable
-
-    def _handle_removed(self, parents: Collection[str], own: Mapping[str, Found | TransientError]) -> None:
-        """Delete or report the files whose parent's file is not there any more."""
-        for name, found in own.items():
-            if self._parent.name + name.removeprefix(self.space.name) in parents:
-                continue
-            key = found.facts.partition_key if isinstance(found, PublishedFile) else name
-            self.report.partitions_removed.append(key)
-            if self._removed == "delete":
-                self._store.delete(name)
 
     def _converted(self, files: Iterable[PublishedFile]) -> Iterator[PublishedFile | DataError | TransientError]:
         """Derive files in several threads; what is published is durable before it is yielded."""
@@ -233,7 +212,6 @@ class DeriveRun:
             return TransientError(f"partition {key!r}: {reason}. Run again.", key)
 
     def _write(self, file: PublishedFile) -> PublishedFile:
-        """Write the file of one partition."""
         space = self.space
         facts = replace(
             file.facts,

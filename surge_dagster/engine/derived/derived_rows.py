@@ -11,7 +11,6 @@ from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
@@ -25,17 +24,7 @@ _DERIVE_AGAIN = "Run `surge-dagster derive` again."
 class DerivedRows:
     """Computes the vectors of a derived space again and compares them bit for bit; used as `SampledRows` is.
 
-    Rows come file by file and in their order.
-
-    Args:
-        space: the derived space.
-
-    Attributes:
-        compared: vectors so far.
-        seed: None, as all rows are compared.
-
-    Raises:
-        ConfigError: the output does not have its parent any more.
+    Rows come file by file and in their order, and all of them are compared.
     """
 
     def __init__(self, store: Store, space: Space) -> None:
@@ -56,37 +45,37 @@ class DerivedRows:
             if first_row == 0:
                 self._key, self._rest = key, matrix[:0]
                 self._vectors = self._of_parent(facts)
-            if self._key != key:  # it has been found wrong
+            if self._key != key:  # it is known to be wrong
                 return
             expected = self._next(len(matrix))
         except DataError as error:
-            self._found(key, error.finding)
+            self._report(key, error.finding)
             return
         self.compared += len(expected)
         if len(expected) != len(matrix):
-            self._found(key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}")
+            self._report(key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}")
         elif not np.array_equal(expected.view(np.uint8), matrix.view(np.uint8)):
             rows = (expected.view(np.uint8) != matrix.view(np.uint8)).any(axis=1)
             row = first_row + int(np.flatnonzero(rows)[0])
-            self._found(key, f"row {row}: its vector is not the one that follows from {self._parent.name}.")
+            self._report(key, f"row {row}: its vector is not the one that follows from {self._parent.name}.")
 
     def compare(self) -> None:
         """Nothing waits: rows are compared as they come."""
 
     def wrong(self) -> dict[str, str]:
         """What was found since the last call: partitions with the first row that differs."""
-        found, self._wrong = self._wrong, {}
-        return found
+        wrong, self._wrong = self._wrong, {}
+        return wrong
 
-    def _found(self, key: str, finding: str) -> None:
+    def _report(self, key: str, finding: str) -> None:
         self._wrong[key], self._key = finding, None
 
     def _of_parent(self, facts: FileFacts) -> Iterator[np.ndarray]:
         """The vectors that the file should have, a few at a time."""
-        name = file_name(self._parent.name, facts.partition_key, self._parent.file_format)
-        found = self._files.files([facts.partition_key]).get(name)
-        if found is None:
+        listed = self._files.files([facts.partition_key])
+        if not listed:
             raise DataError(facts.partition_key, f"the parent {self._parent.name} has no file of it", _DERIVE_AGAIN)
+        [(name, found)] = listed.items()
         file = usable_file(self._store, self._parent, name, found)
         if file.facts.rows_version != facts.rows_version:
             reason = f"it was derived from earlier rows of {self._parent.name}. {_DERIVE_AGAIN}"
@@ -95,7 +84,6 @@ class DerivedRows:
             yield convert(cut(matrix_of(batch), self._space), self._space)
 
     def _next(self, rows: int) -> np.ndarray:
-        """As many vectors, or as many as remain."""
         parts = [self._rest]
         while sum(map(len, parts)) < rows and (more := next(self._vectors, None)) is not None:
             parts.append(more)

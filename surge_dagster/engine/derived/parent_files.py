@@ -36,37 +36,32 @@ def find_ranges(
 ) -> tuple[Ranges, int]:
     """The smallest and the largest value of each dimension over all vectors, and the number of vectors.
 
+    Files that are damaged or cannot be read now are left out; without any vectors it is a `ConfigError`.
+
     Args:
         wanted: the space that is to be derived, still without ranges.
-
-    Raises:
-        ConfigError: there are no vectors; files that are damaged or cannot be read now are left out.
-        StoreUnavailable: the store does not answer.
     """
 
-    def of_file(file: PublishedFile) -> np.ndarray | None:
-        found = np.array([[np.inf], [-np.inf]], np.float32).repeat(wanted.dimension, 1)
+    def of_file(file: PublishedFile) -> tuple[np.ndarray, np.ndarray, int] | None:
+        least, most = np.full((2, wanted.dimension), [[np.inf], [-np.inf]], np.float32)
         try:
             for batch in parent_rows(store, parent, file, ["embedding"]):
                 vectors = cut(matrix_of(batch), wanted)
-                np.minimum(found[0], vectors.min(0), out=found[0])
-                np.maximum(found[1], vectors.max(0), out=found[1])
+                np.minimum(least, vectors.min(0), out=least)
+                np.maximum(most, vectors.max(0), out=most)
         except StoreUnavailable:
             raise
         except (DataError, TransientError) as error:
             log.warning("the ranges of int8 are found without this partition, whose values may be clipped: %s", error)
             return None
-        return found
+        return least, most, file.facts.rows
 
-    filled = [file for file in files if file.facts.rows]
     with ThreadPoolExecutor(threads, thread_name_prefix="surge-derive") as pool:
-        ranges = zip(filled, pool.map(of_file, filled), strict=True)
-        found = [(each, file.facts.rows) for file, each in ranges if each is not None]
-    if not found:
+        ranges = [each for each in pool.map(of_file, (file for file in files if file.facts.rows)) if each]
+    if not ranges:
         raise ConfigError(
             f"the space {parent.name} holds no vectors to find the ranges of int8 in. Embed first "
             "(`surge-dagster embed`), then derive."
         )
-    least = np.min([each[0] for each, _ in found], axis=0)
-    most = np.max([each[1] for each, _ in found], axis=0)
-    return (tuple(least.tolist()), tuple(most.tolist())), sum(rows for _, rows in found)
+    least, most, rows = zip(*ranges, strict=True)
+    return (tuple(np.min(least, axis=0).tolist()), tuple(np.max(most, axis=0).tolist())), sum(rows)

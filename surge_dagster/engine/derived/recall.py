@@ -40,7 +40,6 @@ class Recall:
         recall_at_10: mean over the queries, 0 to 1.
         rescored_at_10: of a binary space with int8 rescoring; else None.
         queries, rows, partitions: of the sample: rows that were looked up, rows that were searched, and where they lie.
-        total_rows: of the space.
     """
 
     recall_at_10: float
@@ -63,22 +62,15 @@ def measure_recall(
 ) -> Recall | None:
     """Measure a space on a sample of its parent's rows, at most 64 MiB of them; None where it has fewer than two.
 
-    Files that are damaged or cannot be read now give no rows.
-
-    Args:
-        files: of the parent.
-        seed: the same seed draws the same rows of the same files.
-
-    Raises:
-        StoreUnavailable: the store does not answer.
+    Files of the parent that are damaged or cannot be read now give no rows. The same seed draws the same rows.
     """
     sample, partitions = _sample(store, parent, files, random.Random(seed))
     if len(sample) < 2:
         return None
     queries = np.array(sorted(random.Random(seed).sample(range(len(sample)), min(QUERIES, len(sample)))))
-    found, rescored = recall_of(sample, queries, space)
+    plain, rescored = recall_of(sample, queries, space)
     total = sum(file.facts.rows for file in files)
-    return Recall(round(found, 4), rescored and round(rescored, 4), len(queries), len(sample), partitions, total)
+    return Recall(round(plain, 4), rescored and round(rescored, 4), len(queries), len(sample), partitions, total)
 
 
 def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[float, float | None]:
@@ -87,8 +79,7 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
     Rows that are equally near count equally, so that repeated texts neither raise nor lower it.
 
     Args:
-        matrix: float32 vectors of the parent, [rows, dimension].
-        queries: places of the rows that are looked up.
+        matrix: float32 vectors of the parent, [rows, dimension]; `queries` are places of the rows that are looked up.
     """
     k = min(K, len(matrix) - 1)
     exact = _without_self(_units(matrix[queries]) @ _units(matrix).T, queries)
@@ -101,27 +92,27 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
     def share(places: np.ndarray) -> float:
         return float(np.mean(np.take_along_axis(exact, places, axis=1) >= least[:, None]))
 
-    found = share(_best(scores, k))
+    plain = share(_best(scores, k))
     if space.dtype != "binary":
-        return found, None
+        return plain, None
     assert space.derived
     near = _best(scores, min(RESCORED, len(matrix) - 1))
     ranges = (tuple(vectors.min(0).tolist()), tuple(vectors.max(0).tolist()))
     whole = replace(space, dtype="int8", derived=replace(space.derived, ranges=ranges))
     again = np.einsum("qd,qnd->qn", vectors[queries], _units(comparable(convert(vectors, whole), whole))[near])
-    return found, share(np.take_along_axis(near, _best(again, k), axis=1))
+    return plain, share(np.take_along_axis(near, _best(again, k), axis=1))
 
 
 def _sample(store: Store, parent: Space, files: Sequence[PublishedFile], draw: random.Random) -> tuple[np.ndarray, int]:
     """Rows of some files, [rows, dimension], and of how many files: whole ones, or the beginnings of large ones."""
     most = max(2, _SAMPLE_BYTES // (4 * parent.dimension))
     share = most if sum(file.facts.rows for file in files) <= most else max(1, most // _FILES_PER_SAMPLE)
-    parts, held, partitions = [np.empty((0, parent.dimension), np.float32)], 0, 0
+    samples: list[np.ndarray] = []
     for file in draw.sample(files, len(files)):
-        wanted = min(share, most - held)
+        wanted = min(share, most - sum(map(len, samples)))
         if not wanted:
             break
-        taken = []
+        taken: list[np.ndarray] = []
         try:
             for batch in parent_rows(store, parent, file, ["embedding"]):
                 taken.append(matrix_of(batch)[: wanted - sum(map(len, taken))])
@@ -131,10 +122,8 @@ def _sample(store: Store, parent: Space, files: Sequence[PublishedFile], draw: r
             raise
         except (DataError, TransientError):
             continue
-        parts += taken
-        held += sum(map(len, taken))
-        partitions += bool(taken)
-    return np.concatenate(parts), partitions
+        samples += [np.concatenate(taken)] if taken else []
+    return np.concatenate([np.empty((0, parent.dimension), np.float32), *samples]), len(samples)
 
 
 def _units(matrix: np.ndarray) -> np.ndarray:
@@ -147,5 +136,5 @@ def _without_self(scores: np.ndarray, queries: np.ndarray) -> np.ndarray:
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:
-    """The places of the `k` highest scores of each row, in no order."""
+    """The places of the `k` highest scores of each row, unordered."""
     return np.argpartition(scores, -k, axis=1)[:, -k:]

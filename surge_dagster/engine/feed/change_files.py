@@ -21,13 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.feed.confirmations import CHANGES, confirmed_versions, consumers, write_table
+from surge_dagster.engine.feed.confirmations import CHANGES, confirmed_versions, consumers, read_table, write_table
 from surge_dagster.engine.feed.row_comparison import ADDED, UNCHANGED, RowChanges, RowComparison
-from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, guarded_metadata, invalid_when_damaged
-from surge_dagster.engine.files.parquet import read_guarded
+from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.rows import OutputFile
 from surge_dagster.engine.store.store import Store
 
@@ -45,8 +43,6 @@ _OPERATIONS = pa.field("operation", pa.int8(), nullable=False)
 
 @dataclass(frozen=True, slots=True)
 class ChangeFacts:
-    """The facts in the footer of a change file; `before` and `after` are versions of the partition's rows."""
-
     partition_key: str
     space: str
     before: str
@@ -57,8 +53,6 @@ class ChangeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ChangeFile:
-    """A change file by its name."""
-
     name: str
     before: str
     after: str
@@ -70,7 +64,7 @@ class ChangeFeed:
 
     Args:
         always: write them even if no consumer is registered in the output.
-        keep_days: how long change files are kept for consumers that do not come.
+        keep_days: how long they are kept for consumers that do not come.
     """
 
     def __init__(self, *, always: bool = False, keep_days: float = DEFAULT_KEEP_DAYS) -> None:
@@ -80,26 +74,17 @@ class ChangeFeed:
         self._output: tuple[Store, str] | None = None
 
     def begin(self, store: Store, space: str) -> bool:
-        """Begin to watch a run; whether anybody wants its changes.
-
-        Raises:
-            TransientError: the store does not answer.
-        """
+        """Begin to watch a run; whether anybody wants its changes."""
         store.sweep(f"{CHANGES}/{space}")
         self._output = store, space
         self._is_wanted = self._always or bool(consumers(store, space))
         return self._is_wanted
 
     def follow(self, replaced: OutputFile, reserve: Callable[[int], bool]) -> RowComparison:
-        """Compare the rows of a partition with those of its old file."""
         return RowComparison(replaced, reserve)
 
     def publishing(self, facts: FileFacts, rows: RowChanges, ids: Sequence[pa.Array]) -> None:
-        """Write how a partition differs from the file that it is about to replace.
-
-        Raises:
-            TransientError, OSError: the store does not take it.
-        """
+        """Write how a partition differs from the file that it is about to replace."""
         assert self._output is not None
         store, space = self._output
         operations = rows.operations[rows.operations != UNCHANGED]
@@ -146,25 +131,24 @@ class ChangeFiles:
         for stored in store.list(folder):
             match = _NAME.fullmatch(stored.name.removeprefix(f"{folder}/"))
             if match is not None:
-                found = ChangeFile(stored.name, match["before"], match["after"], int(match["time"]))
-                self._by_after[found.after] = found
+                file = ChangeFile(stored.name, match["before"], match["after"], int(match["time"]))
+                self._by_after[file.after] = file
 
     def __iter__(self) -> Iterator[ChangeFile]:
         return iter(self._by_after.values())
 
     def chain(self, before: str, after: str) -> list[ChangeFile] | None:
         """The files that lead from one version of a partition's rows to a later one, in order; None where one lacks."""
-        found: list[ChangeFile] = []
+        chain: list[ChangeFile] = []
         while after != before:
             last = self._by_after.get(after)
-            if last is None or len(found) > len(self._by_after):
+            if last is None or len(chain) > len(self._by_after):
                 return None
-            found.append(last)
+            chain.append(last)
             after = last.before
-        return found[::-1]
+        return chain[::-1]
 
     def ahead_of(self, versions: Iterable[str]) -> set[str]:
-        """Names of the files that lead from these versions to later ones."""
         leading: dict[str, list[ChangeFile]] = {}
         for file in self._by_after.values():
             leading.setdefault(file.before, []).append(file)
@@ -177,19 +161,11 @@ class ChangeFiles:
         return names
 
     def read(self, file: ChangeFile, key: str) -> pa.Table:
-        """The rows of a change file: operation (int8: added 1, changed 2, deleted 3) and id.
-
-        Raises:
-            InvalidFile: it is damaged, or is not what its name says.
-            OSError: it is not there any more, or cannot be read now.
-        """
-        with self._store.open(file.name) as source, invalid_when_damaged("content"):
-            reader = pq.ParquetFile(source, page_checksum_verification=True)
-            facts = read_guarded(reader.metadata, ChangeFacts, FORMAT)
-            expected = ChangeFacts(key, self._space, file.before, file.after, facts.rows, facts.writer)
-            if facts != expected or facts.rows > MOST_IDS:
-                raise InvalidFile(f"it states {facts}; expected {expected}")
-            table = reader.read(use_threads=False).replace_schema_metadata(None)
+        """The rows of a change file: operation (int8: added 1, changed 2, deleted 3) and id."""
+        facts, table = read_table(self._store, file.name, ChangeFacts, FORMAT)
+        expected = ChangeFacts(key, self._space, file.before, file.after, facts.rows, facts.writer)
+        if facts != expected or facts.rows > MOST_IDS:
+            raise InvalidFile(f"it states {facts}; expected {expected}")
         operations = table.column("operation").to_numpy()
         if table.num_rows != facts.rows or not np.isin(operations, (ADDED, ADDED + 1, DELETED)).all():
             raise InvalidFile(f"it has {table.num_rows:,} rows of {facts.rows:,}, or operations that there are not")

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.feed.change_files import MOST_IDS, ChangeFile, ChangeFiles
 from surge_dagster.engine.feed.confirmations import confirm_versions, confirmed_versions, forget_elsewhere
 from surge_dagster.engine.feed.row_comparison import ADDED
@@ -51,11 +51,6 @@ _OPERATION = pa.field("op", pa.string(), nullable=False)
 class Changes:
     """What changed for one consumer, by one look at the output; made by `changes`.
 
-    Args:
-        embeddings: the space, as it was listed.
-        consumer: name under which it confirms; None: it keeps `versions` itself.
-        since: the version of each partition that it has applied.
-
     Attributes:
         is_new: whether the consumer has confirmed nothing here: whatever its target holds has to go before anything is
             applied, because it is of another space, or unknown.
@@ -71,9 +66,8 @@ class Changes:
         if self.is_new and consumer is not None:
             forget_elsewhere(self.store, self.space.name, consumer)
         self._read: dict[str, str | None] = {}
-        self._embeddings = embeddings
         # In this order: a change file is written before the file that it leads to.
-        self._found = embeddings.each_found()
+        self._listed = embeddings.each_file()
         self._files = ChangeFiles(self.store, self.space.name)
 
     def __iter__(self) -> Iterator[PartitionChanges]:
@@ -81,27 +75,26 @@ class Changes:
         self._announce()
         file_format = self.space.file_format
         mine = {file_name(self.space.name, key, file_format): key for key in self._since}
-        for name, file in self._found.items():
+        for name, file in self._listed.items():
             if not isinstance(file, PublishedFile):
-                yield PartitionChanges(self, mine.get(name, name), None, self._embeddings.refusal_of(name, file))
-            elif self._since.get(file.facts.partition_key) != version_of(file):
+                yield PartitionChanges(self, mine.get(name, name), None, file)
+            elif self._since.get(file.facts.partition_key) != file.facts.rows_version:
                 yield PartitionChanges(self, file.facts.partition_key, file)
         for name, key in mine.items():
-            if name not in self._found:
+            if name not in self._listed:
                 yield PartitionChanges(self, key, None)
 
     @property
     def columns(self) -> pa.Schema | None:
         """Columns of the rows, without `op`: those of all files, of the first file's type; None where there is none."""
-        schemas = {id(file.columns): file.columns for file in self._found.values() if isinstance(file, PublishedFile)}
-        found: dict[str, pa.Field] = {}
-        for schema in schemas.values():
+        fields: dict[str, pa.Field] = {}
+        for schema in {id(file.columns): file.columns for file in self._present().values()}.values():
             for column in _batch_schema(schema).remove(0):
-                found.setdefault(column.name, column)
-        if not found:
+                fields.setdefault(column.name, column)
+        if not fields:
             return None
-        found["embedding"] = found.pop("embedding")  # the last one
-        return pa.schema(list(found.values()))
+        fields["embedding"] = fields.pop("embedding")  # the last one
+        return pa.schema(list(fields.values()))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -111,8 +104,7 @@ class Changes:
 
     def _announce(self) -> None:
         """Record the partitions that are new to a named consumer: if it dies, it may have a part of them."""
-        present = {file.facts.partition_key for file in self._found.values() if isinstance(file, PublishedFile)}
-        new = dict.fromkeys(sorted(present - self._since.keys()), _UNKNOWN)
+        new = dict.fromkeys(sorted(self._present().keys() - self._since.keys()), _UNKNOWN)
         self._since |= new
         if new and self.consumer is not None:
             confirm_versions(self.store, self.space.name, self.consumer, self._since)
@@ -120,11 +112,7 @@ class Changes:
     def confirm(self) -> None:
         """Record that every partition that was read to its end is applied; it is durable when this returns.
 
-        Each call writes one small object with all partitions.
-
-        Raises:
-            ConfigError: the consumer has no name.
-            TransientError, OSError: the store does not take it; without it, the same changes come again.
+        Each call writes one small object with all partitions; where that fails, the same changes come again.
         """
         if self.consumer is None:
             raise ConfigError("only a named consumer can confirm; give changes(…, consumer=…), or keep its versions.")
@@ -136,42 +124,40 @@ class Changes:
 
     def files(self) -> dict[str, PublishedFile]:
         """The present files, by key, of those partitions whose rows the consumer has (see `versions`)."""
-        present = [file for file in self._found.values() if isinstance(file, PublishedFile)]
         versions = self.versions
-        keyed = {file.facts.partition_key: file for file in present}
-        return {key: file for key, file in keyed.items() if versions.get(key) == version_of(file)}
+        return {key: file for key, file in self._present().items() if versions.get(key) == file.facts.rows_version}
 
-    def sample(self, partitions: int, rows: int, seed: int) -> Iterator[pa.RecordBatch]:
-        """Rows of the files of some partitions that the consumer has, chosen at random: id and embedding.
+    def _present(self) -> dict[str, PublishedFile]:
+        files = [file for file in self._listed.values() if isinstance(file, PublishedFile)]
+        return {file.facts.partition_key: file for file in files}
 
-        Args:
-            partitions: how many at most; empty ones are not chosen.
-            rows: of each, at most.
+    def sample(self, partitions: int, rows: int, seed: int) -> Iterator[pa.RecordBatch | DataError | TransientError]:
+        """At most so many rows of each of some partitions that the consumer has, chosen at random: id and embedding.
 
         Yields:
-            a batch for each partition, whose schema's metadata name it as `partition`.
-
-        Raises:
-            SurgeError: a file is damaged, or was replaced meanwhile.
+            a batch for each partition, whose schema's metadata name it as `partition`, or why it cannot be read.
         """
-        chance = random.Random(seed)
-        filled = sorted(key for key, file in self.files().items() if file.facts.rows)
+        chance, files = random.Random(seed), self.files()
+        filled = sorted(key for key, file in files.items() if file.facts.rows)
         for key in chance.sample(filled, min(partitions, len(filled))):
-            with open_listed(self.store, self.space, self.files()[key]) as reader:
-                group = chance.randrange(reader.groups)
-                for batch in reader.read(columns=["id", "embedding"], batch_rows=_batch_rows(reader), groups=[group]):
-                    places = chance.sample(range(len(batch)), min(rows, len(batch)))
-                    yield batch.take(pa.array(sorted(places))).replace_schema_metadata({"partition": key})
-                    break
+            sampled: list[pa.RecordBatch | DataError | TransientError] = []
+            try:
+                with open_listed(self.store, self.space, files[key]) as reader:
+                    given = {"columns": ["id", "embedding"], "groups": [chance.randrange(reader.groups)]}
+                    for batch in reader.read(batch_rows=_batch_rows(reader), **given):
+                        places = chance.sample(range(len(batch)), min(rows, len(batch)))
+                        sampled = [batch.take(pa.array(sorted(places))).replace_schema_metadata({"partition": key})]
+                        break
+            except StoreUnavailable:
+                raise
+            except (DataError, TransientError) as error:
+                sampled = [error]
+            yield from sampled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionChanges:
-    """What changed in one partition; iterating reads it, a few megabytes at a time.
-
-    Attributes:
-        partition: its key; of a file that does not say it, the file's name.
-    """
+    """What changed in one partition (its key, or the name of a file that cannot be read); iterating reads it."""
 
     feed: Changes
     partition: str
@@ -184,7 +170,7 @@ class PartitionChanges:
         return self._file.facts.rows if self._file is not None else 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield its changes in the order in which they are to be applied.
+        """Yield its changes in the order in which they are to be applied, a few megabytes at a time.
 
         Raises:
             DataError: its file is damaged. Other partitions can be read.
@@ -203,12 +189,12 @@ class PartitionChanges:
             if known is None:
                 yield _batch(schema, self.partition, pa.array(["clear"]), {})
             yield from self._rows(reader, schema, known)
-        self.feed._read[self.partition] = version_of(self._file)
+        self.feed._read[self.partition] = self._file.facts.rows_version
 
     def _known_changes(self, reader: OutputFile) -> _Known | None:
-        """The ids that changed since the consumer's version; None where that is not known."""
+        """The ids that changed since the consumer's version; None where that is unknown."""
         file, before = self._file, self.feed._since.get(self.partition)
-        chain = self.feed._files.chain(before, version_of(file)) if file and before else None
+        chain = self.feed._files.chain(before, file.facts.rows_version) if file and before else None
         if chain is None:
             return None
         try:
@@ -239,14 +225,14 @@ class PartitionChanges:
         """The rows of the file, all of them or those whose ids changed; then the ids that it does not have."""
         rows, most = 0, _batch_rows(reader)
         columns = [name for name in reader.columns.names if name not in _NOT_GIVEN]
-        there = np.zeros(0 if known is None else len(known.ids), bool)
+        present = np.zeros(0 if known is None else len(known.ids), bool)
         for group in range(reader.groups):
             places = None
             if known is not None:
                 batches = list(reader.read(columns=["id"], groups=[group]))
-                found = [pc.index_in(batch.column("id"), value_set=known.ids) for batch in batches]  # pyright: ignore[reportAttributeAccessIssue]
-                places = pa.chunked_array(found, pa.int32()).combine_chunks()
-                there[places.drop_null().to_numpy()] = True
+                parts = [pc.index_in(batch.column("id"), value_set=known.ids) for batch in batches]  # pyright: ignore[reportAttributeAccessIssue]
+                places = pa.chunked_array(parts, pa.int32()).combine_chunks()
+                present[places.drop_null().to_numpy()] = True
                 if places.null_count == len(places):
                     rows += len(places)
                     continue
@@ -266,9 +252,9 @@ class PartitionChanges:
         if rows != reader.facts.rows:
             raise InvalidFile(f"its metadata promise {reader.facts.rows:,} rows and it has {rows:,}")
         if known is not None:
-            gone = known.ids.filter(pa.array(~there))
-            for start in range(0, len(gone), _BATCH_ROWS):
-                ids = gone[start : start + _BATCH_ROWS]
+            removed = known.ids.filter(pa.array(~present))
+            for start in range(0, len(removed), _BATCH_ROWS):
+                ids = removed[start : start + _BATCH_ROWS]
                 yield _batch(schema, self.partition, pa.repeat("delete", len(ids)), {"id": ids})
 
 
@@ -302,20 +288,12 @@ def changes(
         since: the version of each partition that the consumer has (`Changes.versions` of the last time), where it keeps
             them itself; nothing is then read from the output's confirmations.
         space: name of a space's folder; None is the current space, or the only one.
-
-    Raises:
-        ConfigError: neither a consumer nor versions are given; or as for `open_embeddings`.
     """
     if consumer is None and since is None:
         raise ConfigError("whose changes? Give consumer= with a name, or since= with the versions that it has ({}).")
     if consumer == "":
         raise ConfigError("the name of a consumer must not be empty.")
     return Changes(open_embeddings(output, space), consumer, since)
-
-
-def version_of(file: PublishedFile) -> str:
-    """The version of a file's rows; files of before there were any have one for each time that they were written."""
-    return file.facts.rows_version or f"tag {file.stored.etag}"
 
 
 def _batch_rows(reader: OutputFile) -> int:
@@ -325,7 +303,6 @@ def _batch_rows(reader: OutputFile) -> int:
 
 
 def _batch_schema(columns: pa.Schema) -> pa.Schema:
-    """The columns of a batch of the feed from those of a file."""
     given = (column.with_nullable(True) for column in columns if column.name not in _NOT_GIVEN)
     return pa.schema([_OPERATION, pa.field("partition", pa.string(), nullable=False), *given])
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.files.facts import WRITER, InvalidFile, guarded_metadata, invalid_when_damaged
+from surge_dagster.engine.files.facts import WRITER, AnyFacts, InvalidFile, guarded_metadata, invalid_when_damaged
 from surge_dagster.engine.files.parquet import read_guarded
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
@@ -30,42 +30,26 @@ _COLUMNS = pa.schema([pa.field("partition", pa.string(), False), pa.field("versi
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFacts:
-    """The facts in the footer of a consumer's confirmations; `rows` are partitions."""
-
     consumer: str
     space: str
-    rows: int
+    rows: int  # one for each partition
     writer: str = WRITER
 
 
 def consumers(store: Store, space: str) -> list[str]:
-    """Files of the registered consumers of a space, as their encoded names.
-
-    Raises:
-        TransientError, ConfigError: the store does not answer.
-    """
+    """The encoded names of the registered consumers of a space."""
     folder = _folder(space)
     return sorted(stored.name.removeprefix(f"{folder}/").removesuffix(".parquet") for stored in store.list(folder))
 
 
 def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str] | None:
-    """The version of each partition's rows that a consumer has applied; None where it is not registered.
-
-    Args:
-        consumer: its encoded name.
-
-    Raises:
-        TransientError, OSError: they cannot be read now.
-    """
+    """The version of each partition's rows that a consumer (its encoded name) has applied; None: not registered."""
     name = f"{_folder(space)}/{consumer}.parquet"
     try:
-        with store.open(name) as source, invalid_when_damaged("content"):
-            reader = pq.ParquetFile(source, page_checksum_verification=True)
-            facts = read_guarded(reader.metadata, ConsumerFacts, FORMAT)
-            if facts.space != space or encode_key(facts.consumer) != consumer:
-                raise InvalidFile(f"it is that of the consumer {facts.consumer!r} and the space {facts.space!r}")
-            table = reader.read(use_threads=False)
-            return dict(zip(table["partition"].to_pylist(), table["version"].to_pylist(), strict=True))
+        facts, table = read_table(store, name, ConsumerFacts, FORMAT)
+        if facts.space != space or encode_key(facts.consumer) != consumer:
+            raise InvalidFile(f"it is that of the consumer {facts.consumer!r} and the space {facts.space!r}")
+        return dict(zip(table["partition"].to_pylist(), table["version"].to_pylist(), strict=True))
     except FileNotFoundError:
         return None
     except InvalidFile as error:
@@ -74,14 +58,7 @@ def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str
 
 
 def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[str, str]) -> None:
-    """Replace the confirmations of a consumer; they are durable when this returns.
-
-    Args:
-        consumer: its name.
-
-    Raises:
-        TransientError, OSError: the store does not take them.
-    """
+    """Replace the confirmations of a consumer, by its own name; they are durable when this returns."""
     facts = ConsumerFacts(consumer, space, len(versions))
     table = pa.Table.from_arrays(
         [pa.array(list(versions), pa.string()), pa.array(list(versions.values()), pa.string())], schema=_COLUMNS
@@ -96,12 +73,6 @@ def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
 
     Else it would be given only the latest changes when it comes back to such a space, and its copy would have vectors
     of two spaces.
-
-    Args:
-        consumer: its name.
-
-    Raises:
-        TransientError, ConfigError: the store does not answer.
     """
     own = encode_key(consumer)
     for other in list_spaces(store):
@@ -110,17 +81,21 @@ def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
 
 
 def write_table(store: Store, name: str, table: pa.Table, metadata: Mapping[bytes, bytes]) -> None:
-    """Write a small Parquet file whose pages have checksums.
-
-    Raises:
-        TransientError, OSError: the store does not take it.
-    """
+    """Write a small Parquet file whose pages have checksums."""
     with store.create(name) as upload:
         options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
         with pq.ParquetWriter(upload.sink, table.schema, write_page_checksum=True, **options) as writer:
             writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
             writer.write_table(table)
         upload.publish(lambda: None)
+
+
+def read_table(store: Store, name: str, kind: type[AnyFacts], file_format: str) -> tuple[AnyFacts, pa.Table]:
+    """The facts and rows of a file that `write_table` wrote; `InvalidFile` where it is damaged."""
+    with store.open(name) as source, invalid_when_damaged("content"):
+        reader = pq.ParquetFile(source, page_checksum_verification=True)
+        facts = read_guarded(reader.metadata, kind, file_format)
+        return facts, reader.read(use_threads=False).replace_schema_metadata(None)
 
 
 def _folder(space: str) -> str:

@@ -24,8 +24,7 @@ class RowChanges:
         operations: one per row, in the partition's order, int8 [rows]: UNCHANGED where the old file has the id with the
             same text, the same carried columns and the same vector, bit for bit; ADDED where it does not have the id;
             CHANGED otherwise.
-        deleted: ids of the old file that the partition no longer has, in the old file's order; of the old file's id
-            type.
+        deleted: ids of the old file that the partition no longer has, in the old file's order and type.
         previous_rows_version: of the old file.
     """
 
@@ -42,14 +41,10 @@ class RowComparison:
     """Finds the rows of an old file by their ids.
 
     Args:
-        reader: the open file.
         reserve: books bytes before they are held; False where they do not fit.
 
     Attributes:
         is_possible: whether the ids could be read, and are of the partition's type.
-
-    Raises:
-        InvalidFile: the file is damaged.
     """
 
     def __init__(self, reader: OutputFile, reserve: Callable[[int], bool]) -> None:
@@ -70,11 +65,7 @@ class RowComparison:
         self._seen = np.zeros(reader.facts.rows, np.bool_)
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
-        """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown.
-
-        Args:
-            first_row: the place of the first one in its partition.
-        """
+        """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown."""
         if not self.is_possible or ids.type != self._ids.values.type:
             self.is_possible = False
             return None
@@ -83,13 +74,7 @@ class RowComparison:
         return old
 
     def add(self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None) -> None:
-        """Enter the next rows.
-
-        Args:
-            old_rows: see `old_rows`.
-            is_same: which of them have the text and the vector of the old row.
-            carried: their further columns.
-        """
+        """Enter the next rows; `is_same` says which of them have the text and the vector of the old row."""
         is_same = is_same & self._has_same_carried(old_rows, carried)
         operations = np.where(old_rows == NO_ROW, ADDED, np.where(is_same, UNCHANGED, CHANGED))
         self._operations.append(operations.astype(np.int8))
@@ -100,21 +85,20 @@ class RowComparison:
         same = np.full(len(old_rows), names == self._carried_names)
         if carried is None or self._carried is None or names != self._carried_names:
             return same
-        found = np.flatnonzero(old_rows != NO_ROW)
-        there = self._carried.take(pa.array(old_rows[found]))
-        here = carried.take(pa.array(found))
+        known = np.flatnonzero(old_rows != NO_ROW)
+        old_columns, new_columns = self._carried.take(pa.array(old_rows[known])), carried.take(pa.array(known))
         for name in names:
-            one, other = here.column(name), there.column(name).combine_chunks()
-            if one.type != other.type or pa.types.is_nested(one.type):  # values of nested types cannot be compared
+            new, old = new_columns.column(name), old_columns.column(name).combine_chunks()
+            if new.type != old.type or pa.types.is_nested(new.type):  # values of nested types cannot be compared
                 return np.zeros(len(old_rows), np.bool_)
-            both_null = pc.and_(one.is_null(), other.is_null())  # pyright: ignore[reportAttributeAccessIssue]
-            equal = pc.fill_null(pc.equal(one, other), False)  # pyright: ignore[reportAttributeAccessIssue]
-            same[found] &= pc.or_(equal, both_null).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+            both_null = pc.and_(new.is_null(), old.is_null())  # pyright: ignore[reportAttributeAccessIssue]
+            equal = pc.fill_null(pc.equal(new, old), False)  # pyright: ignore[reportAttributeAccessIssue]
+            same[known] &= pc.or_(equal, both_null).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
         return same
 
     def result(self) -> RowChanges | None:
         """What was found, after the last row; None where the rows could not be compared."""
-        if not self.is_possible or not self._previous_version:
+        if not self.is_possible:
             return None
         operations = np.concatenate(self._operations) if self._operations else np.empty(0, np.int8)
         return RowChanges(operations, self._ids.values.filter(pa.array(~self._seen)), self._previous_version)

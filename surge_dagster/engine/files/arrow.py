@@ -42,8 +42,6 @@ _LEAST_MAPPED_BYTES = 64 * 1024
 
 
 class ArrowWriter(FileWriter):
-    """Writes one file as record batches; `parquet.ParquetWriter` describes the arguments."""
-
     def __init__(self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes]) -> None:
         super().__init__(columns, WRITE_BATCH_ROWS)
         self._batches_written = 0
@@ -61,16 +59,6 @@ class ArrowWriter(FileWriter):
 
 
 class ArrowFile(OutputFile):
-    """An open Arrow file whose checksums are compared as its rows are read.
-
-    Args:
-        source: the file; it is closed with this.
-        mapped: map the file where it lies on a local disk: the rows are the file's own memory then.
-
-    Raises:
-        InvalidFile: it is no complete output file.
-    """
-
     def __init__(self, source: pa.NativeFile, *, mapped: bool = False) -> None:
         self._source = map_file(source) if mapped else source
         self._file_bytes = self._source.size()

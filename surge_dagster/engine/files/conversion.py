@@ -28,14 +28,14 @@ def cut(matrix: np.ndarray, space: Space) -> np.ndarray:
 
 
 def convert(vectors: np.ndarray, space: Space) -> np.ndarray:
-    """Vectors as the space stores them: [rows, dimension]; of binary ones [rows, dimension / 8] of uint8.
-
-    Args:
-        vectors: float32, of the space's dimension (`cut`).
-    """
+    """Float32 vectors as the space stores them: [rows, dimension]; of binary ones [rows, dimension / 8] of uint8."""
     match space.dtype:
         case "int8":
-            return _to_int8(vectors, *_steps(space))
+            starts, steps = _steps(space)
+            values = vectors - starts
+            values /= steps
+            np.clip(values, 0, 255, out=values)
+            return (values.astype(np.uint8) ^ 128).view(np.int8)  # rounded down, less 128
         case "binary":
             return np.packbits(vectors > 0, axis=-1)
         case _:
@@ -43,12 +43,9 @@ def convert(vectors: np.ndarray, space: Space) -> np.ndarray:
 
 
 def comparable(stored: np.ndarray, space: Space) -> np.ndarray:
-    """Stored vectors as float32 ones that a query's can be compared with, [rows, dimension].
+    """Stored vectors (`matrix_of`) as float32 ones that a query's can be compared with, [rows, dimension].
 
     An int8 value is the lower end of its step, as in sentence-transformers; a bit is 1 or -1.
-
-    Args:
-        stored: as `matrix_of` gives them.
     """
     match space.dtype:
         case "int8":
@@ -66,10 +63,3 @@ def _steps(space: Space) -> tuple[np.ndarray, np.ndarray]:
     least, most = np.array(space.derived.ranges, np.float32)
     steps = (most - least) / 255
     return least, np.where(steps == 0, np.float32(1), steps)
-
-
-def _to_int8(vectors: np.ndarray, starts: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    values = vectors - starts
-    values /= steps
-    np.clip(values, 0, 255, out=values)
-    return (values.astype(np.uint8) ^ 128).view(np.int8)  # rounded down, less 128

@@ -19,7 +19,6 @@ from surge_dagster.version import __version__
 _FORMAT, _METADATA_DIGEST = b"surge.format", b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"
 
-
 Flaw = Literal["damaged", "space", "place", "dimension"]
 
 
@@ -29,7 +28,6 @@ class InvalidFile(Exception):
     Args:
         reason: what is wrong with it, as the end of a sentence.
         flaw: "damaged", or which statement of an undamaged file is not that of its space or partition.
-        location: its path or URL; the text of the error begins with it.
     """
 
     def __init__(self, reason: str, flaw: Flaw = "damaged", location: str = "") -> None:
@@ -59,7 +57,6 @@ class VectorOrigin:
 
     Attributes:
         rows_reused: rows whose vectors were taken from the file that is replaced.
-        rows_encoded: rows whose vectors were made for the new one.
         oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" where that is unknown.
         longest_whole_bytes: of the texts that were not truncated.
         shortest_truncated_bytes: of the texts that were; zero where none was, or where it is unknown.
@@ -78,14 +75,13 @@ class FileFacts(VectorOrigin):
 
     Attributes:
         precision: arithmetic the vectors were made in, such as "fp32".
-        source_version: the source's token when the partition was read.
         content_digest: over the canonical (id, text) rows.
         desired_version: hash of content digest and space; Dagster's data version of the partition.
         truncated: texts of which the model saw only the first tokens.
         skipped_rows: rows of the source that were left out, because they have no text.
         blank_texts: texts that are empty or nothing but white space.
         rows_version: random, new whenever rows are written; the file keeps it when it is merely republished.
-        carried_columns: names and types of the columns that were carried from the source; footers have no checksum.
+        carried_columns: their names and types (`in_words`); footers have no checksum.
     """
 
     partition_key: str
@@ -107,8 +103,6 @@ class FileFacts(VectorOrigin):
 
 @dataclass(frozen=True, slots=True)
 class VectorFacts(VectorOrigin):
-    """Where the vectors of some rows come from, and how many of their texts were truncated."""
-
     truncated: int = 0
 
     @property
@@ -116,7 +110,6 @@ class VectorFacts(VectorOrigin):
         return self.rows_reused + self.rows_encoded
 
     def plus(self, other: VectorFacts) -> VectorFacts:
-        """Of both rows together."""
         if not self.rows or not other.rows:
             return self if self.rows else other
         times = sorted((self.oldest_encoded_at, other.oldest_encoded_at))
@@ -140,10 +133,7 @@ def desired_version(content: str, space: str) -> str:
 def explained(location: str) -> Iterator[None]:
     """Turn what reading a file raises into one error that names the file and says why it cannot be read.
 
-    Raises:
-        InvalidFile: it is damaged, or is not the file that it should be.
-        FileNotFoundError: there is none.
-        TransientError: the system did not give it, so that nothing is known of its content.
+    That is `InvalidFile`, `FileNotFoundError`, or `TransientError` where the system did not give the file.
     """
     try:
         yield
@@ -159,11 +149,7 @@ def explained(location: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def invalid_when_damaged(part: str) -> Iterator[None]:
-    """Turn pyarrow's errors about damaged content into `InvalidFile`; errors of the operating system pass.
-
-    Args:
-        part: of the file that is read, for the message, such as "footer is".
-    """
+    """Turn pyarrow's errors about damaged content into `InvalidFile`; `part` is for the message, as "footer is"."""
     try:
         yield
     except UNREADABLE as error:
@@ -181,11 +167,7 @@ def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
 
 
 def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """The facts in the metadata of a file that has this format.
-
-    Raises:
-        InvalidFile: the file has another format, or its metadata were changed after it was written.
-    """
+    """The facts in the metadata of a file that has this format, unchanged since it was written; else `InvalidFile`."""
     metadata = metadata or {}
     *names, last = entry_names(kind)
     entries = {name: metadata[name] for name in names if name in metadata}
@@ -196,7 +178,7 @@ def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_
         raise InvalidFile("its metadata do not match their own digest: they were changed after the file was written")
     try:
         return kind(**{fact: read(entries[name]) for name, (fact, read) in _readers(kind).items()})
-    except ValueError as error:
+    except (KeyError, ValueError) as error:  # another version writes other entries
         raise InvalidFile(f"its metadata cannot be read ({error})") from error
 
 

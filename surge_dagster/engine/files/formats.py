@@ -46,23 +46,17 @@ def file_name(space: str, key: str, file_format: FileFormat = "parquet") -> str:
 
 
 def format_of(name: str) -> FileFormat | None:
-    """The format of a file by its name; None when it is no output file's."""
+    """The format of a file by its name; None where it is no output file."""
     return next((known for known, suffix in SUFFIXES.items() if name.endswith(suffix)), None)
 
 
 def new_writer(
     file_format: FileFormat, sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, *, compress: bool = True
 ) -> FileWriter:
-    """A writer of one file with these columns (`schema`); the caller closes the sink.
-
-    Args:
-        compress: whether ids and texts are compressed in Parquet; in Arrow they never are.
-    """
-    form = arrow if file_format == "arrow" else parquet
-    metadata = guarded_metadata(facts, form.FORMAT)
+    """A writer of one file; `compress` ids and texts in Parquet; in Arrow they never are."""
     if file_format == "arrow":
-        return ArrowWriter(sink, columns, metadata)
-    return ParquetWriter(sink, columns, metadata, compress=compress)
+        return ArrowWriter(sink, columns, guarded_metadata(facts, arrow.FORMAT))
+    return ParquetWriter(sink, columns, guarded_metadata(facts, parquet.FORMAT), compress=compress)
 
 
 def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: FileFacts) -> None:
@@ -85,14 +79,11 @@ def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: F
 def open_output_file(
     source: pa.NativeFile, file_format: FileFormat, *, buffer_size: int = 0, mapped: bool = False
 ) -> OutputFile:
-    """Open an output file for reading.
+    """Open an output file for reading; its source is closed with it.
 
     Args:
         buffer_size: bytes of a Parquet file to read at a time; zero is a column of a row group.
-        mapped: map an Arrow file on a local disk into memory.
-
-    Raises:
-        InvalidFile: it is no complete output file; what cannot be read at all raises as in `UNREADABLE`.
+        mapped: map an Arrow file on a local disk into memory: its rows are the file itself then.
     """
     if file_format == "arrow":
         return ArrowFile(source, mapped=mapped)
@@ -114,19 +105,14 @@ def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFil
 
     They compare the checksums of a Parquet file's pages themselves; what is compared here are the columns and the rows
     in its footer. An Arrow file is read once before it is handed over, and mapped where it lies on a local disk.
-
-    Raises:
-        OSError: it is damaged or no complete output file.
+    A damaged file is an `OSError`, as in pyarrow.
     """
     try:
-        if file_format == "arrow":
-            source = arrow.map_file(source)
-            for _ in ArrowFile(source).read():
-                pass
-        else:
-            footer = pq.read_metadata(source)
-            columns = footer.schema.to_arrow_schema()
-            check_schema(columns, dimension=parquet.read_facts(footer).dimension)  # a missing column would be null
+        source = arrow.map_file(source) if file_format == "arrow" else source
+        file = open_output_file(source, file_format)
+        check_schema(file.columns, dimension=file.facts.dimension)  # a missing column would be null
+        for _ in file.read() if file_format == "arrow" else ():
+            pass
     except InvalidFile as error:
         source.close()
         raise OSError(str(error)) from error
@@ -135,13 +121,7 @@ def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFil
 
 
 def read_published_file(store: Store, name: str) -> PublishedFile:
-    """What a file states about itself now, from one read of its end where that is enough.
-
-    Raises:
-        InvalidFile: it is no complete output file.
-        FileNotFoundError: there is none.
-        TransientError: there is one that cannot be read now.
-    """
+    """What a file states about itself now, from one read of its end where that is enough; raises as `explained`."""
     form = arrow if format_of(name) == "arrow" else parquet
     with explained(store.location(name)):
         end = store.read_end(name, END_BYTES)

@@ -34,16 +34,11 @@ def open_published(
     buffer_size: int = 0,
     mapped: bool = False,
 ) -> Iterator[OutputFile]:
-    """A file of a space, open for reading.
+    """A file of a space, open for reading; raises the three errors above, also while its rows are read.
 
     Args:
         listed: the file as it was listed, and no other version of it.
         buffer_size, mapped: see `open_output_file`.
-
-    Raises:
-        InvalidFile: it is damaged, or not a file of this space and name; while its rows are read, too.
-        FileNotFoundError: it was removed, or is not the file that was listed.
-        TransientError: it cannot be read now.
     """
     location = store.location(name)
     with contextlib.ExitStack() as opened:
@@ -62,9 +57,7 @@ def open_published(
 def open_listed(store: Store, space: Space, file: PublishedFile) -> Iterator[OutputFile]:
     """A file as it was listed, open for reading; what its block meets while it reads becomes an error of the partition.
 
-    Raises:
-        DataError: it is damaged.
-        TransientError: it was removed or replaced since it was listed, or cannot be read now.
+    That is a `DataError` where the file is damaged, else a `TransientError`.
     """
     name, key = file.stored.name, file.facts.partition_key
     try:
@@ -77,15 +70,7 @@ def open_listed(store: Store, space: Space, file: PublishedFile) -> Iterator[Out
 
 
 def usable_file(store: Store, space: Space, name: str, file: PublishedFile | Unusable) -> PublishedFile:
-    """A listed file of the space, under its own name.
-
-    Args:
-        file: as it was listed, or what was wrong with it then.
-
-    Raises:
-        DataError: it is damaged, or the file of another partition or space.
-        TransientError: it was replaced after it was listed, or could not be read.
-    """
+    """A listed file of the space, under its own name; what is wrong with it is raised as by `open_listed`."""
     try:
         if not isinstance(file, PublishedFile):
             raise file
@@ -97,11 +82,7 @@ def usable_file(store: Store, space: Space, name: str, file: PublishedFile | Unu
 
 
 def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -> None:
-    """Refuse a file that is not the one of this name in this space.
-
-    Raises:
-        InvalidFile: it is of another space or partition, or has other columns.
-    """
+    """Raise `InvalidFile` for a file that is of another space or partition than its name says, or has other columns."""
     if facts.space != space.name:
         raise InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {space.name!r}", "space")
     if file_name(space.name, facts.partition_key, space.file_format) != name:
@@ -115,12 +96,8 @@ def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -
 def error_of_partition(
     store: Store, space: Space, name: str, error: Unusable, key: str | None = None
 ) -> DataError | TransientError:
-    """The error of a partition whose file cannot be used.
-
-    Args:
-        key: of the partition; None: as far as it can be read from the file's name.
-    """
-    key = key_in_name(space, name) if key is None else key
+    """The error of a partition whose file cannot be used; `key` None: as far as it can be read from the name."""
+    key = _key_in_name(space, name) if key is None else key
     if isinstance(error, FileNotFoundError):
         location = store.location(name)
         what = f"{location!r} was replaced or removed after the embeddings were opened. Open them again."
@@ -131,8 +108,7 @@ def error_of_partition(
     return DataError(key, str(error), f"Move it away and {again}, or choose partitions without it.")
 
 
-def key_in_name(space: Space, name: str) -> str:
-    """The partition's key as far as it can be read from the name of its file."""
+def _key_in_name(space: Space, name: str) -> str:
     encoded = name.removeprefix(f"{space.name}/").removesuffix(SUFFIXES[space.file_format])
     try:
         return decode_key(encoded) or encoded

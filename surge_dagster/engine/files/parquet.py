@@ -15,19 +15,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, facts_of, invalid_when_damaged
-from surge_dagster.engine.files.rows import (
-    FileWriter,
-    OutputFile,
-    carried_columns,
-    require_carried,
-    row_group_rows,
-)
+from surge_dagster.engine.files.rows import FileWriter, OutputFile, carried_columns, require_carried, row_group_rows
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 
 FORMAT = "2"
@@ -41,25 +35,19 @@ _COMPRESSED = {"id": "zstd", "text": "zstd", "text_hash": "none", _VECTORS: "non
 
 
 class ParquetWriter(FileWriter):
-    """Writes one file, in one piece or in several, as row groups.
-
-    Args:
-        sink: the caller closes it.
-        metadata: of the file (`guarded_metadata`).
-        compress: whether ids and texts are compressed.
-    """
-
     def __init__(
         self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes], *, compress: bool = True
     ) -> None:
         super().__init__(columns)
+        carried = carried_columns(columns)
+        compression = _COMPRESSED | dict.fromkeys(carried.names if carried else (), "zstd")
         self._writer = pq.ParquetWriter(
             sink,
             columns,
             version="2.6",
             use_dictionary=False,
             write_statistics=False,
-            compression=_compressed(columns) if compress else "none",  # pyright: ignore[reportArgumentType]
+            compression=compression if compress else "none",  # pyright: ignore[reportArgumentType]
             write_page_checksum=True,
             write_batch_size=WRITE_BATCH_ROWS,
             data_page_size=PAGE_BYTES,
@@ -67,10 +55,8 @@ class ParquetWriter(FileWriter):
         )
         self._writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and self._writer.is_open:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None and self._writer.is_open:
             # The file is thrown away, so it does not matter that its footer cannot be written either.
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._writer.close()
@@ -83,16 +69,6 @@ class ParquetWriter(FileWriter):
 
 
 class ParquetFile(OutputFile):
-    """An open Parquet file whose page checksums are compared as its rows are read.
-
-    Args:
-        source: the file; it is closed with this.
-        buffer_size: bytes to read at a time; zero is a column of a row group.
-
-    Raises:
-        InvalidFile: it is no complete output file.
-    """
-
     def __init__(self, source: pa.NativeFile, buffer_size: int = 0) -> None:
         self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True)
         columns = self._file.schema_arrow.remove_metadata()
@@ -110,12 +86,7 @@ class ParquetFile(OutputFile):
     def _batches(
         self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        return read_rows(self._file, columns=columns, batch_rows=batch_rows, row_groups=groups)
-
-
-def _compressed(columns: pa.Schema) -> dict[str, str]:
-    carried = carried_columns(columns)
-    return _COMPRESSED if carried is None else _COMPRESSED | dict.fromkeys(carried.names, "zstd")
+        return read_rows(self._file, batch_rows, columns=columns, row_groups=groups)
 
 
 def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:
@@ -129,9 +100,6 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
     """The facts in the footer of a file of this format, compared with the rows that the footer counts.
 
     Readers give as many rows as the row groups state, whatever the file as a whole does.
-
-    Raises:
-        InvalidFile: the footer was not written by this format, or was changed since.
     """
     facts = facts_of(footer.metadata, kind, file_format)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
@@ -141,16 +109,10 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
     return facts
 
 
-def read_rows(
-    reader: pq.ParquetFile,
-    *,
-    columns: list[str] | None = None,
-    batch_rows: int = 4096,
-    row_groups: list[int] | None = None,
-) -> Iterator[pa.RecordBatch]:
+def read_rows(reader: pq.ParquetFile, batch_rows: int, **options: Any) -> Iterator[pa.RecordBatch]:
     """Stream the rows of a file; raises `InvalidFile` for a damaged page, `OSError` where the system gives none."""
     with invalid_when_damaged("pages are"):
-        yield from reader.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False)
+        yield from reader.iter_batches(batch_rows, use_threads=False, **options)
 
 
 def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
@@ -188,9 +150,6 @@ def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
     """Upper estimate of the memory that a reader of a file takes for its pages of ids and texts, in bytes.
 
     A reader holds a page of each column, compressed and uncompressed, however few rows are requested.
-
-    Args:
-        widest_row: most bytes of id and text that a row has.
     """
     window = PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES)
     most = 0

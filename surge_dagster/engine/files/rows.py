@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -29,10 +28,9 @@ class FileRows:
     """All rows of one output file.
 
     Attributes:
-        texts: None leaves the column out.
-        text_hashes: of all texts, those included that the file leaves out.
+        texts: None leaves the column out; `text_hashes` are of all texts nevertheless.
         matrix: [rows, dimension], contiguous.
-        carried: further columns of the source; `carried_columns` are their names and types.
+        carried: further columns of the source.
     """
 
     ids: Sequence[pa.Array]
@@ -56,7 +54,6 @@ class FileWriter(ABC):
     """Writes one file, in one piece or in several; the caller opens and closes the sink.
 
     Attributes:
-        columns: of its rows.
         row_group_rows: most rows of a row group or record batch.
         rows: written so far.
     """
@@ -69,9 +66,7 @@ class FileWriter(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(  # noqa: B027
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:  # noqa: B027
         """Write no footer: the caller discards a file that was not closed."""
 
     def append(
@@ -82,11 +77,7 @@ class FileWriter(ABC):
         matrix: np.ndarray,
         carried: pa.Table | None = None,
     ) -> None:
-        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied.
-
-        Args:
-            texts, carried: None where the file has no such columns.
-        """
+        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
         further = () if carried is None else carried.columns
         columns = (ids, texts, text_hashes, *further, embedding_array(self.columns, matrix))
         present = [column for column in columns if column is not None]
@@ -110,8 +101,6 @@ class OutputFile(ABC):
     """An open output file whose rows are compared with checksums as they are read.
 
     Attributes:
-        facts: what it states about itself.
-        columns: of its rows.
         groups: number of its row groups or record batches.
         location: in messages.
     """
@@ -126,33 +115,23 @@ class OutputFile(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def read(
         self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Stream rows, at most `batch_rows` at a time: of all columns and row groups, or of some.
-
-        Raises:
-            InvalidFile: what is read is damaged, or the file has fewer or more rows than its facts promise. Checksums
-                do not cover how many rows a page or a row group states.
-            FileNotFoundError: it was removed or replaced.
-            TransientError: the system did not give it.
-        """
+        """Stream rows, at most `batch_rows` at a time: of all columns and row groups, or of some; see `explained`."""
         rows = 0
         with explained(self.location):
             for batch in self._batches(columns, batch_rows, groups):
                 rows += batch.num_rows
                 yield batch
-            if groups is None and rows != self.facts.rows:
+            if groups is None and rows != self.facts.rows:  # pages and row groups count rows without a checksum
                 raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the source."""
+    def close(self) -> None: ...
 
     @abstractmethod
     def group_bytes(self, group: int) -> int:
@@ -187,11 +166,7 @@ def schema(
     include_text: bool,
     carried: pa.Schema | None = None,
 ) -> pa.Schema:
-    """The columns of an output file.
-
-    Args:
-        carried: further columns of the source, all of which may be null.
-    """
+    """The columns of an output file; `carried` are further columns of the source, all of which may be null."""
     columns = [pa.field("id", id_type, nullable=False)]
     if include_text:
         columns.append(pa.field("text", pa.large_string(), nullable=False))
@@ -202,14 +177,7 @@ def schema(
 
 
 def check_schema(columns: pa.Schema, *, dimension: int, dtype: str | None = None) -> None:
-    """Refuse a file with other columns.
-
-    Args:
-        dtype: of the vectors; None allows every type that files may have.
-
-    Raises:
-        InvalidFile: a column is missing, superfluous or of another type.
-    """
+    """Raise `InvalidFile` for a file with other columns; `dtype` None allows every type that vectors may have."""
     id_type = columns.field("id").type if "id" in columns.names else None
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
@@ -221,7 +189,7 @@ def check_schema(columns: pa.Schema, *, dimension: int, dtype: str | None = None
 
 
 def carried_columns(columns: pa.Schema) -> pa.Schema | None:
-    """Which columns of a file were carried from the source; None where it has none."""
+    """Which columns of a file were carried from the source; None for none."""
     carried = [pa.field(field.name, field.type) for field in columns if field.name not in OWN_COLUMNS]
     return pa.schema(carried) if carried else None
 

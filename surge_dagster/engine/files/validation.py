@@ -17,29 +17,16 @@ def invalid_row(matrix: np.ndarray, *, normalized: bool) -> tuple[int, str] | No
     """
     if matrix.dtype.itemsize == 1:  # every byte is a valid int8 value, and every bit
         return None
-    tolerance = _NORM_TOLERANCE[matrix.dtype] if normalized else None
-    least, most = 0.0, float(np.finfo(np.float32).max)
-    if tolerance is not None:
-        least, most = (1 - tolerance) ** 2, (1 + tolerance) ** 2
+    tolerance = _NORM_TOLERANCE[matrix.dtype]
     for start in range(0, len(matrix), _CHUNK_ROWS):
         chunk = matrix[start : start + _CHUNK_ROWS].astype(np.float32, copy=False)
         with np.errstate(over="ignore"):
-            squares = np.vecdot(chunk, chunk)
-        # The comparisons fail where a component is NaN or infinite. Only such a chunk is looked at row by row.
-        if not (squares.min() >= least and squares.max() <= most):
-            found = _first_invalid(chunk, squares, tolerance)
-            if found is not None:
-                return start + found[0], found[1]
-    return None
-
-
-def _first_invalid(chunk: np.ndarray, squares: np.ndarray, tolerance: float | None) -> tuple[int, str] | None:
-    """The first invalid row of a few rows; `tolerance` is the one for the length of 1, where that is expected."""
-    lengths = np.sqrt(squares)
-    valid = np.isfinite(lengths) if tolerance is None else np.abs(lengths - 1.0) <= tolerance
-    for row in np.flatnonzero(~valid):
-        if not np.isfinite(chunk[row]).all():
-            return int(row), "its vector is not finite"
-        if tolerance is not None:  # else its components are finite and only the square of its length is not
-            return int(row), f"its vector has length {float(lengths[row]):.4f}; expected 1"
+            lengths = np.sqrt(np.vecdot(chunk, chunk))
+        # The comparison fails where a component is NaN or infinite.
+        valid = np.abs(lengths - 1) <= tolerance if normalized else np.isfinite(lengths)
+        for row in np.flatnonzero(~valid).tolist():
+            if not np.isfinite(chunk[row]).all():
+                return start + row, "its vector is not finite"
+            if normalized:  # else its components are finite and only the square of its length is not
+                return start + row, f"its vector has length {float(lengths[row]):.4f}; expected 1"
     return None

@@ -38,13 +38,7 @@ class CatalogRecord:
 
     @property
     def shown(self) -> str:
-        """The catalog in messages."""
         return self.name or self.place
-
-    @property
-    def shown_with_place(self) -> str:
-        """The catalog in messages that tell two apart."""
-        return f"{self.name!r} at {self.place!r}" if self.name else repr(self.place)
 
     @property
     def is_local(self) -> bool:
@@ -68,28 +62,21 @@ class CatalogRecord:
         return moved or os.path.realpath(self.place) == os.path.realpath(recorded.place)
 
     def require_same(self, recorded: CatalogRecord | None, space: str, store: Store) -> CatalogRecord:
-        """Refuse a run over another catalog than the recorded one; returns what is to be recorded now.
-
-        Raises:
-            ConfigError: the space holds another catalog.
-        """
+        """What is to be recorded now; a `ConfigError` where the space holds another catalog."""
         if recorded is None or self.is_same(recorded):
             return replace(self, name=self.name or (recorded.name if recorded else None))
         if self.name == recorded.place:  # it was moved: its name stands for the place where it was
             return replace(self, name=recorded.name)
+        own = f"{self.name!r} at {self.place!r}" if self.name else repr(self.place)
         raise ConfigError(
             f"the space {space} in {store.url!r} holds embeddings of the catalog {recorded.shown!r}, and this run "
-            f"reads {self.shown_with_place}. Two catalogs would replace each other's files: give each its own output. "
+            f"reads {own}. Two catalogs would replace each other's files: give each its own output. "
             "If it is the same one, moved or reached another way, say so once with the setting catalog_name: "
             f"{recorded.shown}"
         )
 
     def require_apart(self, store: Store) -> None:
-        """Refuse an output whose files would be rows of the catalog.
-
-        Raises:
-            ConfigError: the output lies where the catalog's files do.
-        """
+        """Raise `ConfigError` for an output whose files would be rows of the catalog."""
         place = os.path.realpath(self.place) if self.is_local else self.place.rstrip("/")
         output = store.url if store.is_remote else os.path.realpath(store.url)
         base, pattern = (place, None) if self.is_local and Path(place).exists() else split_pattern(place)
@@ -114,12 +101,7 @@ class CatalogRecord:
 
 
 def catalog_from_json(document: Any) -> CatalogRecord:
-    """The record in a space.json.
-
-    Raises:
-        TypeError: a value is of another type.
-        KeyError: there is no place.
-    """
+    """The record in a space.json; raises `TypeError` or `KeyError` where it is none."""
     record = CatalogRecord(
         document["place"], document.get("name"), document.get("beside_output"), document.get("settings", {})
     )

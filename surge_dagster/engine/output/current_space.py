@@ -30,7 +30,6 @@ class CurrentSpace:
     """The content of `current_space.json`.
 
     Attributes:
-        space: name of the space that readers use.
         previous: the space that was current before it; None for the first one.
         number: 1 for the first current space, plus 1 at each switch, also when a space becomes current again.
     """
@@ -41,11 +40,7 @@ class CurrentSpace:
 
 
 def read_current(store: Store) -> CurrentSpace | None:
-    """The content of `current_space.json`; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be read or is damaged.
-    """
+    """The content of `current_space.json`; None where there is none, a `ConfigError` where it is damaged."""
     where = store.location(CURRENT_FILE)
     try:
         with store.open(CURRENT_FILE) as source:
@@ -70,12 +65,7 @@ def read_current(store: Store) -> CurrentSpace | None:
 
 
 def space_of_readers(store: Store) -> Space:
-    """The space to read where none is named: the current one, or the only one.
-
-    Raises:
-        ConfigError: there are no embeddings, the current space is missing, or there are several spaces and none is
-            current.
-    """
+    """The space to read where none is named: the current one, or the only one; else a `ConfigError`."""
     current = read_current(store)
     spaces = {space.name: space for space in list_spaces(store)}
     if current is None and len(spaces) > 1:
@@ -100,11 +90,7 @@ def space_of_readers(store: Store) -> Space:
 
 
 def named_space(store: Store, name: str) -> Space:
-    """A space by its name.
-
-    Raises:
-        ConfigError: the output has no such space.
-    """
+    """A space by its name; a `ConfigError` where the output has none."""
     spaces = {space.name: space for space in list_spaces(store)}
     if name in spaces:
         return spaces[name]
@@ -114,11 +100,7 @@ def named_space(store: Store, name: str) -> Space:
 
 
 def keep_current(store: Store, beginning: Space) -> None:
-    """Before a run begins a second space, make the first one current, so that readers stay with it.
-
-    Args:
-        beginning: the space that a run is about to write to.
-    """
+    """Before a run begins a second space, make the first one current, so that readers stay with it."""
     spaces = list_spaces(store)
     if len(spaces) == 1 and spaces[0].spec_sha256 != beginning.spec_sha256 and read_current(store) is None:
         with contextlib.suppress(SwitchedMeanwhile):  # another run did the same
@@ -129,22 +111,17 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     """Make a space current; the caller decides whether it is fit for that.
 
     Args:
-        space: name of the space.
-        seen: the result of `read_current` that the decision rests on.
-
-    Raises:
-        SwitchedMeanwhile: the current space is not `seen` any more.
-        TransientError: it cannot be written.
+        seen: the result of `read_current` that the decision rests on; `SwitchedMeanwhile` where that has changed.
     """
-    made = CurrentSpace(space, seen.space if seen else None, seen.number + 1 if seen else 1)
+    new = CurrentSpace(space, seen.space if seen else None, seen.number + 1 if seen else 1)
 
     def require_as_seen() -> None:
-        found = read_current(store)
-        if found != seen:
-            now = f"the space {found.space!r} was made current" if found else f"{CURRENT_FILE} was removed"
+        current = read_current(store)
+        if current != seen:
+            now = f"the space {current.space!r} was made current" if current else f"{CURRENT_FILE} was removed"
             raise SwitchedMeanwhile(f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again.")
 
-    document = {"format": _FORMAT, "space": made.space, "previous": made.previous, "number": made.number}
+    document = {"format": _FORMAT, "space": new.space, "previous": new.previous, "number": new.number}
     try:
         with store.create(CURRENT_FILE) as upload:
             upload.sink.write(json.dumps(document, indent=2).encode() + b"\n")
@@ -152,7 +129,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
         store.sync("")
     except OSError as error:
         raise TransientError(f"cannot write {store.location(CURRENT_FILE)!r}: {error}. Then switch again.") from error
-    return made
+    return new
 
 
 def _no_embeddings(store: Store) -> ConfigError:

@@ -52,12 +52,7 @@ class Freshness:
 
 
 def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_version: str | None = None) -> Status:
-    """What the valid file in a partition's place makes of the partition.
-
-    Args:
-        source_version: that the source has now.
-        rows_version: of a derived file, that its parent's file has now.
-    """
+    """What the valid file in a partition's place makes of the partition; the versions are the present ones."""
     if facts.space != space:
         return "foreign"
     if facts.partition_key != key:  # the hashes of two long keys are equal, or the file was copied
@@ -67,13 +62,7 @@ def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_
 
 
 class OutputState:
-    """The files of one space, as they were when this was made or last refreshed.
-
-    Args:
-        store: the output.
-        space: name of the space; its folder need not exist.
-        file_format: of the space's files; others are ignored.
-    """
+    """The files of one space, whose folder need not exist, as they were when this was made or last refreshed."""
 
     def __init__(self, store: Store, space: str, file_format: FileFormat = "parquet") -> None:
         self.store = store
@@ -90,17 +79,11 @@ class OutputState:
         suffix = SUFFIXES[self._format]
         self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(suffix)}
         self._memory.forget_others(self._listed)
-        self._found = self._memory.known(self._tags(self._listed))
+        self._known = self._memory.known(self._tags(self._listed))
         self._unreadable: dict[str, TransientError] = {}
 
     def look_at(self, keys: Iterable[str]) -> None:
-        """Read the files of these partitions from a bucket, many concurrently, and only those that are not known yet.
-
-        A file that cannot be read raises when it is requested.
-
-        Raises:
-            StoreUnavailable: the store does not answer at all.
-        """
+        """Read the files of these partitions from a bucket, many concurrently; only those that are not known yet."""
         if self.store.is_remote:
             with self._cached():
                 self._read_all(self._names(keys))
@@ -122,24 +105,21 @@ class OutputState:
 
         A file that was replaced after the listing is a `FileNotFoundError`, so that these files are one state of the
         output.
-
-        Raises:
-            StoreUnavailable: the store does not answer at all.
         """
         names = sorted(self._listed) if keys is None else [name for name in self._names(keys) if name in self._listed]
-        unread = [name for name in names if name not in self._found]
+        unread = [name for name in names if name not in self._known]
         # Loading the cache takes longer than reading a few files.
         with self._cached() if self.store.is_remote and len(unread) > CONCURRENT_READS else contextlib.nullcontext():
             self._read_all(names)
         files: dict[str, Found | TransientError] = {}
         for name in names:
-            file = files[name] = self._unreadable.get(name) or self._found[name]
+            file = files[name] = self._unreadable.get(name) or self._known[name]
             if isinstance(file, PublishedFile) and file.stored != self._listed[name]:
                 files[name] = FileNotFoundError(f"{self.store.location(name)!r} was replaced after it was listed")
         return files
 
     def freshness(self, partition: Partition) -> Freshness:
-        """Whether a partition needs work; raises `StoreUnavailable` where the store does not answer at all."""
+        """Whether a partition needs work; only a store that does not answer at all raises."""
         return self._freshness(partition.key, partition.source_version)
 
     def freshness_beside(self, parent: PublishedFile) -> Freshness:
@@ -151,7 +131,7 @@ class OutputState:
 
         That is not remembered: a disk may fail once, and the next state reads the file again.
         """
-        self._found[file.stored.name] = InvalidFile(reason)
+        self._known[file.stored.name] = InvalidFile(reason)
 
     def _freshness(self, key: str, source_version: str, rows_version: str | None = None) -> Freshness:
         if not self._listed:  # as when a catalog is embedded for the first time
@@ -165,7 +145,7 @@ class OutputState:
         if name in self._unreadable:
             reason = f"it is unknown whether its file is up to date, so it was left alone. {self._unreadable[name]}"
             return Freshness("unread", error=TransientError(f"partition {key!r}: {reason}", key))
-        file = self._found.get(name)
+        file = self._known.get(name)
         if not isinstance(file, PublishedFile):
             return Freshness("missing")
         status = status_of(file.facts, self.space, key, source_version, rows_version)
@@ -181,7 +161,6 @@ class OutputState:
             self._memory.save(self._listed)
 
     def _tags(self, names: Iterable[str]) -> dict[str, Tag]:
-        """The versions of files that were listed."""
         return {name: (stored.size, stored.etag) for name in names if (stored := self._listed.get(name))}
 
     def _names(self, keys: Iterable[str]) -> list[str]:
@@ -192,10 +171,9 @@ class OutputState:
         return names
 
     def _read_all(self, names: Iterable[str]) -> None:
-        """Read the files that are listed and not known yet."""
         unread = [name for name in names if self._is_unread(name)]
-        self._found |= self._memory.known(self._tags(unread))
-        unread = [name for name in unread if name not in self._found]
+        self._known |= self._memory.known(self._tags(unread))
+        unread = [name for name in unread if name not in self._known]
         if self.store.is_remote:
             read_concurrently(self.store, unread, _read, self._keep)
         else:
@@ -203,7 +181,7 @@ class OutputState:
                 self._keep(name, _read(self.store, name))
 
     def _is_unread(self, name: str) -> bool:
-        return name in self._listed and name not in self._found and name not in self._unreadable
+        return name in self._listed and name not in self._known and name not in self._unreadable
 
     def _keep(self, name: str, answer: Found | TransientError) -> None:
         if isinstance(answer, TransientError):
@@ -211,7 +189,7 @@ class OutputState:
             return
         # A file may have been replaced since it was listed.
         stored = answer.stored if isinstance(answer, PublishedFile) else self._listed[name]
-        self._found[name] = answer
+        self._known[name] = answer
         if self.store.is_settled(stored, self._seen_ns):
             self._memory.remember(name, (stored.size, stored.etag), answer)
 

@@ -5,9 +5,9 @@ by their settings, without loading the model. The twelve hex digits of the name 
 weights under another model name use the folder that exists.
 
 When the content of a model changes behind its name, the same settings resolve to a second space. The space that was
-claimed last counts, and only a run that an operator launches claims another one. `space.json` has a number, the turn,
-for each request that its space answers: the highest turn counts, and the first name among equal turns, as in outputs
-without turns and after two concurrent claims.
+claimed last counts, and only a run that an operator launches claims another one. `space.json` lists the requests that
+its space answers, and has a number, the turn: among the spaces that answer a request the one with the highest turn
+counts, and the first by name where turns are equal, as after two concurrent claims.
 
 `space.json` also names the catalog (`catalog_record`) and, where the model was given as a folder, that folder. Both are
 those of the last run, and no part of the space's identity.
@@ -32,11 +32,7 @@ SPACE_FILE = "space.json"
 
 
 def list_spaces(store: Store) -> list[Space]:
-    """Every space of the output, by name.
-
-    Raises:
-        ConfigError: a space.json is damaged.
-    """
+    """Every space of the output, by name; a damaged space.json is a `ConfigError`."""
     return [described.space for described in _all_described(store)]
 
 
@@ -44,28 +40,22 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     """The space that was claimed for this spec last, or None when the output has none yet; never a derived one."""
     known = [described for described in _all_described(store) if not described.space.derived]
     request = spec.as_dict()
-    turns = [described.turn(request) for described in known]
-    last = max((turn for turn in turns if turn is not None), default=None)
-    if last is not None:
-        return known[turns.index(last)].space
+    answering = [described for described in known if request in described.requests]
+    if answering:
+        return max(answering, key=lambda described: described.turn).space
     if known and Path(spec.model).expanduser().is_dir():
-        expected = spec.resolve()
-        return next((one.space for one in known if one.space.spec_sha256 == expected.spec_sha256), None)
+        expected = spec.resolve().spec_sha256
+        return next((described.space for described in known if described.space.spec_sha256 == expected), None)
     return None
 
 
 def find_derived(store: Store, wanted: Space) -> Space | None:
     """The derived space with the parent, dtype and dimension of `wanted`, whatever its ranges; None: there is none."""
-    return next((space for space in list_spaces(store) if _derives_same(space, wanted)), None)
+    return next((space for space in list_spaces(store) if _conversion(space) == _conversion(wanted)), None)
 
 
 def claim_derived(store: Store, space: Space) -> None:
-    """Prepare the folder of a derived space and describe the space there, with the catalog of its parent.
-
-    Raises:
-        ConfigError: the output has another space under that name.
-        TransientError: its disk is full.
-    """
+    """Prepare the folder of a derived space and describe the space there, with the catalog of its parent."""
     assert space.derived
     own, parent = _described(store, space.name), _described(store, space.derived.parent)
     if own is not None and own.space.spec_sha256 != space.spec_sha256:
@@ -102,8 +92,7 @@ def claim_space(
     """Prepare the space's folder for writing and describe the space there; from now on its request means this space.
 
     Args:
-        file_format: of the files to be written.
-        catalog: what they are made from; None: it is neither compared nor recorded.
+        catalog: what its files are made from; None: it is neither compared nor recorded.
 
     Returns:
         The space as this output has it.
@@ -111,14 +100,13 @@ def claim_space(
     Raises:
         ConfigError: the output is itself a space's folder, cannot be written, has another space under that name, or has
             this one in another format or with another catalog.
-        TransientError: its disk is full.
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
         raise ConfigError(
             f"the output {store.url!r} is the folder of one space; give the folder above it, which holds all spaces."
         )
     known = _all_described(store)
-    own = next((one for one in known if one.space.spec_sha256 == space.spec_sha256), None)
+    own = next((described for described in known if described.space.spec_sha256 == space.spec_sha256), None)
     if own is None:
         _require_free(store, space.name)
         if (before := find_space(store, space.requested)) is not None:
@@ -131,9 +119,13 @@ def claim_space(
     store.prepare(space.name)
     store.sweep(space.name)
     request = space.requested.as_dict()
-    others = [turn for one in known if one is not own and (turn := one.turn(request)) is not None]
-    described = _Described(space, (own or _Described(space, space.to_json())).claimed(request, others))
+    described = own or _Described(space, space.to_json())
     document = described.document if catalog is None else described.holding(catalog, store)
+    if request not in described.requests:
+        document = document | {"also_requested": [*described.requests[1:], request]}
+    turns_of_others = [other.turn for other in known if other is not own and request in other.requests]
+    if turns_of_others and max(turns_of_others) >= described.turn:
+        document = document | {"turn": max(turns_of_others) + 1}
     if space.model_folder:
         document = document | {"model_folder": space.model_folder}
     if own is None or document != own.document:
@@ -153,40 +145,22 @@ class _Described:
         recorded = self.document.get("catalog")
         return None if recorded is None else catalog_from_json(recorded)
 
-    def holding(self, catalog: CatalogRecord, store: Store) -> dict[str, Any]:
-        """The document of the space with this catalog.
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [self.space.requested.as_dict(), *self.document.get("also_requested", [])]
 
-        Raises:
-            ConfigError: it holds another one.
-        """
+    @property
+    def turn(self) -> int:
+        return self.document.get("turn", 0)
+
+    def holding(self, catalog: CatalogRecord, store: Store) -> dict[str, Any]:
+        """The document of the space with this catalog; a `ConfigError` where it holds another one."""
         known = catalog.for_output(store).require_same(self.catalog, self.space.name, store)
         return self.document | {"catalog": known.to_json()}
 
-    def turns(self) -> list[tuple[dict[str, Any], int]]:
-        """Each request that the space answers, with its turn: the higher it is, the later the claim was."""
-        requests = [self.space.requested.as_dict(), *self.document.get("also_requested", [])]
-        turns = self.document.get("turns") or [0] * len(requests)
-        return list(zip(requests, turns, strict=False))
 
-    def turn(self, request: dict[str, Any]) -> int | None:
-        """The turn of a request; None where the space does not answer it."""
-        return next((turn for known, turn in self.turns() if known == request), None)
-
-    def claimed(self, request: dict[str, Any], others: list[int]) -> dict[str, Any]:
-        """The document after the space was claimed by a request; `others` are the turns of other spaces for it."""
-        turn = max([self.turn(request) or 0, *(other + 1 for other in others)])
-        turns = [(known, turn if known == request else before) for known, before in self.turns()]
-        if self.turn(request) is None:
-            turns.append((request, turn))
-        added = {"also_requested": [known for known, _ in turns[1:]], "turns": [number for _, number in turns]}
-        return self.document | {name: values for name, values in added.items() if any(values)}
-
-
-def _derives_same(one: Space, other: Space) -> bool:
-    if not one.derived or not other.derived:
-        return False
-    same_parent = one.derived.parent_sha256 == other.derived.parent_sha256
-    return same_parent and (one.dtype, one.dimension) == (other.dtype, other.dimension)
+def _conversion(space: Space) -> tuple[str, str, int] | None:
+    return (space.derived.parent_sha256, space.dtype, space.dimension) if space.derived else None
 
 
 def _all_described(store: Store) -> list[_Described]:
@@ -207,9 +181,9 @@ def _described(store: Store, folder: str) -> _Described | None:
     try:
         document = json.loads(raw)
         space = space_from_json(document)
-        if not all(isinstance(turn, int) for turn in document.get("turns", [])):
-            raise TypeError("turns must be numbers")
         described = _Described(space, document)
+        if not isinstance(described.turn, int):
+            raise TypeError("turn must be a number")
         _ = described.catalog
     except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
@@ -222,7 +196,6 @@ def _described(store: Store, folder: str) -> _Described | None:
 
 
 def _why(space: Space, before: Space) -> str:
-    """Why settings that meant one space begin another one, in one line."""
     begun = f"{space.requested.model} begins the space {space.name} beside {before.name}"
     why = model_difference(space, before)
     if space.model_digest == before.model_digest and _prompts(space) != _prompts(before):
@@ -235,7 +208,7 @@ def model_difference(space: Space, before: Space) -> str:
     if space.model_digest != before.model_digest:
         return "the model's content has changed"
     if _prompts(space) != _prompts(before):
-        now, was = (" and ".join(map(repr, _prompts(one))) for one in (space, before))
+        now, was = (" and ".join(map(repr, _prompts(each))) for each in (space, before))
         return f"the model's prompts for documents and queries are {now} and were {was}"
     values = [(name, getattr(space, name), getattr(before, name)) for name in ("max_length", "normalize", "dimension")]
     return "; ".join(f"the model's {name} is {now} and was {was}" for name, now, was in values if now != was)
@@ -246,8 +219,7 @@ def _prompts(space: Space) -> tuple[str, str]:
 
 
 def _require_free(store: Store, folder: str) -> None:
-    """Refuse to begin a space in the folder of another one."""
-    other = _described(store, folder) if folder in store.folders() else None
+    other = _described(store, folder)
     if other is not None:
         raise ConfigError(
             f"the folder {store.location(folder)!r} holds another space (spec {other.space.spec_sha256[:12]}). Move it "

@@ -95,7 +95,7 @@ def estimate_bytes(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
 
     What a source lists is an estimate, which is scaled: the size of a Parquet file counts its other columns too.
     """
-    known = [place for place, one in enumerate(partitions) if one.rows]
+    known = [place for place, partition in enumerate(partitions) if partition.rows]
     known.sort(key=lambda place: -(partitions[place].rows or 0))
     largest, others = known[:_LARGEST_PARTITIONS], known[_LARGEST_PARTITIONS:]
     read = dict[int, tuple[float, float, float, float]]()  # a partition's rows, text, what is beside it, and listed
@@ -115,7 +115,8 @@ def estimate_bytes(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
     is_listed = listed > 0
     scale = text[is_listed].sum() / listed.sum() if is_listed.any() else 1.0
     of_row = text.sum() / max(1.0, rows.sum())
-    in_bytes = np.array([scale * (one.text_bytes or 0) or of_row * (one.rows or 0) for one in partitions], float)
+    listed_bytes = [scale * (each.text_bytes or 0) or of_row * (each.rows or 0) for each in partitions]
+    in_bytes = np.array(listed_bytes, float)
     in_bytes[list(read)] = seen[:, 1]
     return in_bytes, float(seen[:, 2].sum() / max(1.0, seen[:, 0].sum()))
 

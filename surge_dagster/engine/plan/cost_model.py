@@ -63,8 +63,6 @@ class CostConstants:
 
 
 class Recommendation(StrEnum):
-    """How much a catalog gains from SuperBatches."""
-
     STRONG = "strongly recommended"
     BENEFICIAL = "beneficial"
     MODERATE = "moderately beneficial"
@@ -77,7 +75,7 @@ def speedup(alpha: float, flushes: int, partitions: int) -> float:
 
 
 def flushes_upper_bound(texts: int, b_min: int) -> int:
-    """The paper's F, for catalogs without partitions above B_max."""
+    """The paper's F."""
     return math.ceil(texts / b_min)
 
 

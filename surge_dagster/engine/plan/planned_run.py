@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import FileFormat
@@ -14,7 +15,7 @@ from surge_dagster.engine.plan.calibrating import known_costs
 from surge_dagster.engine.plan.calibration_run import estimate_bytes
 from surge_dagster.engine.plan.planner import Plan, RunCosts
 from surge_dagster.engine.run.embedding_run import publishing_threads
-from surge_dagster.engine.run.memory import MemoryPlan, fit_memory
+from surge_dagster.engine.run.memory import fit_memory
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
@@ -39,13 +40,9 @@ def plan(
 
     Args:
         pool: a started pool, whose costs earlier runs have taught it.
-        thresholds, file_format, memory_limit: as for the run.
         price_per_hour: of this machine.
         deadline_seconds: size a fleet that ends in time.
         bandwidth: bytes per second that a machine can send to the store; None is what was measured.
-
-    Raises:
-        ConfigError: the source or the output cannot be listed, or the thresholds or the limit cannot work.
     """
     costs = known_costs(pool, store)
     bounds, memory = fit_memory(
@@ -71,30 +68,11 @@ def plan(
     return replace(planned, partitions_fresh=len(listed) - len(partitions))
 
 
-def plan_partitions(
-    partitions: Sequence[Partition],
-    costs: RunCosts,
-    bounds: Bounds,
-    *,
-    memory: MemoryPlan | None = None,
-    price_per_hour: float | None = None,
-    deadline_seconds: float | None = None,
-    bandwidth: float | None = None,
-) -> Plan:
-    """Predict a run that embeds these partitions, as far as their rows are counted, at these costs."""
+def plan_partitions(partitions: Sequence[Partition], costs: RunCosts, bounds: Bounds, **options: Any) -> Plan:
+    """Predict a run that embeds these partitions, as far as their rows are counted, with options of `planner.plan`."""
     counted = [partition for partition in partitions if partition.rows is not None]
-    text_bytes, beside_bytes = estimate_bytes(counted)
-    planned = planner.plan(
-        [partition.rows or 0 for partition in counted],
-        text_bytes,
-        costs,
-        bounds,
-        beside_bytes=beside_bytes,
-        memory=memory,
-        price_per_hour=price_per_hour,
-        deadline_seconds=deadline_seconds,
-        bandwidth=bandwidth,
-    )
+    sizes, (text_bytes, beside_bytes) = [partition.rows or 0 for partition in counted], estimate_bytes(counted)
+    planned = planner.plan(sizes, text_bytes, costs, bounds, beside_bytes=beside_bytes, **options)
     return replace(planned, partitions_uncounted=len(partitions) - len(counted))
 
 
@@ -103,8 +81,6 @@ def _with_work(
 ) -> list[Partition]:
     """The partitions that a run would not pass over."""
     own = next((space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256), pool.space)
-    outputs, left = OutputState(store, own.name, file_format), list[Partition]()
-    for partition in outputs.looked_at(partitions):
-        if outputs.freshness(partition).status != "fresh":  # the run will say what is wrong with it
-            left.append(partition)
-    return left
+    outputs = OutputState(store, own.name, file_format)
+    looked_at = outputs.looked_at(partitions)
+    return [partition for partition in looked_at if outputs.freshness(partition).status != "fresh"]

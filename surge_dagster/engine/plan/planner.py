@@ -68,14 +68,10 @@ class RunCosts:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The predicted times of a run; names and meaning are those of the report.
-
-    Attributes:
-        margin_seconds: half of the 95 % confidence interval of `wall_seconds`; None where the costs were given.
-    """
+    """The predicted times of a run; names and meaning are those of the report."""
 
     wall_seconds: float = 0.0
-    margin_seconds: float | None = None
+    margin_seconds: float | None = None  # half of the 95 % confidence interval; None where the costs were given
     texts_per_second: float = 0.0
     encode_seconds: float = 0.0
     publish_seconds: float = 0.0
@@ -133,9 +129,7 @@ def size_fleet(
 ) -> Fleet:
     """The fewest workers that encode in time what other seconds leave of it, and Zero's rule for their machines.
 
-    Args:
-        other_seconds: of a run, which more workers do not shorten.
-        served: workers that one machine's way to the store can serve; None counts them all to one machine.
+    One machine's way to the store can serve so many workers; None counts them all to one machine.
     """
     left = deadline_seconds - other_seconds - calls * model.call_seconds
     workers = max(1, math.ceil(texts * model.text_seconds / (left if left > 0 else deadline_seconds)))
@@ -201,7 +195,7 @@ class Plan:
     partitions_uncounted: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as one JSON-ready document; what the report has too has its name there."""
+        """One JSON-ready document; what the report has too has its name there."""
         document = asdict(self)
         return document.pop("forecast") | document.pop("bounds") | document
 
@@ -218,15 +212,11 @@ def plan(
     deadline_seconds: float | None = None,
     bandwidth: float | None = None,
 ) -> Plan:
-    """Predict a run over partitions of these sizes, in the source's order.
+    """Predict a run over partitions of these sizes, in the source's order; see `planned_run.plan`.
 
     Args:
         text_bytes: of each partition.
         beside_bytes: of a row: its id and the columns that travel with it.
-        memory: how the run's memory is divided, where that is known.
-        price_per_hour: of one machine.
-        deadline_seconds: size a fleet that ends in time.
-        bandwidth: bytes per second that a machine can send to the store; None is what was measured.
     """
     counts, in_bytes = np.asarray(sizes, dtype=np.int64), np.asarray(text_bytes, dtype=float)
     partitions, texts, encode = len(counts), int(counts.sum()), costs.encode
@@ -234,6 +224,7 @@ def plan(
     times = forecast(flushes, costs)
     mean_bytes = float(in_bytes.sum()) / max(1, texts)
     mean_tokens = mean_bytes * encode.tokens_per_single_byte
+    largest = max((flush.texts for flush in flushes), default=0)
     text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
     row_seconds = text_seconds * encoded_share
     of_texts = texts * row_seconds / encode.workers
@@ -279,8 +270,8 @@ def plan(
         cv=cv,
         recommendation=recommend(phi, cv),
         verdict=verdict(phi, cv, gain),
-        peak_superbatch_bytes=_lemma_3(max((flush.texts for flush in flushes), default=0), mean_bytes, costs),
-        bound_superbatch_bytes=_lemma_3(bounds.b_max, mean_bytes, costs),
+        peak_superbatch_bytes=superbatch_bytes(largest, mean_bytes, costs.vector_bytes, itemsize=1),
+        bound_superbatch_bytes=superbatch_bytes(bounds.b_max, mean_bytes, costs.vector_bytes, itemsize=1),
         peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
@@ -292,15 +283,10 @@ def plan(
 
 
 def verdict(phi: float, cv: float, gain: float) -> str:
-    """The decision table's verdict in a sentence."""
     small = "most partitions are" if phi > 0.5 else "few partitions are" if phi < 0.5 else "half of the partitions are"
     varied = "their sizes vary much" if cv > 1 else "their sizes are alike"
     saved = f"SuperBatches save {1 - 1 / gain:.0%} of the encoding time" if gain > 1.005 else "the gain is below 1 %"
     return f"SuperBatches are {recommend(phi, cv)}: {small} too small for a call of their own, {varied}; {saved}."
-
-
-def _lemma_3(texts: int, mean_bytes: float, costs: RunCosts) -> int:
-    return superbatch_bytes(texts, mean_bytes, costs.vector_bytes, itemsize=1)
 
 
 def _peak_resident_bytes(flushes: Sequence[Flush], beside_bytes: float, memory: MemoryPlan) -> int:

@@ -9,20 +9,21 @@ that memory itself.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import PublishedFile, file_name
-from surge_dagster.engine.files.opening import Unusable, error_of_partition, require_own, usable_file
+from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.files.rows import carried_columns, embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
-from surge_dagster.engine.output.freshness import Found, OutputState
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.tables import as_dataset, as_lazy_frame
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
@@ -58,11 +59,7 @@ class Embeddings:
         return sorted(file.facts.partition_key for file in self._loadable())
 
     def facts(self, partition: str) -> FileFacts:
-        """What a partition's file states about itself: rows, model, precision, versions, truncated texts.
-
-        Raises:
-            ConfigError, DataError, TransientError: see `lazy`.
-        """
+        """What a partition's file states about itself: rows, model, precision, versions, truncated texts."""
         return self._chosen([partition])[0].facts
 
     def lazy(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> pl.LazyFrame:
@@ -103,21 +100,24 @@ class Embeddings:
         stored = embedding_type(self.dimension, self.space.dtype)
         return as_dataset(self.store, files, self._schema(files, text_hash, stored), self.space.file_format)
 
-    def each_found(self) -> dict[str, Found | TransientError]:
+    def each_file(self) -> dict[str, PublishedFile | DataError | TransientError]:
         """Every file by its name in the store: those that can be loaded, and what is wrong with the others."""
-        return {name: self._usable(name, file) for name, file in self._files.files().items()}
-
-    def refusal_of(self, name: str, error: Unusable) -> SurgeError:
-        """The error about one file that cannot be loaded, naming its partition."""
-        return error_of_partition(self.store, self.space, name, error)
+        files: dict[str, PublishedFile | DataError | TransientError] = {}
+        for name, listed in self._files.files().items():
+            try:
+                files[name] = usable_file(self.store, self.space, name, listed)
+            except (DataError, TransientError) as error:
+                files[name] = error
+        return files
 
     def _loadable(self) -> list[PublishedFile]:
         """All files that can be loaded, sorted by name; raises `TransientError` where one cannot be read now."""
-        listed = self.each_found().values()
-        for file in listed:
-            if isinstance(file, TransientError):
-                raise file
-        return [file for file in listed if isinstance(file, PublishedFile)]
+        files = []
+        for name, listed in self._files.files().items():
+            if not isinstance(listed, FileNotFoundError):  # it was removed or replaced since
+                with contextlib.suppress(DataError):
+                    files.append(usable_file(self.store, self.space, name, listed))
+        return files
 
     def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
         """The files of these partitions in their order, or all of them sorted by key; refuses what cannot be loaded."""
@@ -136,16 +136,6 @@ class Embeddings:
         files = [usable_file(self.store, self.space, name, file) for name, file in listed.items()]
         return sorted(files, key=lambda file: file.facts.partition_key) if keys is None else files
 
-    def _usable(self, name: str, file: Found | TransientError) -> Found | TransientError:
-        """A file of this space under its own name; else what is wrong with it."""
-        if isinstance(file, PublishedFile):
-            try:
-                with explained(self.store.location(name)):
-                    require_own(self.space, name, file.facts, file.columns)
-            except InvalidFile as error:
-                return error
-        return file
-
     @property
     def _vectors(self) -> pa.DataType:
         """The type of vectors in a LazyFrame, where the bytes of int8 and binary ones are lists of numbers."""
@@ -158,16 +148,16 @@ class Embeddings:
     def _schema(self, files: list[PublishedFile], text_hash: bool, vectors: pa.DataType) -> pa.Schema:
         """Of the rows of several files: partition, id, text where a file has it, text_hash on request, embedding."""
         first: dict[str, tuple[pa.DataType, str]] = {}
-        found = {file.facts.partition_key: file.columns for file in files}
-        for key, columns in found.items():
-            for name, kind in [("id", columns.field("id").type), *_carried(columns)]:
-                one, its_key = first.setdefault(name, (kind, key))
-                if kind != one:
-                    its, those = ("ids are", "those") if name == "id" else (f"column {name!r} is", "that")
-                    found_types = f"its {its} of type {kind} and {those} of {its_key!r} of type {one}"
-                    raise DataError(key, f"{found_types}; one table cannot hold both", "Load them apart.")
+        columns_of = {file.facts.partition_key: file.columns for file in files}
+        for key, columns in columns_of.items():
+            for field in [columns.field("id"), *(carried_columns(columns) or ())]:
+                first_type, first_key = first.setdefault(field.name, (field.type, key))
+                if field.type != first_type:
+                    its, those = ("ids are", "those") if field.name == "id" else (f"column {field.name!r} is", "that")
+                    types = f"its {its} of type {field.type} and {those} of {first_key!r} of type {first_type}"
+                    raise DataError(key, f"{types}; one table cannot hold both", "Load them apart.")
         id_type, _ = first.pop("id", (pa.string(), ""))
-        has_text = any("text" in columns.names for columns in found.values())
+        has_text = any("text" in columns.names for columns in columns_of.values())
         return pa.schema(
             [
                 pa.field("partition", pa.string()),
@@ -178,10 +168,6 @@ class Embeddings:
                 pa.field("embedding", vectors, nullable=False),
             ]
         )
-
-
-def _carried(columns: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return [(field.name, field.type) for field in carried_columns(columns) or ()]
 
 
 def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:

@@ -25,13 +25,7 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A row near a query.
-
-    Attributes:
-        score: the cosine.
-        text: empty where the file has no text column.
-        columns: values that were carried from the source, by name.
-    """
+    """A row near a query; `score` is the cosine, `text` empty where the file has none, `columns` were carried."""
 
     score: float
     key: str
@@ -58,7 +52,6 @@ def search(
     Raises:
         ConfigError: the pool encodes documents and not queries, or into another space, or the output has no embeddings
             of this space.
-        DataError, TransientError: one of its files is damaged, or cannot be read now.
     """
     if pool.space.side != replace(pool.space, task="query").side:
         raise ConfigError('this model encodes queries in another way than documents; start the pool with task="query"')
@@ -71,17 +64,16 @@ def search(
     files = OutputState(store, space.name, space.file_format).files()
     if not files:
         raise ConfigError(f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`.")
-    vectors = pool.vectors(pa.array(queries, pa.large_string()))  # pyright: ignore[reportArgumentType]
-    vectors = cut(vectors, space)
+    vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
-    found = [_Nearest(k) for _ in queries]
+    nearest_of_each = [_Nearest(k) for _ in queries]
     for name, file in files.items():
         with open_listed(store, space, usable_file(store, space, name, file)) as reader:
             shown = [name for name in reader.columns.names if name != "text_hash"]
             for batch in reader.read(columns=shown):
-                for nearest, scores in zip(found, _cosines(vectors, batch, space), strict=True):
+                for nearest, scores in zip(nearest_of_each, _cosines(vectors, batch, space), strict=True):
                     nearest.add(scores, batch, reader.facts.partition_key)
-    return [nearest.hits for nearest in found]
+    return [nearest.hits for nearest in nearest_of_each]
 
 
 def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.ndarray:

@@ -80,10 +80,7 @@ def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema, 
 
 
 def filesystem_of(store: Store) -> fs.FileSystem:
-    """A store as a read-only filesystem of pyarrow, whose paths are the store's names.
-
-    An Arrow file is compared with its checksums before it is given; pyarrow itself does that for a Parquet file.
-    """
+    """A store as a read-only filesystem of pyarrow, whose paths are the store's names; see `open_checked`."""
     return fs.PyFileSystem(_ReadOnly(store))
 
 
@@ -124,7 +121,7 @@ def _with_all_columns(batch: pa.RecordBatch, key: str, needed: pa.Schema) -> pa.
 
 
 def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
-    """Bytes of vectors as lists of their numbers, without a copy; other columns as they are."""
+    """Bytes of vectors as lists of their numbers without a copy; other columns as they are."""
     if not pa.types.is_fixed_size_binary(column.type):
         return column
     width = column.type.byte_width
@@ -139,20 +136,11 @@ class _ReadOnly(fs.FileSystemHandler):
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ReadOnly) and other._store.url == self._store.url
-
-    def __hash__(self) -> int:
-        return hash(self._store.url)
-
     def get_type_name(self) -> str:
         return "surge-dagster"
 
     def normalize_path(self, path: str) -> str:
         return path
-
-    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        return [self._info(path) for path in paths]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         return open_checked(self._store.open(path), format_of(path) or "parquet")
@@ -160,15 +148,10 @@ class _ReadOnly(fs.FileSystemHandler):
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)
 
-    def _info(self, path: str) -> fs.FileInfo:
-        try:
-            with self._store.open(path) as file:
-                return fs.FileInfo(path, fs.FileType.File, size=file.size())
-        except FileNotFoundError:
-            return fs.FileInfo(path, fs.FileType.NotFound)
-
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("embeddings are opened for reading only")
 
-    get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+    get_file_info = get_file_info_selector = create_dir = delete_dir = delete_dir_contents = (
+        delete_root_dir_contents
+    ) = _refuse
     delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.errors import DataError, TransientError
-from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, desired_version, explained
+from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, desired_version
 from surge_dagster.engine.files.formats import file_name, read_shape
 from surge_dagster.engine.files.opening import open_published
-from surge_dagster.engine.files.rows import OutputFile, carried_columns, embedding_type, matrix_of
+from surge_dagster.engine.files.rows import OWN_COLUMNS, OutputFile, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import status_of
@@ -29,39 +29,32 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch, read_row
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.support.unreadable import UNREADABLE
 from surge_dagster.engine.verify.reencoding import SampledRows
 
 Samples = SampledRows | DerivedRows
-FaultKind = (
-    Literal["missing", "refused", "damaged", "space", "stale"]
-    | Literal["rows", "ids", "texts", "columns", "dimension", "finite", "length"]
-)
+_FileKind = Literal[
+    "missing", "refused", "damaged", "space", "stale", "rows", "dimension", "source", "unread", "orphan"
+]
+Kind = _FileKind | Literal["ids", "texts", "columns", "finite", "length", "vectors"]
 REMOVE_FILE = "Remove the file and run again."
-_REMOVE = "Remove it and run again."
-_MOVE = "Move it away and run again."
 _RUN_AGAIN = "Run again."
-_KINDS: dict[Flaw, FaultKind] = {"damaged": "damaged", "space": "space", "place": "ids", "dimension": "dimension"}
+_KINDS: dict[Flaw, Kind] = {"damaged": "damaged", "space": "space", "place": "ids", "dimension": "dimension"}
 
 
 @dataclass(eq=False)
 class Fault(Exception):
     """Ends the check of a file; the attributes are those of a `Violation`, without the key."""
 
-    kind: FaultKind
+    kind: Kind
     finding: str
     remedy: str
 
 
 def compare_with_source(partition: Partition, store: Store, space: Space, samples: Samples | None) -> FileFacts:
-    """The facts of a partition's file, if the file holds exactly the rows of its source.
+    """The facts of a partition's file, if the file holds exactly the rows of its source; else raises a `Fault`.
 
-    Args:
-        samples: gets the rows that are to be encoded again.
-
-    Raises:
-        Fault: the file is missing, stale, damaged or different.
-        DataError: the rows of the source are invalid.
-        TransientError: the source or the file cannot be read now.
+    Invalid rows of the source are a `DataError`. `samples` gets the rows that are to be encoded again.
     """
     name = file_name(space.name, partition.key, space.file_format)
     location = store.location(name)
@@ -82,30 +75,29 @@ def compare_with_source(partition: Partition, store: Store, space: Space, sample
                 _compare_rows(partition, reader, space, samples)
             except Fault as fault:
                 is_of_row = fault.kind in ("ids", "texts", "columns")
-                different = _different_rows(partition, facts.rows) if is_of_row else None
-                if different is None:
-                    raise
-                raise Fault("rows", f"{different} {fault.finding}", fault.remedy) from fault
+                if is_of_row and (different := _different_rows(partition, facts.rows)):
+                    raise Fault("rows", f"{different} {fault.finding}", fault.remedy) from fault
+                raise
             return facts
     except FileNotFoundError:
-        _require_readable(partition)
+        _refuse_invalid(partition)
         raise Fault("missing", f"there is no file {location!r}.", _RUN_AGAIN) from None
 
 
 @contextlib.contextmanager
 def opened(store: Store, space: Space, name: str, partition: Partition | None = None) -> Iterator[OutputFile]:
-    """A file of the space whose facts are right; errors of reading it become faults.
-
-    Args:
-        partition: its partition, where the source has one.
-
-    Raises:
-        FileNotFoundError: there is none.
-        TransientError: it cannot be read now.
-    """
+    """A file of the space whose facts are right for its partition, where the source has one; damage is a `Fault`."""
     try:
         with open_published(store, space, name) as reader:
-            _require_consistent(reader, partition)
+            facts = reader.facts
+            if partition is not None and facts.partition_key != partition.key:  # long keys may share a name
+                raise InvalidFile(f"it is the file of partition {facts.partition_key!r}", "place", reader.location)
+            if facts.precision not in LOWEST_COSINE:
+                reason = f"its metadata name an unknown precision {facts.precision!r}"
+                raise InvalidFile(reason, location=reader.location)
+            if facts.desired_version != desired_version(facts.content_digest, facts.space):
+                reason = "its desired version does not follow from its content digest and space"
+                raise InvalidFile(reason, location=reader.location)
             yield reader
     except InvalidFile as error:
         raise _fault_of(error, store, space, name, partition) from error
@@ -114,13 +106,14 @@ def opened(store: Store, space: Space, name: str, partition: Partition | None = 
 def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partition: Partition | None) -> Fault:
     """The fault of a file that is not valid: what its columns and its number of rows show, else the error."""
     location = store.location(name)
-    fault = Fault(_KINDS[error.flaw], f"{error}.", _MOVE if error.flaw in ("space", "place") else _REMOVE)
+    remedy = "Move it away and run again." if error.flaw in ("space", "place") else "Remove it and run again."
+    fault = Fault(_KINDS[error.flaw], f"{error}.", remedy)
     if error.flaw != "damaged":
         return fault
     try:
-        with explained(location), store.open(name) as file:
+        with store.open(name) as file:
             columns, rows = read_shape(file, space.file_format)
-    except (InvalidFile, FileNotFoundError, TransientError):
+    except (TransientError, *UNREADABLE):
         return fault
     if "embedding" not in columns.names:
         return fault
@@ -128,13 +121,13 @@ def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partiti
     is_list = pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(vectors)
     if vectors.list_size != space.dimension if is_list else vectors != expected:
         finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
-        return Fault("dimension", finding, _REMOVE)
+        return Fault("dimension", finding, remedy)
     different = None if partition is None else _different_rows(partition, rows)
     return fault if different is None else Fault("rows", different, REMOVE_FILE)
 
 
 def _different_rows(partition: Partition, rows: int) -> str | None:
-    """The finding that a file with so many rows has more or fewer than its source, where the source can be read."""
+    """The finding that a file has more or fewer rows than its source, where the source can be read."""
     try:
         # What the source announces includes rows that are skipped.
         expected = rows if rows == partition.rows else sum(len(batch) for batch in partition.read())
@@ -143,19 +136,8 @@ def _different_rows(partition: Partition, rows: int) -> str | None:
     return None if rows == expected else f"the file has {rows:,} rows and the source {expected:,}."
 
 
-def _require_consistent(reader: OutputFile, partition: Partition | None) -> None:
-    facts = reader.facts
-    if partition is not None and facts.partition_key != partition.key:  # long keys may share a name
-        raise InvalidFile(f"it is the file of partition {facts.partition_key!r}", "place", reader.location)
-    if facts.precision not in LOWEST_COSINE:
-        raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}", location=reader.location)
-    if facts.desired_version != desired_version(facts.content_digest, facts.space):
-        reason = "its desired version does not follow from its content digest and space"
-        raise InvalidFile(reason, location=reader.location)
-
-
-def _require_readable(partition: Partition) -> None:
-    """Read a partition without a file: if its data are invalid, it must not have one."""
+def _refuse_invalid(partition: Partition) -> None:
+    """The fault of a partition without a file whose data are invalid: it must not have one."""
     ids = IdSet()
     try:
         for batch in partition.read():
@@ -201,22 +183,22 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
 
 
 def _require_carried(first_row: int, stored: pa.RecordBatch, expected: pa.RecordBatch | None) -> None:
-    names, carried = expected.schema.names if expected is not None else [], carried_columns(stored.schema)
-    found = carried.names if carried is not None else []
-    if found != names:
-        raise Fault("columns", f"the file carries the columns {found}; the source's are {names}.", REMOVE_FILE)
+    names = expected.schema.names if expected is not None else []
+    stored_names = [name for name in stored.schema.names if name not in OWN_COLUMNS]
+    if stored_names != names:
+        raise Fault("columns", f"the file carries the columns {stored_names}; the source's are {names}.", REMOVE_FILE)
     for name in names:
         _require_equal("columns", name, first_row, stored.column(name), expected.column(name))  # pyright: ignore
 
 
-def _require_equal(kind: FaultKind, what: str, first_row: int, found: pa.Array, expected: pa.Array) -> None:
-    if found.equals(expected):
+def _require_equal(kind: Kind, what: str, first_row: int, stored: pa.Array, expected: pa.Array) -> None:
+    if stored.equals(expected):
         return
-    if found.type != expected.type:
-        raise Fault(kind, f"the {what} column has type {found.type}; the source's has {expected.type}.", REMOVE_FILE)
-    for row, (one, other) in enumerate(zip(found.to_pylist(), expected.to_pylist(), strict=True), first_row):
-        if one != other and repr(one) != repr(other):  # a number that is not a number equals no other
-            finding = f"row {row}: the file has the {what} {_short(one)} and the source {_short(other)}."
+    if stored.type != expected.type:
+        raise Fault(kind, f"the {what} column has type {stored.type}; the source's has {expected.type}.", REMOVE_FILE)
+    for row, (value, wanted) in enumerate(zip(stored.to_pylist(), expected.to_pylist(), strict=True), first_row):
+        if value != wanted and repr(value) != repr(wanted):  # a number that is not a number equals no other
+            finding = f"row {row}: the file has the {what} {_short(value)} and the source {_short(wanted)}."
             raise Fault(kind, finding, REMOVE_FILE)
 
 

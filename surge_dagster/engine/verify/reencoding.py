@@ -35,14 +35,7 @@ class SampledRows:
     Args:
         pool: of the same space.
         rows: how many rows of each partition are drawn; None is all.
-        seed: the same seed draws the same rows of a partition.
-
-    Attributes:
-        compared: vectors so far.
-        seed: which draws; None where all rows are compared.
-
-    Raises:
-        SurgeError: the pool is of another space.
+        seed: the same seed draws the same rows of a partition; as an attribute None where all rows are compared.
     """
 
     def __init__(self, pool: EncoderPool, space: Space, rows: int | None, seed: int) -> None:
@@ -75,14 +68,12 @@ class SampledRows:
             self._bytes += size
 
     def compare(self) -> None:
-        """Encode the waiting rows and compare them."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if not waiting:
             return
         again = self._pool.vectors(pa.concat_arrays([row.text for row in waiting]))  # pyright: ignore[reportArgumentType]
-        found = cosines(np.stack([row.vector for row in waiting]), again)
         self.compared += len(waiting)
-        for row, cosine in zip(waiting, found.tolist(), strict=True):
+        for row, cosine in zip(waiting, cosines(np.stack([row.vector for row in waiting]), again), strict=True):
             if not cosine >= row.lowest and row.key not in self._reported:
                 self._reported.add(row.key)
                 self._wrong[row.key] = (
@@ -91,9 +82,9 @@ class SampledRows:
                 )
 
     def wrong(self) -> dict[str, str]:
-        """What was found since the last call: partitions with the first row whose vectors differ too much."""
-        found, self._wrong = self._wrong, {}
-        return found
+        """The partitions found since the last call, each with the first row whose vectors differ too much."""
+        wrong, self._wrong = self._wrong, {}
+        return wrong
 
     def _drawn_rows(self, facts: FileFacts) -> Container[int]:
         if self._rows is None or self._rows >= facts.rows:

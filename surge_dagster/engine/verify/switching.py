@@ -9,7 +9,6 @@ opened a space stay with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
@@ -20,7 +19,6 @@ from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
 
-_KEPT = 200
 _NAMED = 10
 _INCOMPLETE: dict[str, tuple[Kind, str, str]] = {
     "stale": ("stale", "its file was made from an earlier source version.", ""),
@@ -31,13 +29,7 @@ _INCOMPLETE: dict[str, tuple[Kind, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The result of a switch.
-
-    Attributes:
-        current: the current space of readers now.
-        changed: False when the space was current already; it was not verified then.
-        partitions, rows: of the space, as verified.
-    """
+    """The result of a switch; `changed` is False when the space was current already: it was not verified then."""
 
     current: CurrentSpace
     changed: bool
@@ -50,41 +42,18 @@ class SwitchRefused(SurgeError):
 
     Attributes:
         counts: violations by kind, such as "missing" and "stale".
-        violations: the first of them.
     """
 
-    def __init__(self, space: str, found: Iterable[Violation], partitions: int) -> None:
-        kept: list[Violation] = []
-        self.counts: Counter[str] = Counter()
-        for violation in found:
-            self.counts[violation.kind] += 1
-            if len(kept) < _KEPT:
-                kept.append(violation)
-        self.violations = tuple(kept)
+    def __init__(self, space: str, violations: list[Violation], partitions: int) -> None:
+        self.violations = violations
+        self.counts = Counter(violation.kind for violation in violations)
         what = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
-        named = ", ".join(f"{violation.key!r} ({violation.kind})" for violation in kept[:_NAMED])
-        total = self.counts.total()
-        more = f" and {total - _NAMED:,} more" if total > _NAMED else ""
-        first = f" The first one: {kept[0].reason}" if kept else ""
+        named = ", ".join(f"{violation.key!r} ({violation.kind})" for violation in violations[:_NAMED])
+        more = f" and {len(violations) - _NAMED:,} more" if len(violations) > _NAMED else ""
         super().__init__(
             f"the space {space!r} does not become the current one: of {partitions:,} partitions, {what}: {named}{more}."
-            f"{first} Embed into it what it lacks, then switch again."
+            f" The first one: {violations[0].reason} Embed into it what it lacks, then switch again."
         )
-
-
-def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Violation], int]:
-    """Partitions without a fresh file in the space, from footers alone, and the number of all partitions."""
-    outputs = OutputState(store, space.name, space.file_format)
-    found: list[Violation] = []
-    partitions = 0
-    for partition in outputs.looked_at(source):
-        partitions += 1
-        freshness = outputs.freshness(partition)
-        if freshness.error is not None:
-            raise freshness.error
-        if freshness.status in _INCOMPLETE:
-            found.append(Violation(partition.key, *_INCOMPLETE[freshness.status]))
-    return found, partitions
 
 
 def switch_space(source: Source, store: Store, space: Space) -> Switched:
@@ -95,28 +64,34 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
     Raises:
         SwitchRefused: partitions are missing, stale, refused or damaged, or files are not what the source says.
         SwitchedMeanwhile: another switch took place during the verification.
-        ConfigError: the source has no partitions, or cannot be listed.
-        TransientError: the source or the store does not answer.
     """
     seen = read_current(store)
     if seen is not None and seen.space == space.name:
         return Switched(seen, changed=False)
-    found, partitions = missing_from(source, store, space)
+    outputs = OutputState(store, space.name, space.file_format)
+    violations, partitions = list[Violation](), 0
+    for partition in outputs.looked_at(source):
+        partitions += 1
+        freshness = outputs.freshness(partition)
+        if freshness.error is not None:
+            raise freshness.error
+        if freshness.status in _INCOMPLETE:
+            violations.append(Violation(partition.key, *_INCOMPLETE[freshness.status]))
     if not partitions:
         raise ConfigError("the source has no partitions, so no space can be complete. Give the right source.")
-    if found:
-        raise SwitchRefused(space.name, found, partitions)
+    if violations:
+        raise SwitchRefused(space.name, violations, partitions)
     verified = rows = 0
     for event in verify(source, store, space):
         if isinstance(event, Verified):
             verified, rows = verified + 1, rows + event.rows
         elif isinstance(event, Violation) and event.kind != "orphan":
-            found.append(event)
-    if found and all(violation.kind == "unread" for violation in found):
+            violations.append(event)
+    if violations and all(violation.kind == "unread" for violation in violations):
         raise TransientError(
-            f"the space {space.name!r} could not be verified: {len(found):,} of {verified:,} partitions could not be "
-            f"read. The first one: {found[0].reason} Then switch again."
+            f"the space {space.name!r} could not be verified: {len(violations):,} of {verified:,} partitions could not "
+            f"be read. The first one: {violations[0].reason} Then switch again."
         )
-    if found:
-        raise SwitchRefused(space.name, found, verified)
+    if violations:
+        raise SwitchRefused(space.name, violations, verified)
     return Switched(write_current(store, space.name, seen=seen), True, verified, rows)

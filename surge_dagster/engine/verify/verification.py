@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -25,11 +25,9 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify.file_check import REMOVE_FILE, Fault, FaultKind, Samples, compare_with_source, opened
+from surge_dagster.engine.verify.file_check import REMOVE_FILE, Fault, Kind, Samples, compare_with_source, opened
 from surge_dagster.engine.verify.reencoding import SampledRows
 
-Kind = FaultKind | Literal["vectors", "source", "unread", "orphan"]
-_NO_FILE: frozenset[Kind] = frozenset({"missing", "refused"})
 _CHECK_AGAIN = "Nothing is known about it until it is checked again."
 _Result = TypeVar("_Result")
 
@@ -43,8 +41,7 @@ class Violation:
         kind: what is at fault; "unread" is a file or source that could not be read now, "refused" a partition with
             invalid data, which correctly has no file. One kind is only a warning: "orphan" (a valid file, or staged
             segments, whose partition was removed from the source; or staged segments beside a complete file).
-        finding: what was expected, and what was found.
-        remedy: what to do; "" where the finding says it, or the caller knows it.
+        remedy: "" where the finding says it, or the caller knows it.
     """
 
     key: str
@@ -54,7 +51,6 @@ class Violation:
 
     @property
     def reason(self) -> str:
-        """Finding and remedy."""
         return f"{self.finding} {self.remedy}".rstrip()
 
     @property
@@ -64,17 +60,12 @@ class Violation:
     @property
     def has_no_file(self) -> bool:
         """Whether the fault is that a partition was not embedded, or could not be."""
-        return self.kind in _NO_FILE
+        return self.kind in ("missing", "refused")
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A partition that was checked.
-
-    Attributes:
-        rows, truncated: of its file if it is valid, else zero. `truncated` counts the texts of which the model read
-            only the first tokens.
-    """
+    """A partition that was checked; `rows` and `truncated` texts are those of its file if it is valid, else zero."""
 
     key: str
     rows: int
@@ -86,7 +77,6 @@ class Compared:
     """The last event of a verification that computes vectors again.
 
     Attributes:
-        vectors: that were compared.
         partitions: of which every vector that was drawn was compared.
         partitions_not_compared: that have a file and in which not every vector could be; each has a violation.
         seed: which drew the rows; None where every row was compared.
@@ -117,34 +107,27 @@ def verify(
     Yields:
         Violations as they are found, and a `Verified` after each partition. Violations of vectors may come after it.
         Where vectors are computed again, a `Compared` is the last one.
-
-    Raises:
-        StoreUnavailable: the store does not answer any more.
-        ConfigError: the source or the output cannot be listed.
     """
     samples: Samples | None = None
     if space.derived:
         samples = DerivedRows(store, space)
     elif pool is not None:
         samples = SampledRows(pool, space, reencode, secrets.randbelow(10**9) if seed is None else seed)
-    expected: set[str] = set()
-    incomplete: set[str] = set()
+    is_complete: dict[str, bool] = {}
     compared = not_compared = 0
     for partition in source:
-        name = file_name(space.name, partition.key, space.file_format)
-        expected.add(name)
-        found = verify_partition(partition, store, space, samples)
-        if isinstance(found, Violation):
-            yield found
-            not_compared += not found.has_no_file
-            found = Verified(partition.key, 0)
-            incomplete.add(name)
+        result = verify_partition(partition, store, space, samples)
+        is_complete[file_name(space.name, partition.key, space.file_format)] = isinstance(result, Verified)
+        if isinstance(result, Violation):
+            yield result
+            not_compared += not result.has_no_file
+            result = Verified(partition.key, 0)
         else:
             compared += 1
-        yield found
+        yield result
         if samples is not None:
             yield from _wrong_vectors(samples)
-    names = _checked(space.name, lambda: _unexpected_names(store, space, expected, incomplete))
+    names = _checked(space.name, lambda: _unexpected_names(store, space, is_complete))
     if isinstance(names, Violation):
         yield names
         names = []
@@ -161,11 +144,7 @@ def verify(
 def verify_partition(
     partition: Partition, store: Store, space: Space, samples: Samples | None = None
 ) -> Verified | Violation:
-    """Check one partition against its file; `samples` gets the rows that are to be encoded again.
-
-    Raises:
-        StoreUnavailable: the store does not answer any more.
-    """
+    """Check one partition against its file; `samples` gets the rows that are to be encoded again."""
     facts = _checked(partition.key, lambda: compare_with_source(partition, store, space, samples))
     return facts if isinstance(facts, Violation) else Verified(partition.key, facts.rows, facts.truncated)
 
@@ -189,23 +168,21 @@ def _wrong_vectors(samples: Samples) -> Iterator[Violation]:
         yield Violation(key, "vectors", finding, REMOVE_FILE)
 
 
-def _unexpected_names(store: Store, space: Space, expected: set[str], incomplete: set[str]) -> list[str]:
+def _unexpected_names(store: Store, space: Space, is_complete: dict[str, bool]) -> list[str]:
     """Output files without a source partition, and folders of staged segments that no run needs."""
     files = {stored.name for stored in store.list(space.name) if format_of(stored.name)}
     root = f"{STAGING}/{space.name}"
     staged = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in store.list(root, deep=True)}
     suffix = SUFFIXES[space.file_format]
-    orphans = [f"{root}/{folder}" for folder in staged if f"{space.name}/{folder}{suffix}" not in incomplete]
-    return [*sorted(files - expected), *sorted(orphans)]
+    orphans = [f"{root}/{folder}" for folder in staged if is_complete.get(f"{space.name}/{folder}{suffix}", True)]
+    return [*sorted(files - is_complete.keys()), *sorted(orphans)]
 
 
 def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     """A file without a source partition, read in full; None where it was removed after it was listed."""
     location = repr(store.location(name))
     if name.startswith(f"{STAGING}/"):
-        finding = (
-            f"{location} holds staged segments of a partition that has a complete file or was removed from the source."
-        )
+        finding = f"{location} holds staged segments of a partition that is complete or was removed from the source."
         return Violation(name, "orphan", finding, "The next run removes the former; remove the latter by hand.")
     if format_of(name) != space.file_format:
         finding = f"{location} is never read: the files of its space have the format {space.file_format!r}."

@@ -53,12 +53,6 @@ def matrix_in(path: Path, dtype: str) -> np.ndarray:
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[600] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
 def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(made: Spaces, dtype: DerivedDtype) -> None:
     derived = run(made, dtype, 8)
@@ -72,7 +66,7 @@ def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(made: Spac
     assert derived.report.rows == ROWS * len(KEYS)
 
 
-def test_only_partitions_whose_parent_has_other_rows_are_derived_again(made: Spaces) -> None:
+def test_only_partitions_whose_parent_has_other_rows_and_damaged_ones_are_derived_again(made: Spaces) -> None:
     assert derive(made) == dict.fromkeys(KEYS, "derived")
     before = file_of(made, run(made).space, "a").stat().st_mtime_ns
     assert derive(made) == dict.fromkeys(KEYS, "fresh")
@@ -80,19 +74,19 @@ def test_only_partitions_whose_parent_has_other_rows_are_derived_again(made: Spa
     rewrite(made.file(MODEL, "c"), lambda table: table, source_version="later")
     assert derive(made) == {"a": "fresh", "b": "derived", "c": "derived"}
     assert file_of(made, run(made).space, "a").stat().st_mtime_ns == before
-    assert derive(made) == dict.fromkeys(KEYS, "fresh")
+    file_of(made, run(made).space, "a").write_bytes(b"damaged")
+    assert derive(made) == {"a": "derived", "b": "fresh", "c": "fresh"}
 
 
 def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> None:
-    flip_a_bit(made.file(MODEL, "b"))
-    (made.file(MODEL, "c")).write_bytes(b"nothing")
-    found = derive(made, "float16")
-    assert found["a"] == "derived"
-    assert "b.parquet' cannot be read because its pages are damaged" in found["b"] and "embed" in found["b"]
-    assert "c.parquet' cannot be read because it does not end with PAR1" in found["c"]
-    assert [path.name for path in (made.root / "output" / run(made, "float16").space.name).glob("*.parquet")] == [
-        "a.parquet"
-    ]
+    content = made.file(MODEL, "b").read_bytes()
+    made.file(MODEL, "b").write_bytes(content[:600] + b"damage" + content[606:])
+    made.file(MODEL, "c").write_bytes(b"nothing")
+    outcomes = derive(made, "float16")
+    assert outcomes["a"] == "derived"
+    assert "b.parquet' cannot be read because its pages are damaged" in outcomes["b"] and "embed" in outcomes["b"]
+    assert "c.parquet' cannot be read because it does not end with PAR1" in outcomes["c"]
+    assert [path.name for path in file_of(made, run(made, "float16").space, "a").parent.glob("*.p*")] == ["a.parquet"]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
@@ -100,9 +94,9 @@ def test_file_of_the_parent_that_cannot_be_read_fails_its_partition_alone(
     made: Spaces, monkeypatch: pytest.MonkeyPatch, dtype: DerivedDtype
 ) -> None:
     make_unreadable(monkeypatch, "/b.parquet")
-    found = derive(made, dtype)
-    assert (found["a"], found["c"]) == ("derived", "derived")
-    assert "partition 'b'" in found["b"] and "Permission denied" in found["b"]
+    outcomes = derive(made, dtype)
+    assert (outcomes["a"], outcomes["c"]) == ("derived", "derived")
+    assert "partition 'b'" in outcomes["b"] and "Permission denied" in outcomes["b"]
     monkeypatch.undo()
     assert derive(made, dtype) == {"a": "fresh", "b": "derived", "c": "fresh"}
     own = file_of(made, run(made, dtype).space, "b")
@@ -119,16 +113,10 @@ def test_file_that_cannot_be_written_fails_its_partition_by_key(
         raise type(error)(*error.args)
 
     monkeypatch.setattr("surge_dagster.engine.derived.derive.write_rows", fail)
-    found = derive(made, "float16")
-    assert list(found) == list(KEYS) and not {"derived", "fresh"} & set(found.values())
+    outcomes = derive(made, "float16")
+    assert list(outcomes) == list(KEYS) and not {"derived", "fresh"} & set(outcomes.values())
     monkeypatch.undo()
     assert derive(made, "float16") == dict.fromkeys(KEYS, "derived")
-
-
-def test_damaged_file_of_the_derived_space_is_derived_again(made: Spaces) -> None:
-    derive(made)
-    file_of(made, run(made).space, "a").write_bytes(b"nothing")
-    assert derive(made) == {"a": "derived", "b": "fresh", "c": "fresh"}
 
 
 def test_vector_that_is_zero_in_the_kept_dimensions_is_refused_with_its_row(made: Spaces) -> None:
@@ -137,8 +125,8 @@ def test_vector_that_is_zero_in_the_kept_dimensions_is_refused_with_its_row(made
         return matrix
 
     rewrite(made.file(MODEL, "b"), lambda table: with_vectors(table, empty_the_beginning))
-    found = derive(made, "float32", 8)
-    assert found["b"].startswith("partition 'b', row 5: its vector has length 0.0000") and found["a"] == "derived"
+    outcomes = derive(made, "float32", 8)
+    assert outcomes["b"].startswith("partition 'b', row 5: its vector has length 0.0000") and outcomes["a"] == "derived"
 
 
 def test_files_of_partitions_removed_from_the_parent_are_reported_or_deleted(made: Spaces) -> None:
@@ -206,20 +194,20 @@ def test_conversion_that_cannot_be_is_refused(made: Spaces, dtype, dimension: in
         run(made, dtype, dimension)
 
 
-def test_space_is_derived_from_float32_vectors_alone(made: Spaces) -> None:
-    half = run(made, "float16").space
-    with pytest.raises(ConfigError, match=rf"is derived from {made.of(MODEL).name}"):
-        half.derive("int8")
-    with pytest.raises(ConfigError, match="holds float16 vectors"):
-        replace(made.of(MODEL), dtype="float16").derive("int8")
-
-
 def test_empty_parent_cannot_be_calibrated(made: Spaces) -> None:
     for key in KEYS:
         made.file(MODEL, key).unlink()
     with pytest.raises(ConfigError, match="holds no vectors to find the ranges"):
         run(made)
     assert len(list_spaces(made.store)) == 1, "no space was begun"
+
+
+def test_space_is_derived_from_float32_vectors_alone(made: Spaces) -> None:
+    half = run(made, "float16").space
+    with pytest.raises(ConfigError, match=rf"is derived from {made.of(MODEL).name}"):
+        half.derive("int8")
+    with pytest.raises(ConfigError, match="holds float16 vectors"):
+        replace(made.of(MODEL), dtype="float16").derive("int8")
 
 
 def test_run_that_is_stopped_leaves_complete_files_and_no_threads(made: Spaces) -> None:

@@ -24,7 +24,7 @@ from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
 from surge_dagster.engine.verify.verification import Compared, Violation, verify
 from tests.engine.runs import finish, in_memory, make_run
-from tests.small_catalogs import numbered_rows
+from tests.small_catalogs import numbered_rows, rewrite
 from tests.spaces import KEYS, ROWS, Spaces
 
 MODEL = "hash://16"
@@ -48,7 +48,9 @@ def violations(made: Spaces, space: Space) -> list[Violation]:
 
 
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
-def test_search_finds_the_text_itself(made: Spaces, hash_pool: EncoderPool, dtype: DerivedDtype) -> None:
+def test_best_hit_of_a_text_in_a_derived_space_is_its_own_row(
+    made: Spaces, hash_pool: EncoderPool, dtype: DerivedDtype
+) -> None:
     space, text = derived(made, dtype, 16 if dtype == "binary" else 8), numbered_rows("b", ROWS)[17][1]
     [hits] = search(made.store, hash_pool, [text], 3, space)
     assert (hits[0].key, hits[0].id, hits[0].text) == ("b", "id-17", text)
@@ -93,7 +95,7 @@ def test_complete_derived_space_is_verified_and_can_become_current(made: Spaces)
     assert open_embeddings(made.store).space.name == space.name
 
 
-def change_vector(made: Spaces, path: Path) -> None:
+def change_vector(path: Path) -> None:
     """A file as this project writes it, with one other byte in a vector."""
     table, facts = pq.read_table(path), read_facts(pq.read_metadata(path))
     column = table["embedding"].combine_chunks()
@@ -106,46 +108,25 @@ def change_vector(made: Spaces, path: Path) -> None:
         writer.close()
 
 
-def remove_from_the_parent(made: Spaces, path: Path) -> None:
-    made.file(MODEL, "b").unlink()
-
-
-def damage_the_parent(made: Spaces, path: Path) -> None:
-    made.file(MODEL, "b").write_bytes(b"nothing")
-
-
-def encode_the_parent_again(made: Spaces, path: Path) -> None:
-    parent = made.file(MODEL, "b")
-    table, facts = pq.read_table(parent), read_facts(pq.read_metadata(parent))
-    other = replace(facts, rows_version="0" * 32)
-    with pa.OSFile(str(parent), "wb") as sink, new_writer("parquet", sink, table.schema, other) as writer:
-        writer.append_table(table)
-        writer.close()
-
-
 @pytest.mark.parametrize(
     ("spoil", "finding"),
     [
-        (change_vector, "row 9: its vector is not the one that follows from hash-16-"),
-        (remove_from_the_parent, "has no file of it"),
-        (damage_the_parent, "cannot be read because"),
-        (encode_the_parent_again, "it was derived from earlier rows of hash-16-"),
+        (lambda parent, own: change_vector(own), "row 9: its vector is not the one that follows from hash-16-"),
+        (lambda parent, own: parent.unlink(), "has no file of it"),
+        (lambda parent, own: parent.write_bytes(b"nothing"), "cannot be read because"),
+        (lambda parent, own: rewrite(parent, lambda table: table, rows_version="0" * 32), "from earlier rows of hash"),
     ],
 )
 def test_vectors_that_do_not_follow_from_the_parent_are_found(
-    made: Spaces, spoil: Callable[[Spaces, Path], None], finding: str
+    made: Spaces, spoil: Callable[[Path, Path], object], finding: str
 ) -> None:
     space = derived(made)
-    spoil(made, made.root / "output" / space.name / "b.parquet")
-    [found] = violations(made, space)
-    assert (found.key, found.kind) == ("b", "vectors")
-    assert finding in found.finding
+    spoil(made.file(MODEL, "b"), made.root / "output" / space.name / "b.parquet")
+    [violation] = violations(made, space)
+    assert (violation.key, violation.kind) == ("b", "vectors")
+    assert finding in violation.finding
     with pytest.raises(SwitchRefused, match="1 vectors: 'b'"):
         switch_space(made.source, made.store, space)
-
-
-def test_derived_space_that_lacks_a_partition_does_not_become_current(made: Spaces) -> None:
-    space = derived(made)
     (made.root / "output" / space.name / "c.parquet").unlink()
     with pytest.raises(SwitchRefused, match="1 missing: 'c'"):
         switch_space(made.source, made.store, space)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.files.formats import FileFormat
 from tests.engine.feeds import Applied, Output, apply
 from tests.small_catalogs import make_unreadable
@@ -237,11 +237,30 @@ def test_sample_has_rows_of_the_files_that_the_consumer_has(output: Output) -> N
     apply(feed, {})
     expected = output.expected()
     batches = list(feed.sample(partitions=2, rows=2, seed=3))
-    assert [len(batch) for batch in batches] == [2, 2]
+    assert len(batches) == 2
     for batch in batches:
+        assert not isinstance(batch, SurgeError) and len(batch) == 2
         key = (batch.schema.metadata or {})[b"partition"].decode()
         for row in batch.to_pylist():
             assert row["embedding"] == list(memoryview(expected[key][row["id"]][1]).cast("f"))
+
+
+def test_sample_goes_on_after_partitions_that_cannot_be_read_and_names_them(output: Output) -> None:
+    for key in ("a", "damaged", "removed"):
+        output.write(key, TEXTS)
+    path = output.store.root / output.name("damaged")
+    content = path.read_bytes()
+    vectors = content.index(output.expected()["damaged"]["id-0"][1])
+    path.write_bytes(content[:vectors] + bytes(16) + content[vectors + 16 :])
+    feed = output.feed(None, since=output.versions)
+    output.remove("removed")
+    errors: set[tuple[type, str | None]] = set()
+    for seed in range(9):
+        sampled = list(feed.sample(partitions=3, rows=20, seed=seed))
+        errors |= {(type(each), each.key) for each in sampled if isinstance(each, (DataError, TransientError))}
+        batches = [each for each in sampled if not isinstance(each, (DataError, TransientError))]
+        assert b"a" in [(batch.schema.metadata or {})[b"partition"] for batch in batches] and len(sampled) == 3
+    assert errors == {(DataError, "damaged"), (TransientError, "removed")}
 
 
 IDS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)

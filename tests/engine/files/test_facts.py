@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,32 +45,28 @@ def test_key_that_is_not_text_can_be_written_and_read() -> None:
 
 
 @pytest.mark.parametrize("name", entry_names(FileFacts))
-def test_changed_value_is_refused(name: bytes) -> None:
-    entries = guarded_metadata(FACTS, "1")
-    entries[name] += b"0"
-    expected = "name the format '10'" if name == b"surge.format" else "do not match their own digest"
-    with pytest.raises(InvalidFile, match=expected):
-        facts_of(entries, FileFacts, "1")
+def test_changed_or_missing_entry_is_refused(name: bytes) -> None:
+    written = guarded_metadata(FACTS, "1")
+    changed, missing = written | {name: written[name] + b"0"}, {each: written[each] for each in written if each != name}
+    for entries in (changed, missing):
+        expected = "name the format" if name == b"surge.format" else "do not match their own digest"
+        with pytest.raises(InvalidFile, match=expected):
+            facts_of(entries, FileFacts, "1")
 
 
-@pytest.mark.parametrize("name", entry_names(FileFacts)[1:])
-def test_missing_entry_is_refused(name: bytes) -> None:
-    entries = guarded_metadata(FACTS, "1")
-    del entries[name]
-    with pytest.raises(InvalidFile, match="do not match their own digest"):
-        facts_of(entries, FileFacts, "1")
-
-
-def test_file_of_another_program_is_refused() -> None:
+def test_metadata_of_another_program_and_values_that_are_no_numbers_are_refused() -> None:
     for metadata in (None, {}, {b"pandas": b"{}"}):
         with pytest.raises(InvalidFile, match="name the format None; expected '1'"):
             facts_of(metadata, FileFacts, "1")
-
-
-def test_value_that_is_no_number_is_refused() -> None:
     broken = FileFacts("shoes", "space", "model", "fp32", "v1", "0", "1", "ten", 384, 2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidFile, match="cannot be read"):
         facts_of(guarded_metadata(broken, "1"), FileFacts, "1")
+
+
+def test_metadata_that_lack_an_entry_under_a_right_digest_are_refused() -> None:
+    other = make_dataclass("OtherFacts", [("rows", int)])(10)
+    with pytest.raises(InvalidFile, match="its metadata cannot be read"):
+        facts_of(guarded_metadata(other, "1"), FileFacts, "1")
 
 
 def test_desired_version_depends_on_content_and_space() -> None:

@@ -17,20 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
-from surge_dagster.engine.files.formats import (
-    END_BYTES,
-    PublishedFile,
-    new_writer,
-    read_published_file,
-)
-from surge_dagster.engine.files.parquet import (
-    PAGE_BYTES,
-    STRING_COPIES,
-    WRITE_BATCH_ROWS,
-    piece_bytes,
-    read_facts,
-)
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.formats import END_BYTES, PublishedFile, new_writer, read_published_file
+from surge_dagster.engine.files.parquet import PAGE_BYTES, STRING_COPIES, WRITE_BATCH_ROWS, piece_bytes, read_facts
+from surge_dagster.engine.files.rows import FileWriter, schema
 from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
@@ -38,8 +27,6 @@ from surge_dagster.engine.support.text_hash import text_hashes
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 3, 16, 2)
 # What an entry of the footer looks like; a partition may be called that.
 IMITATION = "\x18\x0bsurge.space\x18\x05other\x00"
-
-
 COLUMNS = schema(pa.string(), 16, "float32", include_text=True)
 
 
@@ -87,9 +74,12 @@ def test_end_of_a_file_gives_the_facts_and_columns_of_its_whole_footer(
     [
         replace(FACTS, partition_key="a\0b"),
         *(replace(FACTS, source_version="v" * size) for size in (0, 1, 127, 128, 129, 5_000, 3 * END_BYTES)),
+        *(replace(FACTS, partition_key=key) for key in (IMITATION, f"a{IMITATION}b", "PAR1", "surge.space")),
     ],
 )
-def test_facts_of_any_length_are_read_from_the_end_of_the_file(tmp_path: Path, facts: FileFacts) -> None:
+def test_facts_of_any_length_and_of_misleading_content_are_read_from_the_end_of_the_file(
+    tmp_path: Path, facts: FileFacts
+) -> None:
     assert facts_by_file(tmp_path, file_of(facts)) == facts
 
 
@@ -142,18 +132,25 @@ def test_footer_that_does_not_fit_into_its_file_is_refused(tmp_path: Path, lengt
         facts_by_file(tmp_path, content[:-8] + length.to_bytes(4, "little") + content[-4:])
 
 
-@pytest.mark.parametrize("key", [IMITATION, f"a{IMITATION}b", "PAR1", "surge.space", "\x18\x0csurge.format\x18\x011"])
-def test_key_that_looks_like_an_entry_is_read_as_a_key(tmp_path: Path, key: str) -> None:
-    facts = replace(FACTS, partition_key=key)
-    assert facts_by_file(tmp_path, file_of(facts)) == facts
-
-
 def test_file_of_another_program_is_refused_with_the_reason(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "f")
     with pytest.raises(InvalidFile, match="name the format None"):
         read_published_file(LocalStore(tmp_path), "f")
     with pytest.raises(FileNotFoundError):
         read_published_file(LocalStore(tmp_path), "g")
+
+
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
+def test_writer_refers_to_the_matrix_without_a_copy(monkeypatch: pytest.MonkeyPatch, file_format: FileFormat) -> None:
+    tables: list[pa.Table] = []
+    monkeypatch.setattr(FileWriter, "append_table", lambda self, table: tables.append(table))
+    matrix, ids = np.zeros((1000, 16), np.float32), pa.array([str(row) for row in range(300)])
+    columns = schema(ids.type, 16, "float32", include_text=False)
+    writer = new_writer(file_format, pa.BufferOutputStream(), columns, FACTS)
+    writer.append(ids, None, text_hashes(ids.cast(pa.large_string())), matrix[100:400])
+    [chunk] = tables[0]["embedding"].chunks
+    values = chunk.flatten()
+    assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data
 
 
 WRITE_IN_A_FRESH_PROCESS = """

@@ -12,13 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
-from surge_dagster.engine.files.parquet import FORMAT, ParquetFile, ParquetWriter, read_facts, read_rows
+from surge_dagster.engine.files.parquet import FORMAT, ParquetFile, ParquetWriter, read_facts
 from surge_dagster.engine.files.rows import MAX_ROW_GROUP_ROWS, check_schema, matrix_of, row_group_rows, schema
 from surge_dagster.engine.support.text_hash import text_hashes
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 5, 16, 2)
-
-
 HASHED = schema(pa.string(), 16, "float32", include_text=True)
 
 
@@ -126,20 +124,6 @@ class TestFormat:
         assert frame["id"].to_list() == [f"id-{row}" for row in range(4)]
         np.testing.assert_array_equal(np.array(frame["embedding"].to_list(), np.float32), matrix)
 
-
-class TestZeroCopy:
-    def test_embedding_column_refers_to_the_matrix(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        handed_over: list[pa.Table] = []
-        monkeypatch.setattr(ParquetWriter, "append_table", lambda self, table: handed_over.append(table))
-        matrix = unit_vectors(1000, 16)
-        columns = schema(pa.string(), 16, "float32", include_text=False)
-        writer = ParquetWriter(pa.BufferOutputStream(), columns, {})
-        ids = pa.array([str(row) for row in range(300)])
-        writer.append(ids, None, text_hashes(ids.cast(pa.large_string())), matrix[100:400])
-        [chunk] = handed_over[0]["embedding"].chunks
-        values = chunk.flatten()
-        assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data
-
     def test_matrix_that_is_read_is_a_view(self, tmp_path: Path) -> None:
         write(tmp_path / "f", unit_vectors(10, 16))
         [batch] = pq.read_table(tmp_path / "f").to_batches()
@@ -148,48 +132,19 @@ class TestZeroCopy:
         assert view.ctypes.data == values.buffers()[1].address + 3 * 16 * 4
 
 
-class TestFacts:
-    def test_facts_are_read_back_as_they_were_written(self, tmp_path: Path) -> None:
-        write(tmp_path / "f", unit_vectors(5, 16), facts=FACTS)
-        assert read_facts(pq.read_metadata(tmp_path / "f")) == FACTS
-
-    def test_wrong_number_of_rows_is_refused(self) -> None:
-        with pytest.raises(InvalidFile, match="promise 5 rows and it has 3"):
-            read_facts(footer_of(guarded_metadata(FACTS, FORMAT), rows=3))
-
-
-def footer_of(entries: dict[bytes, bytes], rows: int = 5) -> pq.FileMetaData:
-    sink = pa.BufferOutputStream()
-    table = pa.table({"x": list(range(rows))}).replace_schema_metadata(entries)
-    pq.write_table(table, sink)
-    return pq.read_metadata(pa.BufferReader(sink.getvalue()))
-
-
 class TestDamage:
-    def test_flipped_bit_in_a_page_is_refused(self, tmp_path: Path) -> None:
-        matrix = unit_vectors(200, 16)
-        write(tmp_path / "f", matrix)
-        good = (tmp_path / "f").read_bytes()
-        pages = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
-        reference = pq.read_table(tmp_path / "f")
-        chance = random.Random(11)
-        noticed = 0
-        for _ in range(200):
-            damaged = bytearray(good)
-            damaged[chance.randrange(4, pages)] ^= 1 << chance.randrange(8)
-            try:
-                found = rows_of(bytes(damaged))
-                assert found.equals(reference), "a reader must not get other rows without noticing"
-            except InvalidFile:
-                noticed += 1
-        assert noticed > 180
+    def test_wrong_number_of_rows_is_refused(self, tmp_path: Path) -> None:
+        write(tmp_path / "f", unit_vectors(3, 16), facts=FACTS)
+        with pytest.raises(InvalidFile, match="promise 5 rows and it has 3"):
+            read_facts(pq.read_metadata(tmp_path / "f"))
 
-    def test_flipped_bit_anywhere_never_gives_other_rows_or_fewer(self, tmp_path: Path) -> None:
+    def test_flipped_bit_never_gives_other_rows_or_fewer_and_is_noticed_in_most_places(self, tmp_path: Path) -> None:
         """Page checksums cover neither the headers of pages nor the rows that the footer counts."""
         columns = write(tmp_path / "whole", unit_vectors(200, 4), pieces=3)
         content = (tmp_path / "whole").read_bytes()
+        pages = 8 * (len(content) - 8 - int.from_bytes(content[-8:-4], "little"))
         expected = ParquetFile(pa.OSFile(str(tmp_path / "whole"))).read(batch_rows=64)
-        table, noticed, chosen = pa.Table.from_batches(expected), 0, random.Random(7)
+        table, noticed, chosen = pa.Table.from_batches(expected), [0, 0], random.Random(7)
         for bit in (40, *chosen.sample(range(8 * len(content)), 3_000)):
             damaged = bytearray(content)
             damaged[bit // 8] ^= 1 << bit % 8
@@ -197,45 +152,26 @@ class TestDamage:
                 with ParquetFile(pa.BufferReader(bytes(damaged))) as file:  # pyright: ignore[reportArgumentType]
                     found = pa.Table.from_batches(file.read(batch_rows=64), file.columns)
             except (InvalidFile, OSError, pa.ArrowException, ValueError):
-                noticed += 1
+                noticed[bit < pages] += 1
                 continue
             if found.schema.equals(columns):
                 assert found.equals(table), f"bit {bit}"
-        assert noticed > 1_000
-
-    @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-    def test_truncated_file_is_refused(self, tmp_path: Path, share: float) -> None:
-        write(tmp_path / "f", unit_vectors(200, 16))
-        content = (tmp_path / "f").read_bytes()
-        with pytest.raises((InvalidFile, pa.ArrowException, OSError)):
-            rows_of(content[: int(len(content) * share)])
+        assert noticed[True] > 2_200 and noticed[False] > 200, "of 2,400 in pages and 600 in the footer"
 
 
-def rows_of(content: bytes) -> pa.Table:
-    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as reader:
-        read_facts(reader.metadata)
-        check_schema(reader.schema_arrow, dimension=16, dtype="float32")
-        return pa.Table.from_batches(list(read_rows(reader)))
-
-
-class TestSchemaCheck:
-    @pytest.mark.parametrize(
-        ("found", "dimension", "dtype"),
-        [
-            (schema(pa.string(), 16, "float32", include_text=True), 17, "float32"),
-            (schema(pa.string(), 16, "float32", include_text=True), 16, "float16"),
-            (schema(pa.string(), 16, "float32", include_text=True).remove(3), 16, "float32"),
-            (schema(pa.string(), 16, "float32", include_text=True).remove(0), 16, "float32"),
-            (
-                schema(pa.string(), 16, "float32", include_text=True).set(2, pa.field("text_hash", pa.binary(16))),
-                16,
-                None,
-            ),
-            (schema(pa.float64(), 16, "float32", include_text=True), 16, "float32"),
-            (schema(pa.string(), 16, "float32", include_text=True).append(pa.field("x", pa.int8())), 16, "float32"),
-            (pa.schema([("id", pa.string()), ("embedding", pa.list_(pa.float32(), 16))]), 16, "float32"),
-        ],
-    )
-    def test_other_columns_are_refused(self, found: pa.Schema, dimension: int, dtype: str | None) -> None:
-        with pytest.raises(InvalidFile):
-            check_schema(found, dimension=dimension, dtype=dtype)
+@pytest.mark.parametrize(
+    ("columns", "dimension", "dtype"),
+    [
+        (HASHED, 17, "float32"),
+        (HASHED, 16, "float16"),
+        (HASHED.remove(3), 16, "float32"),
+        (HASHED.remove(0), 16, "float32"),
+        (HASHED.set(2, pa.field("text_hash", pa.binary(16))), 16, None),
+        (schema(pa.float64(), 16, "float32", include_text=True), 16, "float32"),
+        (HASHED.append(pa.field("x", pa.int8())), 16, "float32"),
+        (pa.schema([("id", pa.string()), ("embedding", pa.list_(pa.float32(), 16))]), 16, "float32"),
+    ],
+)
+def test_other_columns_are_refused(columns: pa.Schema, dimension: int, dtype: str | None) -> None:
+    with pytest.raises(InvalidFile):
+        check_schema(columns, dimension=dimension, dtype=dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,49 +19,22 @@ def place(root: Path, below: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("source", "output", "settings"),
-    [
-        ("shop", "shop", {}),
-        ("shop", "shop/out", {}),
-        ("shop", "link/out", {}),
-        ("tables", "tables/out", {"partition_by": ["lang"]}),
-        ("shop/**/*.parquet", "shop/out", {}),
-        ("shop/{category}/*.parquet", "shop", {}),
-        ("shop/*/*/*.arrow", "shop/out", {}),
-    ],
-)
-def test_output_where_the_source_has_its_files_is_refused(
-    tmp_path: Path, source: str, output: str, settings: dict[str, Any]
-) -> None:
-    for folder in ("shop", "tables"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "link").symlink_to("shop")
-    record = CatalogRecord(place(tmp_path, source), settings=settings)
-    with pytest.raises(ConfigError, match=r"the output .* lies inside the source"):
-        record.require_apart(open_store(place(tmp_path, output)))
-
-
-@pytest.mark.parametrize(
-    ("source", "output"),
-    [
-        ("shop", "shop-out"),
-        ("shop/a", "shop"),
-        ("shop", "shop/_out"),
-        ("shop/*.parquet", "shop"),
-        ("shop/{category}/*.csv", "shop"),
-        ("shop/{category}/*.parquet", "shop/out"),
-        ("s3://shop/catalog", "shop"),
-        ("bigquery://shop.catalog.products", "shop"),
-    ],
-)
-def test_output_beside_what_the_source_reads_is_accepted(tmp_path: Path, source: str, output: str) -> None:
-    (tmp_path / "shop" / "a").mkdir(parents=True)
-    CatalogRecord(place(tmp_path, source)).require_apart(open_store(place(tmp_path, output)))
-
-
-@pytest.mark.parametrize(
     ("source", "output", "is_inside"),
     [
+        ("shop", "shop", True),
+        ("shop", "shop/out", True),
+        ("shop", "link/out", True),
+        ("shop/**/*.parquet", "shop/out", True),
+        ("shop/{category}/*.parquet", "shop", True),
+        ("shop/*/*/*.arrow", "shop/out", True),
+        ("shop", "shop-out", False),
+        ("shop/a", "shop", False),
+        ("shop", "shop/_out", False),
+        ("shop/*.parquet", "shop", False),
+        ("shop/{category}/*.csv", "shop", False),
+        ("shop/{category}/*.parquet", "shop/out", False),
+        ("s3://shop/catalog", "shop", False),
+        ("bigquery://shop.catalog.products", "shop", False),
         ("memory://shop", "memory://shop/catalog/out", True),
         ("memory://shop/catalog", "memory://shop/catalog", True),
         ("memory://shop/*/*/*.parquet", "memory://shop/out", True),
@@ -70,16 +42,22 @@ def test_output_beside_what_the_source_reads_is_accepted(tmp_path: Path, source:
         ("memory://shop/*.parquet", "memory://shop/out", False),
     ],
 )
-def test_outputs_in_buckets_are_compared_alike(source: str, output: str, is_inside: bool) -> None:
-    record, store = CatalogRecord(source), open_store(output)
+def test_output_is_refused_only_where_its_files_would_be_rows_of_the_source(
+    tmp_path: Path, source: str, output: str, is_inside: bool
+) -> None:
+    (tmp_path / "shop" / "a").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("shop")
+    record, store = CatalogRecord(place(tmp_path, source)), open_store(place(tmp_path, output))
     if is_inside:
-        with pytest.raises(ConfigError, match="lies inside the source"):
+        with pytest.raises(ConfigError, match=r"the output .* lies inside the source"):
             record.require_apart(store)
     else:
         record.require_apart(store)
 
 
-def test_run_refuses_it_before_it_writes_anything(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_run_with_an_output_inside_its_source_is_refused_before_anything_is_written(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     (tmp_path / "shop").mkdir()
     partitions = in_memory({"a": numbered_rows("a", 3)})
     with pytest.raises(ConfigError, match="lies inside the source"):

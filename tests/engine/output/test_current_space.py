@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,21 +112,21 @@ def test_open_embeddings_stay_with_their_space_after_a_switch(three_spaces: Spac
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": 2}', '{"format": 1, "space": 3, "previous": null, "number": 1}']
+    ("text", "refusal"),
+    [
+        ("", "cannot be used"),
+        ("[]", "cannot be used"),
+        ('{"format": 2}', "cannot be used"),
+        ('{"format": 1, "space": 3, "previous": null, "number": 1}', "cannot be used"),
+        ('{"format": 1, "space": "x", "previous": null, "number": 1}', "names the space 'x', and the output holds h"),
+    ],
 )
-def test_damaged_current_space_file_is_refused_and_a_named_space_is_read(tmp_path: Path, text: str) -> None:
+def test_damaged_or_missing_current_space_is_refused_and_a_named_space_is_read(
+    tmp_path: Path, text: str, refusal: str
+) -> None:
     store = open_store(tmp_path)
     space = claim_space(store, SPECS[0].resolve())
     (tmp_path / "current_space.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"current_space.json' cannot be used"):
+    with pytest.raises(ConfigError, match=f"current_space.json' {refusal}"):
         open_embeddings(store)
     assert open_embeddings(store, space.name).space.name == space.name
-
-
-def test_current_space_without_its_folder_is_refused(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    claim_space(store, replace(SPECS[0]).resolve())
-    document = {"format": 1, "space": "removed", "previous": None, "number": 1}
-    (tmp_path / "current_space.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="names the space 'removed', and the output holds hash-16-"):
-        open_embeddings(store)

@@ -8,22 +8,18 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import file_name, new_writer
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.text_hash import text_hashes
+from tests.engine.outputs import publish_two_rows
 from tests.small_catalogs import partition_of
-
-COLUMNS = schema(pa.string(), 4, "float32", include_text=False)
 
 
 @pytest.fixture
@@ -33,36 +29,20 @@ def store(tmp_path: Path) -> LocalStore:
     return opened
 
 
-def publish(store: LocalStore, key: str, *, version: str = "v1", space: str = "s", place: str | None = None) -> Path:
-    name = place or file_name("s", key)
-    facts = FileFacts(key, space, "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
-    with (
-        store.create(name) as upload,
-        new_writer("parquet", upload.sink, COLUMNS, facts) as writer,
-    ):
-        writer.append(pa.array(["a", "b"]), None, text_hashes(pa.array(["", ""])), np.zeros((2, 4), np.float32))
-        writer.close()
-        upload.publish(lambda: None)
-    return store.root / name
+def publish(store: LocalStore, key: str, **options: Any) -> Path:
+    return store.root / publish_two_rows(store, key, **options).name
 
 
 def status(store: Store, key: str = "k", version: str = "v1") -> str:
     return OutputState(store, "s").freshness(partition_of(key, [], version=version)).status
 
 
-def test_partition_without_a_file_is_missing(store: LocalStore) -> None:
-    assert status(store) == "missing"
-
-
-def test_file_of_the_present_version_is_fresh_and_of_another_stale(store: LocalStore) -> None:
+def test_file_of_the_present_version_is_fresh_of_another_stale_and_without_one_it_is_missing(store: LocalStore) -> None:
+    assert status(store) == "missing", "in a space without files"
     publish(store, "k")
     assert status(store) == "fresh"
     assert status(store, version="v2") == "stale"
-
-
-def test_partition_in_a_space_without_files_is_missing(store: LocalStore) -> None:
-    state = OutputState(store, "other")
-    assert state.freshness(partition_of("k", [])).status == "missing"
+    assert status(store, "j") == "missing"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "not parquet", "foreign parquet"])
@@ -99,17 +79,12 @@ def test_long_keys_are_distinguished_by_the_facts_of_their_files(store: LocalSto
     assert status(store, "x" * 301) == "missing"
 
 
-def test_state_does_not_change_until_it_is_refreshed(store: LocalStore) -> None:
+def test_state_does_not_change_until_it_is_refreshed_and_replaced_files_are_read_again(store: LocalStore) -> None:
     state = OutputState(store, "s")
-    publish(store, "k")
+    path = publish(store, "k")
     assert state.freshness(partition_of("k", [])).status == "missing"
     state.refresh()
     assert state.freshness(partition_of("k", [])).status == "fresh"
-
-
-def test_replaced_file_is_read_again(store: LocalStore) -> None:
-    path = publish(store, "k")
-    assert status(store) == "fresh"
     publish(store, "k", version="v2")
     assert status(store) == "stale"
     path.unlink()

@@ -13,27 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.files.facts import FileFacts, entry_names
-from surge_dagster.engine.files.formats import file_name, new_writer
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.store import Store, StoredObject
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support import footer_memory
 from surge_dagster.engine.support.footer_memory import FooterMemory, forget_all
-from surge_dagster.engine.support.text_hash import text_hashes
+from tests.engine.outputs import publish_two_rows as publish
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 from tests.small_catalogs import partition_of
 
 KEYS = [f"partition {number}" for number in range(6)]
-COLUMNS = schema(pa.string(), 4, "float32", include_text=False)
 SECRETS = ("secret-key-of-the-test", "secret-session-of-the-test", "secret-of-the-endpoint")
 
 
@@ -69,20 +65,6 @@ def open_bucket(server: ObjectServer, path: str = "out") -> ObjectStore:
     )
 
 
-def facts_of(key: str, version: str = "v1") -> FileFacts:
-    return FileFacts(key, "s", "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
-
-
-def publish(store: Store, key: str, version: str = "v1") -> StoredObject:
-    with (
-        store.create(file_name("s", key)) as upload,
-        new_writer("parquet", upload.sink, COLUMNS, facts_of(key, version)) as writer,
-    ):
-        writer.append(pa.array(["a", "b"]), None, text_hashes(pa.array(["", ""])), np.zeros((2, 4), np.float32))
-        writer.close()
-        return upload.publish(lambda: None)
-
-
 def decide(store: Store, version: str = "v1") -> list[str]:
     """The status of each partition, as a new process finds it."""
     forget_all()
@@ -93,9 +75,9 @@ def decide(store: Store, version: str = "v1") -> list[str]:
 
 def reads(server: ObjectServer) -> list[str]:
     """The objects that were requested since the last call, without listings."""
-    found = [target for target in server.requests("GET") if "list-type" not in target]
+    targets = [target for target in server.requests("GET") if "list-type" not in target]
     server.log.clear()
-    return found
+    return targets
 
 
 def test_second_process_sends_one_listing_and_reads_no_object(store: ObjectStore, object_server: ObjectServer) -> None:
@@ -316,12 +298,10 @@ def test_unreadable_object_is_named_and_the_other_partitions_have_a_status(
     object_server.plan = always(Fault("status", 500), "GET", "partition%25203")
     state = OutputState(store, "s")
     state.look_at(KEYS)
-    found = {}
-    for key in KEYS:
-        found[key] = state.freshness(partition_of(key, []))
-    unread = found.pop(KEYS[3])
+    others = {key: state.freshness(partition_of(key, [])) for key in KEYS}
+    unread = others.pop(KEYS[3])
     assert str(unread.error).startswith("partition 'partition 3': it is unknown whether its file is up to date")
-    assert {unread.status, *(each.status for each in found.values())} == {"unread", "fresh"}
+    assert {unread.status, *(each.status for each in others.values())} == {"unread", "fresh"}
 
 
 def test_store_that_is_down_raises_store_unavailable(store: ObjectStore, object_server: ObjectServer) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.plan.calibrating import (
     Io,
     RunLog,
@@ -31,8 +30,10 @@ from surge_dagster.engine.run.report import RunReport, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.timeline import Span
-from tests.engine.priced_pool import C_IPC, C_TEXT, PricedPool, catalog
+from tests.engine.priced_pool import C_IPC, C_TEXT, catalog, priced_pool
 from tests.engine.runs import SMALL, assert_nothing_is_held, in_memory, make_run
+
+__all__ = ["priced_pool"]
 
 SOME = SuperBatchReport(
     index=0,
@@ -59,14 +60,6 @@ SOME = SuperBatchReport(
 def superbatch_of(**costs: float) -> SuperBatchReport:
     """SOME with other costs."""
     return replace(SOME, costs=replace(SOME.costs, **costs))
-
-
-@pytest.fixture
-def priced_pool(
-    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Any:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    return PricedPool(hash_pool)
 
 
 def finish_learning(pool: Any, sizes: list[int], output: Path, thresholds: Thresholds = SMALL) -> EmbeddingRun:

@@ -12,24 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.costs import EncodeCosts
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.calibrating import known_costs
 from surge_dagster.engine.plan.calibration_run import _sampled_rows, calibrate, estimate_bytes
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
-from tests.engine.priced_pool import C_IPC, PricedPool, catalog
+from tests.engine.priced_pool import C_IPC, catalog, priced_pool
 from tests.engine.runs import in_memory
 from tests.engine.store.object_server import ObjectServer, open_bucket
 
-
-@pytest.fixture
-def priced_pool(
-    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Any:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    return PricedPool(hash_pool)
+__all__ = ["priced_pool"]
 
 
 def listed(sizes: list[int]) -> list[Partition]:
@@ -53,7 +46,7 @@ def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
 
 
 @pytest.mark.parametrize(("sizes", "encoded"), [([], 0), ([0], 0), ([2], 2)])
-def test_calibration_of_next_to_nothing_says_what_a_start_measured(
+def test_calibration_with_too_few_texts_keeps_the_costs_measured_at_the_start(
     priced_pool: Any, tmp_path: Path, sizes: list[int], encoded: int
 ) -> None:
     assert calibrate(listed(sizes), str(tmp_path), StorageOptions(), priced_pool) == encoded
@@ -61,9 +54,20 @@ def test_calibration_of_next_to_nothing_says_what_a_start_measured(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_calibration_of_a_source_without_row_counts(priced_pool: Any, tmp_path: Path) -> None:
-    partitions = [replace(one, rows=None) for one in listed([70, 3, 700])]
-    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == (70 + 3 + 164) + (70 + 3 + 256)
+@pytest.mark.parametrize(
+    ("sizes", "counted", "seconds", "encoded"),
+    [
+        ([70, 3, 700], lambda rows: None, 20.0, (70 + 3 + 164) + (70 + 3 + 256)),
+        ([70, 90], lambda rows: 100, 20.0, 160),  # with rows that are left out
+        ([0] * 50 + [3_000], lambda rows: rows, 10.0, pytest.approx(1_000, abs=2)),  # empty ones give no rows
+        ([70], lambda rows: rows, 1e-3, 2),  # one in each run, however long it seems
+    ],
+)
+def test_calibration_encodes_what_its_seconds_allow_whatever_the_source_has_counted(
+    priced_pool: Any, tmp_path: Path, sizes: list[int], counted: Any, seconds: float, encoded: int
+) -> None:
+    partitions = [replace(each, rows=counted(each.rows)) for each in listed(sizes)]
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool, seconds=seconds) == encoded
 
 
 def test_size_of_files_whose_rows_are_not_counted_is_not_that_of_their_first_rows(
@@ -72,16 +76,6 @@ def test_size_of_files_whose_rows_are_not_counted_is_not_that_of_their_first_row
     monkeypatch.setattr(EncodeCosts, "text_seconds", lambda self, tokens=None: 1e-3 * (tokens or 10))
     partitions = [replace(one, rows=None, text_bytes=10**9) for one in listed([70, 3, 700])]
     assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) > 500
-
-
-def test_partitions_without_rows_take_no_part_of_the_sample(priced_pool: Any, tmp_path: Path) -> None:
-    partitions = listed([0] * 50 + [3_000])
-    encoded = calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool, seconds=10.0)
-    assert encoded == pytest.approx(1_000, abs=2)
-
-
-def test_calibration_encodes_a_text_however_long_it_seems(priced_pool: Any, tmp_path: Path) -> None:
-    assert calibrate(listed([70]), str(tmp_path), StorageOptions(), priced_pool, seconds=1e-3) == 2  # one in each run
 
 
 @example(sizes=[1] * 96, share=0.5)
@@ -108,12 +102,7 @@ def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(priced
         calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit=1_000_000)
 
 
-def test_calibration_of_partitions_with_skipped_rows(priced_pool: Any, tmp_path: Path) -> None:
-    partitions = [replace(one, rows=100) for one in listed([70, 90])]  # listed with rows that are left out
-    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == 160
-
-
-def test_calibration_in_a_bucket_goes_over_what_a_killed_one_left(
+def test_calibration_replaces_the_files_that_a_killed_calibration_left_in_a_bucket(
     priced_pool: Any, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_bucket(object_server)

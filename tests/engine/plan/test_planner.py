@@ -125,16 +125,14 @@ class TestForecast:
         assert found.encode_seconds == 1 + (100 - 60) * 0.75
         assert found.publish_seconds == 6.0
         assert forecast([Flush(100, reused=100)], run_costs(self.ENCODE)).encode_seconds == 0
+        assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3
 
-    def test_tokens_of_equal_texts_are_in_the_tokens_of_a_byte(self) -> None:
+    def test_equal_texts_count_in_tokens_per_byte(self) -> None:
         """Equal texts are often short: their share of the bytes is not that of the texts."""
         seen = Call(texts=50, text_bytes=1_000, tokens=200, seconds=1.0, equal_texts=50)
         encode = replace(EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0])))
         assert forecast([Flush(100, 1, 1_000.0)], run_costs(encode)).encode_seconds == 200
         assert encode.tokens_per_single_byte == 0.4
-
-    def test_reused_rows_that_are_compared_are_encoded_too(self) -> None:
-        assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3
 
     def test_workers_wait_for_the_last_one_no_longer_than_one_of_them_could_encode(self) -> None:
         costs = replace(run_costs(EncodeCosts.given(0.0, 3.0, 3)), waiting_seconds=6.0)
@@ -243,5 +241,7 @@ def test_memory_of_a_plan_is_that_of_three_superbatches_and_within_the_limit() -
         (0.2, 0.5, 1.0, "their sizes are alike; the gain is below 1 %."),
     ],
 )
-def test_verdict_is_a_sentence(phi: float, cv: float, gain: float, expected: str) -> None:
+def test_verdict_states_share_of_small_partitions_variation_and_gain(
+    phi: float, cv: float, gain: float, expected: str
+) -> None:
     assert expected in verdict(phi, cv, gain)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -16,8 +14,8 @@ from surge_dagster import open_embeddings
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files import rows as files_rows
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.store.local_store import LocalStore
 from tests.engine.outputs import Load, Output, both_ways, output
+from tests.small_catalogs import make_unreadable
 
 __all__ = ["output"]
 
@@ -70,9 +68,8 @@ class TestDamage:
         elif damage == "another partition's":
             shutil.copy(output.path("a"), output.path("b"))
         opened = open_embeddings(output.root)
-        with pytest.raises(
-            DataError, match=r"partition 'b': .*b\.(parquet|arrow)' cannot be read because .*embed the partition"
-        ):
+        refused = r"partition 'b': .*b\.(parquet|arrow)' cannot be read because .*embed the partition"
+        with pytest.raises(DataError, match=refused):
             opened.lazy()
         with pytest.raises(DataError, match="partition 'b'"):
             opened.dataset(["b"])
@@ -85,11 +82,9 @@ class TestDamage:
         damaged[10_000] ^= 1
         output.path("b").write_bytes(damaged)
         opened = open_embeddings(output.root)
+        refused = r"partition 'b': .* because .*checksum verification failed.*embed the partition again"
         for engine in ("in-memory", "streaming"):
-            with pytest.raises(
-                DataError,
-                match=r"partition 'b': .* because .*checksum verification failed.*embed the partition again",
-            ):
+            with pytest.raises(DataError, match=refused):
                 opened.lazy().collect(engine=engine)  # pyright: ignore[reportArgumentType]
         with pytest.raises(OSError, match="checksum verification failed"):
             opened.dataset().to_table()
@@ -132,35 +127,25 @@ class TestDamage:
 
     def test_unreadable_file_is_not_reported_as_damaged(self, output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
         output.put("a", 200)
-        opened = open_embeddings(output.root)
-        looked_at = open_embeddings(output.root)
-        frame = looked_at.lazy()
-
-        def fail(*_: object) -> None:
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-        monkeypatch.setattr(LocalStore, "open", fail)
+        opened, frame = open_embeddings(output.root), open_embeddings(output.root).lazy()
+        make_unreadable(monkeypatch, output.name("a"))
         refused = "could not be read: Permission denied. Give the user that runs this the right"
         with pytest.raises(TransientError, match=f"partition 'a': .*{refused}"):
             frame.collect()
+        monkeypatch.undo()
         output.path("a").unlink()
         output.path("a").mkdir()
         with pytest.raises(TransientError, match=r"Is a directory. Check the disk and its permissions"):
             opened.lazy()
 
-    def test_partitions_that_are_missing_are_named(self, output: Output) -> None:
+    def test_partitions_that_are_missing_or_have_ids_of_two_types_are_named(self, output: Output) -> None:
         output.put("a", 2)
+        output.put("b", 2, id_type=pa.int64())
         opened = open_embeddings(output.root)
         with pytest.raises(ConfigError, match=r"no embeddings of 'k0', .*'k4' and 2 more. Embed them first"):
             opened.lazy(["a", *(f"k{number}" for number in range(7))])
         with pytest.raises(ConfigError, match="no embeddings of 'c'"):
             opened.facts("c")
-        assert opened.facts("a").rows == 2
-
-    def test_ids_of_two_types_are_refused_together(self, output: Output) -> None:
-        output.put("a", 2)
-        output.put("b", 2, id_type=pa.int64())
-        opened = open_embeddings(output.root)
         with pytest.raises(DataError, match="partition 'b': its ids are of type int64 and those of 'a' of type string"):
             opened.lazy()
         assert opened.dataset(["b"]).to_table()["id"].to_pylist() == [0, 1]

@@ -72,6 +72,10 @@ def violations(root: Path, pool: EncoderPool, reencode: int | None = 0) -> list[
     return [event for event in events if isinstance(event, Violation)]
 
 
+def kinds(root: Path, pool: EncoderPool, reencode: int | None = 0) -> list[tuple[str, str]]:
+    return [(violation.key, violation.kind) for violation in violations(root, pool, reencode)]
+
+
 def output_file(root: Path, pool: EncoderPool, name: str = "a") -> Path:
     return root / "out" / pool.space.name / f"{name}.parquet"
 
@@ -81,10 +85,11 @@ def test_output_of_a_run_has_no_violation(embedded: Path, pool: EncoderPool) -> 
 
 
 def unread(events: Iterable[object]) -> list[str]:
-    found = [event for event in events if isinstance(event, Violation) and event.kind == "unread"]
-    assert all(one.reason.endswith("Nothing is known about it until it is checked again.") for one in found)
-    assert not any(one.is_warning for one in found), "a verification with it does not pass"
-    return [one.key for one in found]
+    unread = [event for event in events if isinstance(event, Violation) and event.kind == "unread"]
+    for violation in unread:
+        assert violation.reason.endswith("Nothing is known about it until it is checked again.")
+        assert not violation.is_warning, "a verification with it does not pass"
+    return [violation.key for violation in unread]
 
 
 def test_file_that_cannot_be_read_now_is_a_violation_and_the_others_are_read(copy: Path, pool: EncoderPool) -> None:
@@ -126,13 +131,13 @@ def test_source_that_cannot_be_read_now_is_a_violation(
     copy: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_calls(monkeypatch, "os.scandir", copy / "catalog" / "partition=a", errno.EIO)
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "unread")]
+    assert kinds(copy, pool) == [("a", "unread")]
 
 
 def test_source_that_changed_after_it_was_listed_counts_as_unread(copy: Path, pool: EncoderPool) -> None:
     listed = list(open_source(copy / "catalog"))
     os.utime(copy / "catalog" / "partition=a" / "0.parquet", ns=(1, 1))
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
+    assert kinds(copy, pool) == [("a", "stale")]
     listed[1] = replace(listed[1], source_version="the version before")
     assert unread(verify(cast(Source, listed), open_store(copy / "out"), pool.space)) == ["a"]
 
@@ -152,18 +157,6 @@ def test_unavailable_store_ends_the_verification(
         next(events)
 
 
-def test_removed_row_is_found(copy: Path, pool: EncoderPool) -> None:
-    rewrite(output_file(copy, pool), lambda table: pa.concat_tables([table.slice(0, 7), table.slice(8)]))
-    found = violations(copy, pool)
-    assert [(one.key, one.kind) for one in found] == [("a", "rows")]
-    assert "39 rows and the source 40" in found[0].reason and "row 7" in found[0].reason
-
-
-def test_removed_last_row_is_found(copy: Path, pool: EncoderPool) -> None:
-    rewrite(output_file(copy, pool), lambda table: table.slice(0, ROWS - 1))
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "rows")]
-
-
 def swap(table: pa.Table, column: str, first: int, second: int) -> pa.Table:
     order = list(range(table.num_rows))
     order[first], order[second] = order[second], order[first]
@@ -171,66 +164,47 @@ def swap(table: pa.Table, column: str, first: int, second: int) -> pa.Table:
     return table.set_column(index, table.schema.field(column), table.column(column).take(pa.array(order)))
 
 
-def test_swapped_ids_are_found(copy: Path, pool: EncoderPool) -> None:
-    rewrite(output_file(copy, pool), lambda table: swap(table, "id", 3, 4))
-    found = violations(copy, pool)
-    assert [(one.key, one.kind) for one in found] == [("a", "ids")]
-    assert "row 3" in found[0].reason
+def stretch(table: pa.Table, factor: float) -> pa.Table:
+    def stretched(matrix: np.ndarray) -> np.ndarray:
+        matrix[5] *= factor
+        return matrix
+
+    return with_vectors(table, stretched)
 
 
-def test_swapped_texts_are_found(copy: Path, pool: EncoderPool) -> None:
-    rewrite(output_file(copy, pool), lambda table: swap(table, "text", 3, 4))
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "texts")]
-
-
-def test_swapped_text_hash_is_found(copy: Path, pool: EncoderPool) -> None:
-    rewrite(output_file(copy, pool), lambda table: swap(table, "text_hash", 3, 4))
-    [found] = violations(copy, pool)
-    assert (found.key, found.kind) == ("a", "texts") and "row 3: the file has the text_hash" in found.reason
+@pytest.mark.parametrize(
+    ("change", "kind", "reason"),
+    [
+        (lambda table: pa.concat_tables([table[:7], table[8:]]), "rows", "39 rows and the source 40. row 7: "),
+        (lambda table: table[: ROWS - 1], "rows", "39 rows"),
+        (lambda table: swap(table, "id", 3, 4), "ids", "row 3: the file has the id 'a-4'"),
+        (lambda table: swap(table, "text", 3, 4), "texts", "row 3: the file has the text 'a"),
+        (lambda table: swap(table, "text_hash", 3, 4), "texts", "row 3: the file has the text_hash"),
+        (lambda table: stretch(table, 1.5), "length", "row 5"),
+        (lambda table: stretch(table, float("nan")), "finite", "row 5"),
+        (lambda table: stretch(table, float("inf")), "finite", "row 5"),
+    ],
+)
+def test_changed_row_is_found_and_named(
+    copy: Path, pool: EncoderPool, change: Callable[[pa.Table], pa.Table], kind: str, reason: str
+) -> None:
+    rewrite(output_file(copy, pool), change)
+    [violation] = violations(copy, pool)
+    assert (violation.key, violation.kind) == ("a", kind) and reason in violation.reason
 
 
 def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: swap(table, "embedding", 3, 4))
     assert violations(copy, pool) == [], "only encoding again can find it"
-    found = violations(copy, pool, reencode=None)
-    assert [(one.key, one.kind) for one in found] == [("a", "vectors")]
-    assert "row 3" in found[0].reason
+    [violation] = violations(copy, pool, reencode=None)
+    assert (violation.key, violation.kind) == ("a", "vectors") and "row 3" in violation.reason
 
 
-@pytest.mark.parametrize(("factor", "kind"), [(1.5, "length"), (float("nan"), "finite"), (float("inf"), "finite")])
-def test_vector_without_length_1_is_found(copy: Path, pool: EncoderPool, factor: float, kind: str) -> None:
-    def stretch(matrix: np.ndarray) -> np.ndarray:
-        matrix[5] *= factor
-        return matrix
-
-    rewrite(output_file(copy, pool), lambda table: with_vectors(table, stretch))
-    found = violations(copy, pool)
-    assert [(one.key, one.kind) for one in found] == [("a", kind)]
-    assert "row 5" in found[0].reason
-
-
-def test_file_with_another_dimension_is_found(copy: Path, pool: EncoderPool) -> None:
-    rewrite(output_file(copy, pool), lambda table: table, dimension=17)
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "dimension")]
-
-
-def narrow(table: pa.Table) -> pa.Table:
-    """A file's rows with vectors of half the dimension."""
-    halves = [vector[: DIMENSION // 2] for vector in table.column("embedding").to_pylist()]
-    return table.set_column(
-        table.schema.get_field_index("embedding"),
-        "embedding",
-        pa.array(halves, pa.list_(pa.float32(), DIMENSION // 2)),
-    )
-
-
-def as_lists(table: pa.Table) -> pa.Table:
-    """A file's rows with vectors in a column whose type has no dimension, as some programs write them."""
-    return table.set_column(
-        table.schema.get_field_index("embedding"),
-        "embedding",
-        pa.array(table.column("embedding").to_pylist(), pa.list_(pa.float32())),
-    )
+def narrow(table: pa.Table, dimension: int = DIMENSION // 2) -> pa.Table:
+    """A file's rows with vectors of fewer dimensions, or (-1) in a column whose type has none."""
+    vectors = [vector[:dimension] if dimension > 0 else vector for vector in table.column("embedding").to_pylist()]
+    place = table.schema.get_field_index("embedding")
+    return table.set_column(place, "embedding", pa.array(vectors, pa.list_(pa.float32(), dimension)))
 
 
 @pytest.mark.parametrize("metadata", ["kept", "lost"])
@@ -238,7 +212,7 @@ def as_lists(table: pa.Table) -> pa.Table:
     ("change", "kind", "found"),
     [
         (narrow, "dimension", "expected 16 numbers per row"),
-        (as_lists, "dimension", "expected 16 numbers per row"),
+        (lambda table: narrow(table, -1), "dimension", "expected 16 numbers per row"),
         (lambda table: narrow(table).slice(1), "dimension", "expected 16 numbers per row"),
         (lambda table: table.slice(0, ROWS - 1), "rows", "the file has 39 rows and the source 40."),
         (lambda table: table.slice(1), "rows", "the file has 39 rows and the source 40."),
@@ -256,10 +230,12 @@ def test_dimension_and_rows_are_those_of_the_file_not_of_its_metadata(
     assert (reported.key, reported.kind) == ("a", kind) and found in reported.reason
 
 
-def test_file_without_metadata_is_damaged_though_its_rows_are_right(copy: Path, pool: EncoderPool) -> None:
+def test_metadata_that_are_missing_or_name_another_dimension_are_found(copy: Path, pool: EncoderPool) -> None:
     path = output_file(copy, pool)
+    rewrite(path, lambda table: table, dimension=17)
+    assert kinds(copy, pool) == [("a", "dimension")]
     pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "damaged")]
+    assert kinds(copy, pool) == [("a", "damaged")]
 
 
 def test_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:
@@ -268,31 +244,18 @@ def test_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:
         shutil.copy(output_file(copy, pool, "b"), path)
         with path.open("r+b") as file:
             file.truncate(kept)
-        assert ("a", "damaged") in [(one.key, one.kind) for one in violations(copy, pool)]
+        assert ("a", "damaged") in kinds(copy, pool)
 
 
-def test_file_of_another_partition_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_file_of_another_partition_or_model_and_a_missing_one_are_found(copy: Path, pool: EncoderPool) -> None:
     shutil.copy(output_file(copy, pool, "b"), output_file(copy, pool))
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "ids")]
-
-
-def test_file_of_another_model_is_found(copy: Path, pool: EncoderPool) -> None:
+    assert kinds(copy, pool) == [("a", "ids")]
     with EncoderPool(EncodingSpec(model="hash://16", document_prompt="query: ")) as other:
         list(EmbeddingRun(open_source(copy / "catalog"), open_store(copy / "out"), other))
         shutil.copy(output_file(copy, other), output_file(copy, pool))
-    found = violations(copy, pool)
-    assert [(one.key, one.kind) for one in found] == [("a", "space")]
-
-
-def test_missing_file_is_found(copy: Path, pool: EncoderPool) -> None:
+    assert kinds(copy, pool) == [("a", "space")]
     output_file(copy, pool).unlink()
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "missing")]
-
-
-def test_changed_partition_is_found(copy: Path, pool: EncoderPool) -> None:
-    path = copy / "catalog" / "partition=a" / "0.parquet"
-    pq.write_table(pq.read_table(path).slice(1), path)
-    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
+    assert kinds(copy, pool) == [("a", "missing")]
 
 
 def test_refused_partition_is_a_violation_also_without_a_file(copy: Path, pool: EncoderPool) -> None:
@@ -301,21 +264,20 @@ def test_refused_partition_is_a_violation_also_without_a_file(copy: Path, pool: 
     ids = [*table.column("id").to_pylist()[:-1], "a-0"]
     version = {b"surge.source_version": read_facts(pq.read_metadata(output_file(copy, pool))).source_version.encode()}
     pq.write_table(table.set_column(0, "id", pa.array(ids)).replace_schema_metadata(version), path)
-    assert [(one.key, one.kind, one.is_warning) for one in violations(copy, pool)] == [("a", "ids", False)]
+    assert kinds(copy, pool) == [("a", "ids")]
     output_file(copy, pool).unlink()
-    found = violations(copy, pool)
-    assert [(one.key, one.kind, one.is_warning) for one in found] == [("a", "refused", False)]
-    assert found[0].has_no_file
-    assert "row 39" in found[0].reason
+    [refused] = violations(copy, pool)
+    assert (refused.key, refused.kind, refused.is_warning, refused.has_no_file) == ("a", "refused", False, True)
+    assert "row 39" in refused.reason
 
 
 def test_orphan_file_is_a_warning_only_if_it_is_valid(copy: Path, pool: EncoderPool) -> None:
     shutil.rmtree(copy / "catalog" / "partition=a")
-    found = violations(copy, pool)
-    assert [(one.key, one.kind, one.is_warning) for one in found] == [("a", "orphan", True)]
+    [orphan] = violations(copy, pool)
+    assert (orphan.key, orphan.kind, orphan.is_warning) == ("a", "orphan", True)
     with output_file(copy, pool).open("r+b") as file:
         file.truncate(100)
-    assert [one.is_warning for one in violations(copy, pool)] == [False]
+    assert [violation.is_warning for violation in violations(copy, pool)] == [False]
 
 
 def what_a_reader_gets(store: Store, name: str) -> tuple[object, ...]:
