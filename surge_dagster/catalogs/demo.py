@@ -48,9 +48,7 @@ class Distribution:
     """One installed distribution.
 
     Attributes:
-        name: as its metadata spells it.
         version: its version and the first 16 hex digits of its RECORD's SHA-256; the RECORD has the files' hashes.
-        files: its public modules, in the order of their paths.
     """
 
     name: str
@@ -68,13 +66,9 @@ def build_demo_catalog(
     """Build the catalog of the installed packages; an earlier build in the folder is replaced.
 
     Args:
-        out: the catalog's folder; it is created when it is missing.
         limit: number of texts, about: each distribution gives at least one. None takes all.
         progress: called with the bytes of sources read so far and in total.
         search_path: folders to look for distributions in. Default: `sys.path`.
-
-    Raises:
-        ConfigError: the limit is below 1, or the folder cannot be used or holds something else.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"a demo catalog needs a limit of at least 1 text, not {limit}")

@@ -79,7 +79,6 @@ def _help(name: str) -> str:
 
 
 def start_pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
-    """Start a pool for the spec of the settings, or for another one."""
     spec = spec or settings.encoding_spec()
     pool = settings.encoder_pool(spec, task)
     with messages.status(f"starting the encoder for {spec.model}"):

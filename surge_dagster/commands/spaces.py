@@ -48,7 +48,6 @@ def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
 
 
 def describes_space(settings: Settings) -> bool:
-    """Whether anyone has chosen a model or another setting of the vectors."""
     return not settings.model_fields_set.isdisjoint(SPACE)
 
 

@@ -43,7 +43,6 @@ class CheckPolicy:
     """Severities and limits of the checks.
 
     Attributes:
-        severities: by check, those that differ from the default.
         max_truncated_share: share of a partition's texts that may be truncated, 0 to 1.
     """
 
@@ -51,5 +50,4 @@ class CheckPolicy:
     max_truncated_share: float = MAX_TRUNCATED_SHARE
 
     def severity(self, name: AnyCheckName) -> Severity:
-        """The severity of one check."""
         return self.severities.get(name, "warn" if name in _WARNINGS else "error")

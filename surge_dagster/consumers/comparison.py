@@ -39,12 +39,6 @@ def compare(feed: Changes, target: Target) -> Comparison:
     """Compare a target with the files of the partitions that it has.
 
     A partition that could not be handed over is not compared; one that the target has beyond the feed's is wrong.
-
-    Args:
-        feed: read and applied.
-
-    Raises:
-        SurgeError: the target cannot be read.
     """
     files, counts = feed.files(), target.counts()
     compared = Comparison(sum(file.facts.rows for file in files.values()), sum(counts.values()))

@@ -100,7 +100,6 @@ class LanceTable:
         done.commits = 1
 
     def _merge(self, done: HandOver, table: Any) -> None:
-        """Insert, replace and delete rows of the table."""
         if further := [each for each in done.feed.columns or () if each.name not in table.schema.names]:
             table.add_columns(further)
         columns: pa.Schema = table.schema
@@ -171,14 +170,12 @@ class _Pending:
         self._bytes = self._ids = 0
 
     def merge(self, rows: pa.RecordBatch) -> None:
-        """Insert or replace rows."""
         self._rows.append(rows)
         self._bytes += rows.nbytes
         if self._bytes >= _MERGED_BYTES:
             self._merge()
 
     def delete(self, partition: str, ids: list[object] | None) -> None:
-        """Delete rows of a partition, or all of them."""
         if ids is None:
             self._deleted.append(f"partition = {_literal(partition)}")
             return

@@ -40,11 +40,7 @@ class EncodingSpec:
         query_prompt: literal text put before each query of a search; None is the model's own.
         max_length: tokens of a text that the model reads, special tokens included; longer texts are cut and counted.
         normalize: whether vectors have length 1; None follows the model's modules.
-        dimension: number of leading dimensions to keep; None keeps all.
         trust_remote_code: the commit, or for a local folder the digest, of the model's own code that may run.
-
-    Raises:
-        ConfigError: a value that no model can serve.
     """
 
     model: str = DEFAULT_MODEL
@@ -69,15 +65,10 @@ class EncodingSpec:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as space.json stores them."""
         return asdict(self)
 
     def resolve(self) -> Space:
-        """Locates the model and computes its digest.
-
-        Raises:
-            ConfigError: the model is not available or does not fit the spec; the message says what to do.
-        """
+        """Locates the model and computes its digest."""
         facts = self._facts()
         dimension = self.dimension or facts.dimension
         if dimension > facts.dimension:
@@ -130,7 +121,6 @@ class Space:
     """A vector space: a spec in which every choice is made.
 
     Attributes:
-        name: slug and 12 hex digits; the name of the output's folder.
         requested: the spec as requested, with a model folder reduced to its name.
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
         file_format, routed, task, model_folder: no part of the space's identity, nor of its name: the format of its
@@ -187,7 +177,6 @@ class Space:
 
     @property
     def is_hash(self) -> bool:
-        """Whether vectors come from a hash instead of a model."""
         return self.requested.model.startswith(HASH_SCHEME)
 
     @property
@@ -221,12 +210,7 @@ class Space:
         """A space whose vectors are computed from those of this one.
 
         Args:
-            dtype: type of its vectors.
-            dimension: leading dimensions that are kept; None is all.
             ranges: of int8; see `Derivation`. Without them the space has no name yet.
-
-        Raises:
-            ConfigError: such a space cannot be computed from this one.
         """
         size = dimension or self.dimension
         if self.derived or self.dtype != "float32":
@@ -255,11 +239,7 @@ class Space:
 
 
 def space_from_json(document: dict[str, Any]) -> Space:
-    """The space that a space.json describes, with no path of its model.
-
-    Raises:
-        ConfigError: the document is incomplete, was changed by hand, or needs another version.
-    """
+    """The space that a space.json describes, with no path of its model."""
     formats = document.get("format"), document.get("file_format", "parquet")
     if formats[0] != _FORMAT or formats[1] not in FILE_FORMATS:
         raise ConfigError(

@@ -65,7 +65,6 @@ class LocalUpload(Upload):
         raise replaced_by_others(str(self._final))
 
     def _published_file(self) -> tuple[int, int, int] | None:
-        """Which file stands at the name."""
         try:
             status = self._final.stat()
         except FileNotFoundError:
@@ -73,7 +72,6 @@ class LocalUpload(Upload):
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def flush(self) -> None:
-        """Bring the content to the disk."""
         with storage_errors(self._final):
             self.sink.flush()
             os.fsync(self.sink.fileno())
@@ -129,11 +127,7 @@ def _open_temp(folder: Path, *, create_folder: bool) -> tuple[Path, pa.NativeFil
 
 
 def remove_dead_temp_files(folder: Path) -> None:
-    """Remove the temp files of dead writers in a folder; harmless when there is no such folder.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Remove the temp files of dead writers in a folder; harmless when there is no such folder."""
     try:
         temp_files = list(folder.glob(f"{TEMP_PREFIX}*"))
     except (FileNotFoundError, NotADirectoryError):
@@ -153,7 +147,6 @@ def remove_dead_temp_files(folder: Path) -> None:
 
 
 def stored_object(name: str, status: os.stat_result) -> StoredObject:
-    """A file as a listing shows it."""
     return StoredObject(name, status.st_size, str(status.st_mtime_ns))
 
 

@@ -33,9 +33,6 @@ class ObjectReader(io.RawIOBase):
 
     Attributes:
         etag: tag of the version that is read; None where the store gives none.
-
-    Raises:
-        FileNotFoundError, TransientError: see `fetch_end`.
     """
 
     def __init__(
@@ -113,12 +110,7 @@ class ObjectReader(io.RawIOBase):
 
 
 def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int, str | None, bytes]:
-    """Size and etag of an object as it is now, and its last `length` bytes, or all of it; one request where possible.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        TransientError: the store does not answer, or the object was replaced while it was read.
-    """
+    """Size and etag of an object now, and its last `length` bytes, or all of it; one request where possible."""
 
     def attempt() -> tuple[int, str | None, bytes]:
         try:

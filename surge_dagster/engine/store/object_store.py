@@ -134,11 +134,7 @@ def open_object_store(
     """Open what lies in an object store: `s3://bucket/prefix`, `gs://…`, or another scheme that obstore knows.
 
     Args:
-        what: is opened, for messages.
         limits, retrier: replaced by tests.
-
-    Raises:
-        ConfigError: the URL or the options cannot be used, or there are no credentials.
     """
     options, limits = options or StorageOptions(), limits or ClientLimits()
     parts = split_url(url, what=what)

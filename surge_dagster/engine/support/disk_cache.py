@@ -36,11 +36,7 @@ def cache_root() -> Path:
 
 
 def place(name: str) -> Path:
-    """The path of what is cached under `name`, in a folder that neither belongs to others nor is open to all.
-
-    Raises:
-        ConfigError: the cache folder, or the folder within it, belongs to another user or can be written by all.
-    """
+    """The path of what is cached under `name`, in a folder that neither belongs to others nor is open to all."""
     path = cache_root() / name
     for folder in dict.fromkeys((cache_root(), path.parent)):
         _refuse_shared(folder)

@@ -29,7 +29,6 @@ class Ledger:
 
         Raises:
             Cancelled: `cancelled()` became true while waiting.
-            ValueError: `size` is above the limit, so waiting could not end.
         """
         if size > self.limit:
             raise ValueError(f"cannot reserve {size:,} bytes under a limit of {self.limit:,}")

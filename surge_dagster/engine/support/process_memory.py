@@ -21,12 +21,7 @@ _LAST_SAMPLE_SECONDS = 2.0
 
 
 def memory_bytes(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> int:
-    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2), whichever is less.
-
-    Args:
-        membership: lists the process's cgroups, a line each.
-        mount: where their hierarchies are mounted.
-    """
+    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2), whichever is less."""
     return min([psutil.virtual_memory().total, *_limits(membership, mount)])
 
 
@@ -59,9 +54,6 @@ class MemoryGauge:
     It adds up their PSS, in which shared pages are divided among the processes that map them.
     Before each sample the allocators return free memory to the system: every publishing thread has its own heap, and
     the heaps would keep the largest piece that each thread ever wrote.
-
-    Args:
-        interval_seconds: between two samples.
     """
 
     def __init__(self, interval_seconds: float = 0.5) -> None:

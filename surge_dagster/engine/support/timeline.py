@@ -14,20 +14,11 @@ MOST_ENTRIES = 128
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a stage worked on something, in seconds since the run began.
-
-    Attributes:
-        busy_seconds: seconds of work between both, summed over threads.
-    """
+    """When a stage worked on something, in seconds since the run began."""
 
     begun: float
     ended: float
     busy_seconds: float
-
-    def joined(self, other: Span) -> Span:
-        """The span that covers both."""
-        busy_seconds = self.busy_seconds + other.busy_seconds
-        return Span(min(self.begun, other.begun), max(self.ended, other.ended), busy_seconds)
 
 
 @dataclass(slots=True)
@@ -39,7 +30,6 @@ class Lane:
     ended: float = -math.inf
 
     def add(self, begun: float, ended: float) -> None:
-        """Count one piece of work."""
         self.seconds += ended - begun
         self.begun = min(self.begun, begun)
         self.ended = max(self.ended, ended)
@@ -55,7 +45,6 @@ class Entry:
 
     Attributes:
         encode, serialize, upload: None where the stage did nothing, or was not observed.
-        encode_seconds: of the encode calls.
     """
 
     superbatches: int
@@ -66,7 +55,6 @@ class Entry:
     upload: Span | None
 
     def joined(self, other: Entry) -> Entry:
-        """Both as one."""
         return Entry(
             self.superbatches + other.superbatches,
             self.texts + other.texts,
@@ -88,7 +76,6 @@ class Timeline:
     per_entry: int = 1
 
     def add(self, entry: Entry) -> None:
-        """Add one SuperBatch."""
         if self.entries and self.entries[-1].superbatches < self.per_entry:
             self.entries[-1] = self.entries[-1].joined(entry)
             return
@@ -100,4 +87,6 @@ class Timeline:
 
 
 def _joined(one: Span | None, other: Span | None) -> Span | None:
-    return one.joined(other) if one and other else one or other
+    if one is None or other is None:
+        return one or other
+    return Span(min(one.begun, other.begun), max(one.ended, other.ended), one.busy_seconds + other.busy_seconds)

@@ -36,7 +36,6 @@ def not_given(what: str, error: OSError, key: str | None = None) -> TransientErr
     """The error to raise where `is_systems` holds: the system's message, and what to do.
 
     Args:
-        what: the file or folder, for the message.
         key: its partition, where that is known.
     """
     code = error.errno or 0

@@ -43,11 +43,7 @@ def is_bare(url: str) -> bool:
 
 
 def local_path(url: str | Path, *, what: str) -> Path:
-    """The absolute local path behind a path or `file://` URL.
-
-    Raises:
-        ConfigError: the argument is empty, names another kind of storage, or is not UTF-8.
-    """
+    """The absolute local path behind a path or `file://` URL."""
     text = str(url)
     if not text.strip():
         raise ConfigError(f"the {what} is empty: give a path or a URL.")

@@ -5,7 +5,6 @@ Lists and structs are taken apart down to their plain values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -42,9 +41,6 @@ def value_streams(column: pa.Array) -> list[Buffer]:
 
     The buffers of consecutive columns, one behind the other, are those of the concatenated column. What lies under a
     null does not count.
-
-    Raises:
-        TypeError: the type is not one that files carry.
     """
     kind = column.type
     valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -65,11 +61,7 @@ def value_streams(column: pa.Array) -> list[Buffer]:
 
 
 def value_sizes(column: pa.Array) -> np.ndarray:
-    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of a fixed size.
-
-    Raises:
-        TypeError: the type is not one that files carry.
-    """
+    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of a fixed size."""
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
         inside = value_sizes(column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size))
@@ -87,16 +79,10 @@ def value_sizes(column: pa.Array) -> np.ndarray:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    checks: tuple[Callable[[pa.DataType], bool], ...] = (
-        pa.types.is_list,
-        pa.types.is_large_list,
-        pa.types.is_fixed_size_list,
-    )
-    return any(check(kind) for check in checks)
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _items(column: pa.Array) -> pa.Array:
-    """All items of the lists, those of nulls left out."""
     return column.flatten() if len(column) else pa.array([], column.type.value_type)
 
 
