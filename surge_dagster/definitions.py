@@ -70,10 +70,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
             *webhook_alerts(names, settings),
             *(sensor for sensor, _ in follow),
         ],
-        schedules=[
-            schedules.nightly_refresh(names, settings, refresh),
-            *schedules.scheduled_check(names, settings),
-        ],
+        schedules=[schedules.nightly_refresh(names, settings, refresh), *schedules.scheduled_check(names, settings)],
         resources=resources,
     )
 
@@ -81,11 +78,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     values = settings.model_dump()
     storage: Any = settings.storage_options.options()
-    output = OutputStore(
-        url=settings.output,
-        storage=storage,
-        **_named(OutputStore, values),
-    )
+    output = OutputStore(url=settings.output, storage=storage, **_named(OutputStore, values))
     catalog = CatalogSource(url=settings.source, storage=storage, **_named(CatalogSource, values))
     encoder = Encoder(**_named(Encoder, values))
     return {

@@ -107,12 +107,8 @@ class CatalogSettings(BaseModel):
         if place.startswith(BIGQUERY_SCHEME):
             return self.open_bigquery(place, default_client(place, self.query))
         self.require_no_bigquery(place)
-        return open_source(
-            place,
-            selection=self.selection(),
-            partition_by=self.partition_by,
-            storage_options=storage_options,
-        )
+        selection = self.selection()
+        return open_source(place, selection=selection, partition_by=self.partition_by, storage_options=storage_options)
 
     def open_bigquery(self, place: str, client: Any) -> BigQueryCatalog:
         """Open a table of BigQuery, or the query, through a `google.cloud.bigquery.Client`."""

@@ -31,14 +31,8 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from surge_dagster.config.catalog_settings import ASSET_SCHEME, CatalogSettings
-from surge_dagster.config.check_policy import (
-    MAX_TRUNCATED_SHARE,
-    RUN_CHECK,
-    AnyCheckName,
-    CheckPolicy,
-    Severity,
-)
-from surge_dagster.config.derived_settings import DerivedSettings
+from surge_dagster.config.check_policy import MAX_TRUNCATED_SHARE, RUN_CHECK, AnyCheckName, CheckPolicy, Severity
+from surge_dagster.config.nested_settings import DerivedSettings, StorageSettings
 from surge_dagster.config.settings_input import (
     config_file,
     problem,
@@ -46,7 +40,6 @@ from surge_dagster.config.settings_input import (
     warn_of_unknown_variables,
     without_quotes,
 )
-from surge_dagster.config.storage_settings import StorageSettings
 from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
