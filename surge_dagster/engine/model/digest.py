@@ -103,11 +103,7 @@ class ModelModule:
 
 
 def model_digest(modules: list[ModelModule], code: str | None = None) -> str:
-    """The SHA-256 (hex) of everything in a model that shapes a vector; its first module has config and tokenizer.
-
-    Args:
-        code: the digest of the model's own code, where it is run.
-    """
+    """The SHA-256 (hex) of all that shapes a vector, and of `code` where it is run; the first module has the config."""
     root = modules[0].folder
     document = {
         "format": 1,

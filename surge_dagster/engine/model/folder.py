@@ -42,8 +42,6 @@ class ModelFacts:
     """What a model folder says: enough to name a vector space without loading the model.
 
     Attributes:
-        digest: SHA-256 over everything that shapes a vector, see `digest.py`.
-        max_length: tokens that the model reads by default.
         longest_length: tokens that the model can read at most; None where its config states no limit.
         routed: whether queries may go through other modules than documents.
     """
@@ -60,11 +58,7 @@ class ModelFacts:
 
 
 def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
-    """Reads a model folder's configs and computes the digest of its weights.
-
-    Raises:
-        UntrustedCode: it lists modules that are not part of sentence-transformers.
-    """
+    """Reads a model folder's configs and computes the digest of its weights, and of its code where it is trusted."""
     code = trusted_code(folder, trusted)
     modules = _read_modules(folder, with_code=code is not None)
     own = read_document(folder / CONFIG_FILE) or {}

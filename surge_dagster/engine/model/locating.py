@@ -29,11 +29,7 @@ _IGNORED = ["*.py", "onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"
 
 
 def find_model(name: str, commit: str | None = None) -> Path:
-    """The folder that serves `name`, downloaded from the hub if no copy is on this machine.
-
-    Args:
-        commit: of a model on the hub whose own code is trusted: the model at this commit, with its code.
-    """
+    """The folder that serves `name`, downloaded if this machine has no copy; at a trusted `commit` with its code."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()

@@ -24,12 +24,7 @@ _NAMES: dict[Task, tuple[str, ...]] = {"document": ("document", "passage", "corp
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What a model puts before texts.
-
-    Attributes:
-        unused: names of prompts that a reader of the model's configuration expects before documents, and that
-            sentence-transformers does not use there.
-    """
+    """What a model puts before texts; `unused` ones seem to be for documents, and the library does not use them."""
 
     document: str = ""
     query: str = ""

@@ -16,12 +16,7 @@ _FILES = ("router_config.json", "config.json")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes of a Router.
-
-    Attributes:
-        modules: type and folder of each module, by the name of its route.
-        mappings: name of the route by task and modality, as the library writes the pair.
-    """
+    """The routes of a Router: type and folder of each module by route, and the route by task and modality as text."""
 
     listing: Path
     modules: dict[str, list[tuple[str, Path]]]

@@ -26,7 +26,6 @@ FileFormat = Literal["parquet", "arrow"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 _FORMAT = 1
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
-_HASH_MAX_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,7 @@ class EncodingSpec:
         model: a hub name, a local folder, or `hash://D`, a stand-in that makes unit vectors of dimension D from a hash
             of the text, for tests and for measuring everything around the encoder.
         document_prompt: literal text put before each text of the catalog; None is the model's own, see `prompts.py`.
-        query_prompt: literal text put before each query of a search; None is the model's own.
         max_length: tokens of a text that the model reads, special tokens included; longer texts are cut and counted.
-        normalize: whether vectors have length 1; None follows the model's modules.
         trust_remote_code: the commit, or for a local folder the digest, of the model's own code that may run.
     """
 
@@ -108,7 +105,7 @@ class EncodingSpec:
             slug=f"hash-{size}",
             digest=hashlib.sha256(self.model.encode()).hexdigest(),
             prompts=Prompts(),
-            max_length=_HASH_MAX_LENGTH,
+            max_length=256,
             longest_length=None,
             normalizes=True,
             dimension=int(size),
@@ -207,11 +204,7 @@ class Space:
         return {key: getattr(self, key) for key in _RESOLVED} | prompts | derived
 
     def derive(self, dtype: DerivedDtype, dimension: int | None = None, ranges: Ranges | None = None) -> Space:
-        """A space whose vectors are computed from those of this one.
-
-        Args:
-            ranges: of int8; see `Derivation`. Without them the space has no name yet.
-        """
+        """A space whose vectors are computed from these; int8 needs `ranges`, and has no name without them."""
         size = dimension or self.dimension
         if self.derived or self.dtype != "float32":
             kind = f"is derived from {self.derived.parent}" if self.derived else f"holds {self.dtype} vectors"

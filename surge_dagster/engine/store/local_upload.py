@@ -31,11 +31,7 @@ _ATTEMPTS = 100  # to create a temp file before another process removes it or it
 
 
 class LocalUpload(Upload):
-    """An object as a temp file; the folder must exist, or is created where it is hidden.
-
-    Attributes:
-        sink: a stream into the temp file; closing it ends the file's lock.
-    """
+    """An object as a temp file, whose lock ends when `sink` is closed; a hidden folder is created with it."""
 
     def __init__(self, root: Path, name: str) -> None:
         self._name = name

@@ -30,9 +30,6 @@ class ObjectReader(io.RawIOBase):
     Args:
         tail_bytes: of the object's end, which the first request brings and which are kept.
         ahead: whether the next piece is requested while one is read, where pieces follow each other.
-
-    Attributes:
-        etag: tag of the version that is read; None where the store gives none.
     """
 
     def __init__(
@@ -78,11 +75,6 @@ class ObjectReader(io.RawIOBase):
                 self._start, begin = self._position, 0
         self._position += wanted
         return held[begin : begin + wanted]
-
-    def readinto(self, buffer: Any, /) -> int:
-        content = self.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
 
     def _piece(self, start: int, length: int) -> bytes:
         """The bytes from `start`, this many or more; a column of a Parquet file is read piece by piece."""

@@ -35,11 +35,7 @@ T = TypeVar("T")
 
 
 class Retrier:
-    """Repeats and counts operations whose failure may pass; each store has one, used by all threads.
-
-    Args:
-        sleep, jitter: replaced by tests, which never wait.
-    """
+    """Repeats and counts operations whose failure may pass; each store has one, used by all threads."""
 
     def __init__(
         self,

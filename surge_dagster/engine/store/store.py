@@ -38,13 +38,9 @@ class ObjectEnd:
 
 
 class Upload(ABC):
-    """One object on its way; leaving its `with` block without `publish` leaves nothing behind.
+    """One object on its way into `sink`; leaving its `with` block without `publish` leaves nothing behind."""
 
-    Attributes:
-        sink: the stream that takes the content; whoever writes does not close it.
-    """
-
-    sink: pa.NativeFile
+    sink: pa.NativeFile  # `publish` closes it, not the writer
 
     def __enter__(self) -> Self:
         return self
@@ -120,10 +116,7 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading; where it was `listed`, this version of it and no other.
-
-        `FileNotFoundError` where there is no such object or version.
-        """
+        """Open an object for reading; as it was `listed`, or `FileNotFoundError` where that version is gone."""
 
     @abstractmethod
     def read_end(self, name: str, size: int) -> ObjectEnd:

@@ -62,10 +62,7 @@ def read_bytes(name: str) -> bytes | None:
 
 @contextlib.contextmanager
 def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[bool]:
-    """Holds the lock file `name` against other processes, so that processes that start together compute once.
-
-    Yields False, without the lock, where the file cannot be locked or its holder keeps it beyond the patience.
-    """
+    """Holds a lock file against other processes; yields False where that fails or takes longer than the patience."""
     target = place(name)
     held = FileLock(target, timeout=patience_seconds)
     try:

@@ -34,7 +34,6 @@ class FooterMemory(Generic[T]):
 
     Args:
         identity: distinguishes the place from every other one; only a digest of it is written.
-        on_disk: whether footers are kept on the disk as well.
         pack: a footer as JSON has it; None where it is not kept on the disk.
         unpack: the footer of a name and a tag from that; raises ValueError or TypeError where it is damaged.
     """

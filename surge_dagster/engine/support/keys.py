@@ -63,9 +63,6 @@ def joined_key(values: Mapping[str, str]) -> str:
 
     Names and values are percent-encoded as in `encode_key`, but never cut, so that different ones have different keys.
     One column alone gives its plain value.
-
-    Args:
-        values: by column, in order; a value may be empty where there are several.
     """
     if len(values) == 1:
         return next(iter(values.values()))
@@ -78,11 +75,7 @@ def is_hashed(name: str) -> bool:
 
 
 def decode_key(name: str) -> str | None:
-    """The key of a name made by `encode_key`, or by another hive writer that escapes less; None for a hashed name.
-
-    Raises:
-        ValueError: the name is empty or does not decode to text.
-    """
+    """The key of a name of `encode_key` or another hive writer; None for a hashed name, `ValueError` for no name."""
     if not name:
         raise ValueError("a partition name must not be empty")
     if not is_text(name):

@@ -41,11 +41,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One SuperBatch of a timeline, or several neighbours as one.
-
-    Attributes:
-        encode, serialize, upload: None where the stage did nothing, or was not observed.
-    """
+    """One SuperBatch of a timeline, or several neighbours as one; None where a stage was not observed."""
 
     superbatches: int
     texts: int
@@ -67,10 +63,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Timeline:
-    """The SuperBatches of a run in the order they were published, at most `MOST_ENTRIES` entries.
-
-    Every entry stands for `per_entry` SuperBatches, the last one perhaps for fewer.
-    """
+    """The SuperBatches of a run in the order they were published; each entry stands for at most `per_entry` of them."""
 
     entries: list[Entry] = field(default_factory=list)
     per_entry: int = 1

@@ -20,11 +20,7 @@ def is_object_store(url: str | Path) -> bool:
 
 
 def split_url(url: str, *, what: str) -> SplitResult:
-    """The parts of a URL.
-
-    Raises:
-        ConfigError: it is not a URL; the message does not show it, since it may hold a password.
-    """
+    """The parts of a URL; the error of another text does not show it, since it may hold a password."""
     try:
         return urlsplit(url)
     except ValueError as error:

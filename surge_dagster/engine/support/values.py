@@ -20,11 +20,7 @@ _OFFSET_BYTES = 8
 
 @lru_cache(maxsize=256)
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type that a column of this type has once it was written to Parquet, such as milliseconds for seconds.
-
-    Raises:
-        TypeError: Parquet cannot hold it, or its values cannot be taken apart here.
-    """
+    """The type of such a column once it was written to Parquet; `TypeError` where files cannot carry it."""
     sink = pa.BufferOutputStream()
     try:
         with pq.ParquetWriter(sink, pa.schema([("c", kind)]), use_compliant_nested_type=False):

@@ -23,11 +23,7 @@ T = TypeVar("T")
 
 
 def wait_in_turns(wait: Callable[[float], bool], seconds: float | None = None) -> bool:
-    """Wait without end, or at most so many seconds; returns whether `wait` succeeded.
-
-    Args:
-        wait: waits for at most the given seconds and returns whether it succeeded.
-    """
+    """Wait without end or for some seconds until `wait`, which gets the seconds of a turn, is true; whether it was."""
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if end is None else max(0.0, end - time.monotonic())
