@@ -30,9 +30,6 @@ def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callabl
 
     The command's first parameter is the `Settings` that result; an option that is not given is left to the environment
     and the file.
-
-    Args:
-        leading: an argument that may be left out before the command's own arguments.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
