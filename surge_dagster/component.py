@@ -61,11 +61,7 @@ def _attributes() -> type[BaseModel]:
 @dg.scaffold_with(_Scaffolder)
 @dataclass(frozen=True)
 class EmbeddingCatalog(dg.Component, dg.Resolvable):
-    """Embeddings of one partitioned catalog: its assets, jobs, sensor, schedules and checks.
-
-    Attributes:
-        name: prefix that separates catalogs of one code location; see `embedding_catalog`.
-    """
+    """Embeddings of one partitioned catalog: its assets, jobs, sensor, schedules and checks."""
 
     settings: Settings
     name: str | None = None

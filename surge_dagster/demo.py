@@ -37,11 +37,7 @@ _ONE_PLANNED_EVENT = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 
 
 def run_demo(*, catalog: str | None = None, output: str | None = None, limit: int | None = None) -> int:
-    """Build the demo catalog, embed it through Dagster, check the result and search it.
-
-    Returns:
-        An exit code: 0 when everything is embedded and checked, 1 when something is wrong.
-    """
+    """Build the demo catalog, embed it through Dagster, check and search it; gives the exit code."""
     settings = load_settings(source=catalog, output=output)
     begun = time.perf_counter()
     with progress_bar("bytes of sources") as report:

@@ -32,11 +32,7 @@ _BATCHED = {
 
 
 class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
-    """Stores a batch of asset events in one transaction per database.
-
-    Args:
-        base_dir: folder of the databases; None is where Dagster keeps them by default, `history/runs` of the instance.
-    """
+    """Stores a batch of asset events in one transaction per database; by default in Dagster's own folder."""
 
     def __init__(self, base_dir: str | None = None, inst_data: ConfigurableClassData | None = None) -> None:
         self._inst_data = inst_data

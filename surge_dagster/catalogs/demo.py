@@ -45,11 +45,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One installed distribution.
-
-    Attributes:
-        version: its version and the first 16 hex digits of its RECORD's SHA-256; the RECORD has the files' hashes.
-    """
+    """One installed distribution; its version ends in 16 hex digits of the SHA-256 of its RECORD."""
 
     name: str
     version: str
@@ -67,8 +63,6 @@ def build_demo_catalog(
 
     Args:
         limit: number of texts, about: each distribution gives at least one. None takes all.
-        progress: called with the bytes of sources read so far and in total.
-        search_path: folders to look for distributions in. Default: `sys.path`.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"a demo catalog needs a limit of at least 1 text, not {limit}")
@@ -124,11 +118,7 @@ def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[tuple
 
 
 def extract_source(module: str, source: bytes) -> list[tuple[str, str]]:
-    """The rows of one module; of several definitions with one name, the first that has a docstring.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: the source does not parse.
-    """
+    """The rows of one module, as `ast` parses it; of several definitions with one name, the first with a docstring."""
     rows: dict[str, str] = {}
     for name, node in _public_definitions(ast.parse(source).body, module):
         if name not in rows and (text := first_paragraph(ast.get_docstring(node) or "")):

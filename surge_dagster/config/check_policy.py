@@ -40,11 +40,7 @@ MIN_PREVIOUS_COSINE = 0.995
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """Severities and limits of the checks.
-
-    Attributes:
-        max_truncated_share: share of a partition's texts that may be truncated, 0 to 1.
-    """
+    """Severities of the checks, where not the default, and the share (0 to 1) of texts that may be truncated."""
 
     severities: Mapping[AnyCheckName, Severity] = field(default_factory=dict)
     max_truncated_share: float = MAX_TRUNCATED_SHARE

@@ -22,9 +22,7 @@ class Comparison:
 
     Attributes:
         rows_expected: of the files, in the partitions that were handed over.
-        rows_found: of the target, in all partitions.
         vectors_compared: of a sample, which is drawn anew each time.
-        wrong: what differs, by partition.
         interrupted: why a part of the sample could not be compared; "" where all of it was.
     """
 

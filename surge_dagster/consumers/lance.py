@@ -29,12 +29,7 @@ _MADE_HERE = {b"surge.table": b"1"}  # in the schema of each table that a hand-o
 
 
 class LanceTable:
-    """A table of an embedded LanceDB; it is made where there is none.
-
-    Args:
-        uri: of the database: a folder, or what LanceDB takes. One hand-over at a time writes to a folder; for other
-            places the caller sees to that.
-    """
+    """A table of an embedded LanceDB, made where there is none; only a folder is locked against other hand-overs."""
 
     def __init__(self, uri: str, table: str = "embeddings") -> None:
         self._uri = uri

@@ -47,12 +47,7 @@ _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
 
 
 class PgVectorTable:
-    """A table of Postgres; it is made where there is none.
-
-    Args:
-        table: its name, with a schema before a dot where it is not in the search path.
-        index: of the vectors, built once there are some, for `distance`.
-    """
+    """A table of Postgres, with a schema before a dot in its name; made where there is none."""
 
     def __init__(
         self, dsn: str, table: str = "embeddings", *, index: Index = "hnsw", distance: Distance = "cosine"
@@ -94,8 +89,6 @@ class PgVectorTable:
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         query = self._sql("SELECT id, embedding FROM {table} WHERE partition = %s AND id = ANY(%s)")
         with self._connected() as connection:
-            if not self._columns(connection):
-                return {}
             rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
         return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
 

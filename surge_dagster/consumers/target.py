@@ -100,7 +100,7 @@ class Target(Protocol):
         ...
 
     def forget(self, feed: Changes, partitions: Collection[str]) -> None:
-        """Have the hand-over after this feed load these partitions whole; the table does not have their rows."""
+        """Have the hand-over after this feed load these partitions whole."""
         ...
 
     def counts(self) -> dict[str, int]:
@@ -113,12 +113,7 @@ class Target(Protocol):
 
 
 def require_columns(batch: pa.RecordBatch, known: Mapping[str, str], kind: KindOf, place: str) -> None:
-    """Refuse a batch with a column that a table does not have, or has with another type.
-
-    Args:
-        known: the type of each column of the table, in the target's words.
-        kind: gives the type of a column of the batch in these words.
-    """
+    """Refuse, with its partition, a batch with a column that the table lacks or knows with another type."""
     for column in batch.schema:
         expected, held = kind(column), known.get(column.name)
         if column.name != "op" and held != expected:
