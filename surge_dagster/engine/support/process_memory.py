@@ -76,20 +76,15 @@ class MemoryGauge:
     def _watch(self) -> None:
         self._sample()
         while not self._stop.wait(self._interval):
-            give_back_unused()
+            pa.default_memory_pool().release_unused()
+            with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
+                ctypes.CDLL(None).malloc_trim(0)
             self._sample()
         self._sample()
 
     def _sample(self) -> None:
         own = psutil.Process()
         self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, [own, *own.children(recursive=True)])))
-
-
-def give_back_unused() -> None:
-    """Return free memory of Arrow's allocator and of the C library to the system."""
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _pss_bytes(process: psutil.Process) -> int:
