@@ -158,15 +158,14 @@ def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command)
         (("embed", "catalog", "out", *MODEL, "--format", "csv"), "'parquet' or 'arrow'"),
         (("search", "out", "\udcff", *MODEL), "UTF-8"),
         (("search", "empty", *MODEL), "the text to search for is missing: surge-dagster search empty TEXT"),
+        (("search", "s3://b/out", *MODEL), "the text to search for is missing: surge-dagster search s3://b/out TEXT"),
         (
-            ("search", "s3://b/vectors", *MODEL),
-            "the text to search for is missing: surge-dagster search s3://b/vectors",
-        ),
-        (
-            ("embed", "catalog", "out", *MODEL, "--text", "{title"),
-            "setting text is '{title': the text template '{title' is",
+            ("embed", "catalog", "out", "--text", "{title"),
+            "text is '{title': the text template '{title' is not complete",
         ),
         (("embed", "catalog", "out", "--partition-by", "a,a"), "partition_by is 'a,a': expected each column once"),
+        (("embed", "catalog", "out", "--query", "SELECT 1"), "the setting query is for sources of BigQuery"),
+        (("embed", "catalog", "out", "--updated-at", "x"), "the setting updated_at is for sources of BigQuery"),
     ],
 )
 def test_wrong_usage_gives_exit_code_2_and_the_reason(
