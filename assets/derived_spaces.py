@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.config.derived_settings import DerivedSettings
+from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import desired_version

@@ -61,28 +61,18 @@ def _attributes() -> type[BaseModel]:
 @dg.scaffold_with(_Scaffolder)
 @dataclass(frozen=True)
 class EmbeddingCatalog(dg.Component, dg.Resolvable):
-    """Embeddings of one partitioned catalog: its assets, jobs, sensor, schedules and checks.
-
-    Attributes:
-        settings: settings of the catalog.
-        name: prefix that separates catalogs of one code location; see `embedding_catalog`.
-    """
+    """Embeddings of one partitioned catalog: its assets, jobs, sensor, schedules and checks."""
 
     settings: Settings
     name: str | None = None
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """What `attributes` may contain."""
         return _attributes()
 
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
-        """Resolve the templates with Dagster's resolver and read the settings.
-
-        Raises:
-            ConfigError: a resolved value cannot be used, or source or output resolves to nothing.
-        """
+        """Resolve the templates with Dagster's resolver and read the settings."""
         written = {name: _plain(getattr(model, name)) for name in model.model_fields_set}
         given = dict(context.resolve_value(written))
         if missing := [name for name in _REQUIRED if given[name] is None]:
@@ -91,7 +81,6 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
         return cls(load_settings(**given), name)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The definitions that `embedding_catalog` returns."""
         return embedding_catalog(self.settings, name=self.name)
 
 

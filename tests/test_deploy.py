@@ -48,6 +48,13 @@ def load(path: str) -> Any:
     return yaml.safe_load((DEPLOY / path).read_text())
 
 
+def accepted(schema: Any, config: Any) -> Any:
+    """A configuration as Dagster resolves it; it must be valid."""
+    result = process_config(schema, config)
+    assert result.success, [error.message for error in result.errors or []]
+    return result.value
+
+
 def snake_case(given: Any) -> Any:
     """Helm's values under Dagster's names."""
     if isinstance(given, dict):
@@ -60,8 +67,7 @@ def snake_case(given: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_configuration_is_valid_for_an_instance(kind: str) -> None:
     config = load(f"{kind}/dagster.yaml")
-    result = process_config(Shape(dagster_instance_config_schema()), config)
-    assert result.success, [error.message for error in result.errors or []]
+    accepted(Shape(dagster_instance_config_schema()), config)
     assert config["concurrency"]["pools"] == {"granularity": "run", "default_limit": LIMITS[kind]}
     assert config["run_retries"]["retry_on_asset_or_op_failure"] is False
 
@@ -83,8 +89,7 @@ def test_run_launcher_accepts_its_configuration(kind: str) -> None:
     assert given["class"] == CLASSES[kind]
     data = ConfigurableClassData(given["module"], given["class"], yaml.safe_dump(given["config"]))
     module = __import__(given["module"], fromlist=[given["class"]])
-    result = process_config(resolve_to_config_type(getattr(module, given["class"]).config_type()), given["config"])
-    assert result.success, [error.message for error in result.errors or []]
+    accepted(resolve_to_config_type(getattr(module, given["class"]).config_type()), given["config"])
     if kind == "docker":  # the other launchers connect to their cloud when they are created
         assert type(data.rehydrate()).__name__ == CLASSES[kind]
 
@@ -95,8 +100,7 @@ def test_kubernetes_launcher_accepts_the_values_of_helm() -> None:
 
     values = load("kubernetes/values.yaml")
     launcher = snake_case(values["runLauncher"]["config"]["k8sRunLauncher"])
-    result = process_config(resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND)
-    assert result.success, [error.message for error in result.errors or []]
+    accepted(resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND)
     [deployment] = values["dagster-user-deployments"]["deployments"]
     assert deployment["includeConfigInLaunchedRuns"]["enabled"], "runs get what follows"
     handed_on = {
@@ -126,9 +130,8 @@ def test_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
         "job_spec_config": by_helm["jobSpecConfig"],
     }
     for config in (snake, by_hand):
-        result = process_config(resolve_to_config_type(USER_DEFINED_K8S_JOB_CONFIG_SCHEMA), config)
-        assert result.success, [error.message for error in result.errors or []]
-        made = UserDefinedDagsterK8sConfig.from_dict(result.value)
+        resolved = accepted(resolve_to_config_type(USER_DEFINED_K8S_JOB_CONFIG_SCHEMA), config)
+        made = UserDefinedDagsterK8sConfig.from_dict(resolved)
         assert made.container_config["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert made.pod_spec_config["node_selector"] == {"nvidia.com/gpu.present": "true"}
 
@@ -153,7 +156,7 @@ def test_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
     assert handed_on.keys() >= WITHOUT_DEFAULTS
 
 
-def test_helm_and_dagster_yaml_agree_on_slots_and_retries() -> None:
+def test_helm_and_dagster_yaml_agree_on_slots_retries_and_driver() -> None:
     by_helm, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")
     daemon = by_helm["dagsterDaemon"]
     said = {
@@ -164,11 +167,7 @@ def test_helm_and_dagster_yaml_agree_on_slots_and_retries() -> None:
     assert by_helm["concurrency"]["enabled"], "the chart leaves it out otherwise"
     assert "config" not in daemon["runCoordinator"], "the chart refuses a limit in both places"
     assert snake_case(said) == {name: by_hand[name] for name in said}
-
-
-def test_helm_and_dagster_yaml_name_the_same_driver() -> None:
-    by_hand = load("kubernetes/dagster.yaml")["storage"]["postgres"]["postgres_db"]
-    assert load("kubernetes/values.yaml")["postgresql"] == {"postgresqlScheme": by_hand["scheme"]}
+    assert by_helm["postgresql"] == {"postgresqlScheme": by_hand["storage"]["postgres"]["postgres_db"]["scheme"]}
 
 
 def test_stopped_run_has_its_grace_time_before_it_is_killed() -> None:

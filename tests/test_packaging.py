@@ -34,13 +34,6 @@ def modules_on_disk() -> set[str]:
     }
 
 
-def test_declared_packages_are_those_on_disk() -> None:
-    """A package that is not declared works in a clone and is missing from the wheel."""
-    assert set(SETTINGS["tool"]["setuptools"]["packages"]) == {
-        str(Path(path).parent).replace("/", ".") for path in modules_on_disk() if path.endswith("__init__.py")
-    }
-
-
 def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> None:
     command = "import surge_dagster.assets, surge_dagster.resources, importlib.util as u; print(u.find_spec('assets'))"
     result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
@@ -92,19 +85,26 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_coll
     assert not slow & imported_by_collecting
 
 
-def test_definitions_load_without_packages_that_take_seconds_to_import() -> None:
-    """Every run, tick and server of Dagster is a process that loads them."""
-    slow = {"torch", "transformers", "pandas", "polars", "dagster_gcp", "obstore", "sentence_transformers"}
-    load = "from surge_dagster import definitions; definitions.embedding_catalog(output='s3://b/out', devices='cuda')"
-    command = f"import sys; {load}; print(*sorted({slow!r} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
-    assert result.stdout.split() == []
-
-
-def test_encoder_worker_begins_without_packages_that_its_model_may_not_need() -> None:
-    """Each GPU has such a process, and each worker that was lost is replaced by one."""
-    slow = {"torch", "transformers", "pandas", "pyarrow", "openvino", "tokenizers"}
-    command = f"import sys, surge_dagster.engine.encoder.worker.main; print(*sorted({slow!r} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("begin", "slow"),
+    [
+        (
+            "from surge_dagster import definitions as d; d.embedding_catalog(output='s3://b/out', devices='cuda')",
+            {"torch", "transformers", "pandas", "polars", "dagster_gcp", "obstore", "sentence_transformers"},
+        ),
+        (
+            "import surge_dagster.engine.encoder.worker.main",
+            {"torch", "transformers", "pandas", "pyarrow", "openvino", "tokenizers"},
+        ),
+        (
+            "import surge_dagster as s; s.open_store('/tmp'); s.EmbeddingRun",
+            {"obstore", "boto3", "google.auth", "google.cloud"},
+        ),
+    ],
+    ids=["definitions of every run, tick and server of Dagster", "worker of each GPU", "run with a local output"],
+)
+def test_process_begins_without_packages_that_take_seconds_to_import(begin: str, slow: set[str]) -> None:
+    command = f"import sys; {begin}; print(*sorted({slow!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
     assert result.stdout.split() == []
 

@@ -138,19 +138,16 @@ def test_table_or_frame_gives_what_folders_give(
     assert embedded(KINDS[kind](folders.rows_of, tmp_path), hash_pool, tmp_path / "out") == folders.found
 
 
-@pytest.mark.parametrize("name", ["catalog", "t.parquet", "t.csv", "t.jsonl.gz"])
-def test_command_line_gives_what_folders_give(name: str, folders: Folders, tmp_path: Path, surge: Command) -> None:
-    write: dict[str, Callable[[Catalog, Path], Source]] = {
-        "t.parquet": in_parquet,
-        "t.csv": in_csv,
-        "t.jsonl.gz": in_json_lines,
-        "catalog": lambda rows_of, folder: in_folders(rows_of, folder / "catalog"),
-    }
-    write[name](folders.rows_of, tmp_path)
-    divided = () if name == "catalog" else ("--partition-by", "category")
-    given = ("embed", name, "out", "--model", f"hash://{DIMENSION}", *divided)
-    code, _, error = surge(*given)
-    assert code == 0, error
+@pytest.mark.parametrize(
+    ("name", "write"), [(".", in_folders), ("t.parquet", in_parquet), ("t.csv", in_csv), ("t.jsonl.gz", in_json_lines)]
+)
+def test_command_line_gives_what_folders_give(
+    name: str, write: Callable[[Catalog, Path], Source], folders: Folders, tmp_path: Path, surge: Command
+) -> None:
+    (tmp_path / "source").mkdir()
+    write(folders.rows_of, tmp_path / "source")
+    divided = () if write is in_folders else ("--partition-by", "category")
+    surge.json("embed", f"source/{name}", "out", "--model", f"hash://{DIMENSION}", *divided)
     assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
 
 
@@ -176,8 +173,7 @@ def test_bucket_gives_what_folders_give(
     source = open_source(url, storage_options=StorageOptions(**storage(object_server)))
     assert embedded(source, hash_pool, tmp_path / "out") == folders.found
     (tmp_path / "surge.yaml").write_text(json.dumps({"storage_options": storage(object_server)}))
-    code, _, error = surge("embed", url, "cli", "--model", f"hash://{DIMENSION}")
-    assert code == 0, error
+    surge.json("embed", url, "cli", "--model", f"hash://{DIMENSION}")
     assert files(tmp_path / "cli", list(folders.rows_of)) == folders.found
 
 
@@ -214,7 +210,5 @@ def test_bigquery_gives_what_folders_with_sorted_ids_give(
         found = BigQueryCatalog(client, source, ["category"], storage_client=storage_client)
         assert embedded(found, hash_pool, tmp_path / "other") == folders.found
     with fake.serve_by_default():
-        options = ("--model", f"hash://{DIMENSION}", "--partition-by", "category")
-        code, _, error = surge("embed", source, "cli", *options)
-    assert code == 0, error
+        surge.json("embed", source, "cli", "--model", f"hash://{DIMENSION}", "--partition-by", "category")
     assert files(tmp_path / "cli", list(folders.rows_of)) == folders.found

@@ -45,13 +45,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One installed distribution.
-
-    Attributes:
-        name: as its metadata spells it.
-        version: its version and the first 16 hex digits of its RECORD's SHA-256; the RECORD has the files' hashes.
-        files: its public modules, in the order of their paths.
-    """
+    """One installed distribution; its version ends in 16 hex digits of the SHA-256 of its RECORD."""
 
     name: str
     version: str
@@ -68,13 +62,7 @@ def build_demo_catalog(
     """Build the catalog of the installed packages; an earlier build in the folder is replaced.
 
     Args:
-        out: the catalog's folder; it is created when it is missing.
         limit: number of texts, about: each distribution gives at least one. None takes all.
-        progress: called with the bytes of sources read so far and in total.
-        search_path: folders to look for distributions in. Default: `sys.path`.
-
-    Raises:
-        ConfigError: the limit is below 1, or the folder cannot be used or holds something else.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"a demo catalog needs a limit of at least 1 text, not {limit}")
@@ -130,11 +118,7 @@ def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[tuple
 
 
 def extract_source(module: str, source: bytes) -> list[tuple[str, str]]:
-    """The rows of one module; of several definitions with one name, the first that has a docstring.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: the source does not parse.
-    """
+    """The rows of one module, as `ast` parses it; of several definitions with one name, the first with a docstring."""
     rows: dict[str, str] = {}
     for name, node in _public_definitions(ast.parse(source).body, module):
         if name not in rows and (text := first_paragraph(ast.get_docstring(node) or "")):

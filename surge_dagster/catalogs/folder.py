@@ -28,22 +28,12 @@ _COLUMNS = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("tex
 
 @dataclass(frozen=True, slots=True)
 class CatalogSummary:
-    """Partitions and texts that a build wrote."""
-
     partitions: int
     texts: int
 
 
 def clear_catalog(root: Path, kind: str) -> None:
-    """Make a folder ready for a build: create it, or remove the partitions of an earlier build.
-
-    Args:
-        root: the catalog's folder.
-        kind: "demo" or "synthetic".
-
-    Raises:
-        ConfigError: the folder cannot be written, or holds something else.
-    """
+    """Make a folder ready for a build: create it, or remove the partitions of an earlier build."""
     manifest = root / _MANIFEST
     content = json.dumps({"format": 1, "kind": kind})
     try:
@@ -61,11 +51,7 @@ def clear_catalog(root: Path, kind: str) -> None:
 
 
 def write_partition(root: Path, key: str, version: str, row_groups: Iterable[tuple[pa.Array, pa.Array]]) -> None:
-    """Write a partition's file; each pair of ids and texts becomes a row group.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write a partition's file; each pair of ids and texts becomes a row group."""
     path = root / f"partition={encode_key(key)}" / "part-0.parquet"
     schema = _COLUMNS.with_metadata({KEY_METADATA: key.encode(), SOURCE_VERSION_METADATA: version.encode()})
     try:

@@ -68,11 +68,7 @@ _U64 = npt.NDArray[np.uint64]
 
 
 def partition_sizes(texts: int, partitions: int, sigma: float = LOG_SIGMA, seed: int = 0) -> npt.NDArray[np.int64]:
-    """The number of texts of each partition, as the top of this module describes.
-
-    Raises:
-        ConfigError: fewer than one partition, fewer texts than partitions, or a sigma outside 0…5.
-    """
+    """The number of texts of each partition, as the top of this module describes."""
     if partitions < 1 or texts < partitions:
         raise ConfigError(f"{texts} texts can't fill {partitions} partitions with at least one text each")
     if not 0 <= sigma <= 5:
@@ -98,20 +94,7 @@ def build_synthetic_catalog(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> CatalogSummary:
-    """Build the catalog; an earlier build in the folder is replaced.
-
-    Args:
-        out: the catalog's folder; it is created when it is missing.
-        texts: number of texts of all partitions, N.
-        partitions: number of partitions, P; their keys are category-0001 and so on.
-        sigma: spread of the partition sizes.
-        mean_bytes: mean size of a text.
-        seed: other seeds give other sizes and other texts.
-        progress: called with the texts built so far and the total.
-
-    Raises:
-        ConfigError: an argument is out of range, or the folder cannot be used or holds something else.
-    """
+    """Build the catalog; an earlier build in the folder is replaced."""
     if not _MIN_MEAN_BYTES <= mean_bytes <= _MAX_MEAN_BYTES:
         raise ConfigError(
             f"the mean size of a text must be {_MIN_MEAN_BYTES} to {_MAX_MEAN_BYTES} bytes, not {mean_bytes}"
@@ -130,7 +113,6 @@ def build_synthetic_catalog(
 
 
 def _version(seed: int, number: int, size: int, mean_bytes: int) -> str:
-    """The source version of a partition: a hash of everything that determines its rows."""
     origin = f"{_RULES} {seed} {number} {size} {mean_bytes}"
     return f"synthetic-{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
 

@@ -165,11 +165,8 @@ def verify(
     if as_json:
         listed = [asdict(violation) | {"reason": violation.reason} for violation in findings]
         counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
-        counts |= {
-            "vectors_compared": compared.vectors,
-            "partitions_not_compared": compared.partitions_not_compared,
-            "seed": compared.seed,
-        }
+        counts |= {"vectors_compared": compared.vectors, "seed": compared.seed}
+        counts |= {"partitions_not_compared": compared.partitions_not_compared}
         print_json({"space": space.name} | counts | {"violations": listed})
     raise typer.Exit(1 if violations else 0)
 
@@ -308,18 +305,15 @@ def _follow(run_events: Generator[Event], total: int, quiet: bool) -> None:
             show(min(done, total) if total else done, total)  # a text whose worker died is encoded, and counted, twice
 
 
-def _not_encoded(report: RunReport) -> tuple[tuple[int, str], ...]:
-    costs = report.costs
-    return (costs.rows_reused, "kept their vectors"), (costs.texts_deduplicated, "equal to another text")
-
-
 def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:
     seconds = report.predicted_wall_seconds
     predicted = f"; {seconds:.1f} s were predicted" if seconds is not None else ""
+    costs = report.costs
+    not_encoded = {"kept their vectors": costs.rows_reused, "equal to another text": costs.texts_deduplicated}
     done = (
         f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
         f"({report.texts_per_second:,.0f} texts/s{predicted}) on {report.device} in {report.precision}, "
-        + "".join(f"{count:,} {what}, " for count, what in _not_encoded(report) if count)
+        + "".join(f"{count:,} {what}, " for what, count in not_encoded.items() if count)
         + f"{report.truncated:,} truncated"
         if report.device
         else "there was nothing to encode"

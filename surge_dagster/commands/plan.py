@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -60,6 +60,7 @@ def plan(
     if calibrate_first and texts_per_second is not None:
         raise ConfigError("--calibrate measures this machine, and --texts-per-second describes another: give one.")
     seconds = None if deadline is None else _seconds(deadline)
+    goals: dict[str, Any] = {"price_per_hour": price_per_hour, "deadline_seconds": seconds, "bandwidth": bandwidth}
     source, store, thresholds = settings.open_source(), settings.open_store(), settings.thresholds()
     partitions, calibrated_on, pool = list(source), "", None
     if texts_per_second is None:
@@ -84,22 +85,13 @@ def plan(
             thresholds,
             file_format=settings.format,
             memory_limit=settings.memory_limit_bytes,
-            price_per_hour=price_per_hour,
-            deadline_seconds=seconds,
-            bandwidth=bandwidth,
+            **goals,
         )
     else:
         encode = EncodeCosts.given(call_seconds, 1 / texts_per_second, workers)
         vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
         costs = RunCosts(encode, io_costs([]), vector_bytes)
-        planned = plan_partitions(
-            partitions,
-            costs,
-            thresholds.resolve(encode.efficient_texts),
-            price_per_hour=price_per_hour,
-            deadline_seconds=seconds,
-            bandwidth=bandwidth,
-        )
+        planned = plan_partitions(partitions, costs, thresholds.resolve(encode.efficient_texts), **goals)
     release(source)
     lines = list[str]()
     if planned.partitions_fresh:

@@ -30,9 +30,6 @@ def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callabl
 
     The command's first parameter is the `Settings` that result; an option that is not given is left to the environment
     and the file.
-
-    Args:
-        leading: an argument that may be left out before the command's own arguments.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +76,6 @@ def _help(name: str) -> str:
 
 
 def start_pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
-    """Start a pool for the spec of the settings, or for another one."""
     spec = spec or settings.encoding_spec()
     pool = settings.encoder_pool(spec, task)
     with messages.status(f"starting the encoder for {spec.model}"):

@@ -48,7 +48,6 @@ def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
 
 
 def describes_space(settings: Settings) -> bool:
-    """Whether anyone has chosen a model or another setting of the vectors."""
     return not settings.model_fields_set.isdisjoint(SPACE)
 
 
@@ -81,17 +80,11 @@ def space_to_read(
             f"the output {store.url!r} names code of the model {space.loadable.model!r}. If you trust that code, load "
             f"it with --trust-remote-code {trusted} and --model {space.loadable.model}."
         )
-    if not yes:
-        _require_trust(settings, store, space)
-    return space, space.loadable
-
-
-def _require_trust(settings: Settings, store: Store, space: Space) -> None:
     model = space.loadable.model
-    if model.startswith(HASH_SCHEME) or model == settings.model:
-        return
-    named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
-    if not typer.confirm(visible(f"{named}. Load it?"), err=True):
-        raise typer.Exit(1)
+    if not yes and not model.startswith(HASH_SCHEME) and model != settings.model:
+        named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
+        if not typer.confirm(visible(f"{named}. Load it?"), err=True):
+            raise typer.Exit(1)
+    return space, space.loadable

@@ -88,7 +88,6 @@ class CatalogSettings(BaseModel):
         return value
 
     def selection(self) -> Selection:
-        """The columns that become ids and texts, and those that travel with them."""
         return Selection(self.id, self.text, self.max_text_bytes, self.missing_text, tuple(self.columns))
 
     def record(self, place: str) -> CatalogRecord:
@@ -108,19 +107,11 @@ class CatalogSettings(BaseModel):
         if place.startswith(BIGQUERY_SCHEME):
             return self.open_bigquery(place, default_client(place, self.query))
         self.require_no_bigquery(place)
-        return open_source(
-            place,
-            selection=self.selection(),
-            partition_by=self.partition_by,
-            storage_options=storage_options,
-        )
+        selection = self.selection()
+        return open_source(place, selection=selection, partition_by=self.partition_by, storage_options=storage_options)
 
     def open_bigquery(self, place: str, client: Any) -> BigQueryCatalog:
-        """Open a table of BigQuery, or the query, through a `google.cloud.bigquery.Client`.
-
-        Raises:
-            ConfigError: there is neither a complete name of a table nor a query, or both.
-        """
+        """Open a table of BigQuery, or the query, through a `google.cloud.bigquery.Client`."""
         return BigQueryCatalog(
             client, place, self.partition_by, self.selection(), query=self.query, updated_at=self.updated_at
         )

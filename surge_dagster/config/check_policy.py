@@ -40,16 +40,10 @@ MIN_PREVIOUS_COSINE = 0.995
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """Severities and limits of the checks.
-
-    Attributes:
-        severities: by check, those that differ from the default.
-        max_truncated_share: share of a partition's texts that may be truncated, 0 to 1.
-    """
+    """Severities of the checks, where not the default, and the share (0 to 1) of texts that may be truncated."""
 
     severities: Mapping[AnyCheckName, Severity] = field(default_factory=dict)
     max_truncated_share: float = MAX_TRUNCATED_SHARE
 
     def severity(self, name: AnyCheckName) -> Severity:
-        """The severity of one check."""
         return self.severities.get(name, "warn" if name in _WARNINGS else "error")

@@ -31,14 +31,8 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from surge_dagster.config.catalog_settings import ASSET_SCHEME, CatalogSettings
-from surge_dagster.config.check_policy import (
-    MAX_TRUNCATED_SHARE,
-    RUN_CHECK,
-    AnyCheckName,
-    CheckPolicy,
-    Severity,
-)
-from surge_dagster.config.derived_settings import DerivedSettings
+from surge_dagster.config.check_policy import MAX_TRUNCATED_SHARE, RUN_CHECK, AnyCheckName, CheckPolicy, Severity
+from surge_dagster.config.nested_settings import DerivedSettings, StorageSettings
 from surge_dagster.config.settings_input import (
     config_file,
     problem,
@@ -46,7 +40,6 @@ from surge_dagster.config.settings_input import (
     warn_of_unknown_variables,
     without_quotes,
 )
-from surge_dagster.config.storage_settings import StorageSettings
 from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
@@ -129,7 +122,6 @@ class EncoderSettings(BaseModel):
         return value
 
     def encoding_spec(self) -> EncodingSpec:
-        """Everything that shapes a vector."""
         return EncodingSpec(**{field.name: getattr(self, field.name) for field in fields(EncodingSpec)})
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
@@ -274,23 +266,16 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         return self.superbatch_thresholds(self.max_text_bytes)
 
     def check_policy(self) -> CheckPolicy:
-        """Severities and limits of the asset checks."""
         return CheckPolicy(self.checks, self.max_truncated_share)
 
     def open_source(self) -> Source:
-        """Open the catalog; `ConfigError` when there is none."""
         return self.open_catalog(self.source, self.storage_options.options())
 
     def catalog_record(self) -> CatalogRecord:
-        """The catalog as a space records it."""
         return self.record(self.source)
 
     def as_recorded(self, catalog: CatalogRecord | None) -> Settings:
-        """These settings, where those of the catalog that nobody gave are the recorded ones.
-
-        Raises:
-            ConfigError: a recorded value cannot be used.
-        """
+        """These settings, where those of the catalog that nobody gave are the recorded ones."""
         known = set(CatalogSettings.model_fields) - self.model_fields_set
         recorded = {name: value for name, value in (catalog.settings if catalog else {}).items() if name in known}
         try:
@@ -301,16 +286,11 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         return self.model_copy(update=taken)
 
     def open_store(self) -> Store:
-        """Open the output; it need not exist yet."""
         return open_store(self.output, self.storage_options.options())
 
 
 def load_settings(**arguments: Any) -> Settings:
-    """Read the settings; an argument that is None counts as not given.
-
-    Raises:
-        ConfigError: a value is of the wrong kind, a name is unknown, or the file cannot be read.
-    """
+    """Read the settings; an argument that is None counts as not given."""
     given = {name: value for name, value in arguments.items() if value is not None}
     for name, value in given.items():
         if isinstance(value, str):

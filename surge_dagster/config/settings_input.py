@@ -22,11 +22,7 @@ _NOT_SHOWN = ("alert_webhook", "lancedb", "output", "pgvector", "source", "stora
 
 
 def require_text(name: str, value: str) -> None:
-    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that are not UTF-8.
-
-    Raises:
-        ConfigError: the value cannot be written as UTF-8.
-    """
+    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that are not UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -23,9 +23,7 @@ class Comparison:
 
     Attributes:
         rows_expected: of the files, in the partitions that were handed over.
-        rows_found: of the target, in all partitions.
         vectors_compared: of a sample, which is drawn anew each time.
-        wrong: what differs, by partition.
         interrupted: which partitions of the sample could not be compared, and why; "" where all of them were.
     """
 
@@ -40,12 +38,6 @@ def compare(feed: Changes, target: Target) -> Comparison:
     """Compare a target with the files of the partitions that it has.
 
     A partition that could not be handed over is not compared; one that the target has beyond the feed's is wrong.
-
-    Args:
-        feed: read and applied.
-
-    Raises:
-        SurgeError: the target cannot be read.
     """
     files, counts = feed.files(), target.counts()
     compared = Comparison(sum(file.facts.rows for file in files.values()), sum(counts.values()))

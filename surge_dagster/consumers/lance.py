@@ -29,12 +29,7 @@ _MADE_HERE = {b"surge.table": b"1"}  # in the schema of each table that a hand-o
 
 
 class LanceTable:
-    """A table of an embedded LanceDB; it is made where there is none.
-
-    Args:
-        uri: of the database: a folder, or what LanceDB takes. One hand-over at a time writes to a folder; for other
-            places the caller sees to that.
-    """
+    """A table of an embedded LanceDB, made where there is none; only a folder is locked against other hand-overs."""
 
     def __init__(self, uri: str, table: str = "embeddings") -> None:
         self._uri = uri
@@ -100,7 +95,6 @@ class LanceTable:
         done.commits = 1
 
     def _merge(self, done: HandOver, table: Any) -> None:
-        """Insert, replace and delete rows of the table."""
         if further := [each for each in done.feed.columns or () if each.name not in table.schema.names]:
             table.add_columns(further)
         columns: pa.Schema = table.schema
@@ -171,14 +165,12 @@ class _Pending:
         self._bytes = self._ids = 0
 
     def merge(self, rows: pa.RecordBatch) -> None:
-        """Insert or replace rows."""
         self._rows.append(rows)
         self._bytes += rows.nbytes
         if self._bytes >= _MERGED_BYTES:
             self._merge()
 
     def delete(self, partition: str, ids: list[object] | None) -> None:
-        """Delete rows of a partition, or all of them."""
         if ids is None:
             self._deleted.append(f"partition = {_literal(partition)}")
             return

@@ -9,7 +9,7 @@ which the table got its first rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -47,13 +47,7 @@ _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
 
 
 class PgVectorTable:
-    """A table of Postgres; it is made where there is none.
-
-    Args:
-        dsn: as libpq takes it; never shown.
-        table: its name, with a schema before a dot where it is not in the search path.
-        index: of the vectors, built once there are some, for `distance`.
-    """
+    """A table of Postgres, with a schema before a dot in its name; made where there is none."""
 
     def __init__(
         self, dsn: str, table: str = "embeddings", *, index: Index = "hnsw", distance: Distance = "cosine"
@@ -95,13 +89,10 @@ class PgVectorTable:
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         query = self._sql("SELECT id, embedding FROM {table} WHERE partition = %s AND id = ANY(%s)")
         with self._connected() as connection:
-            if not self._columns(connection):
-                return {}
             rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
         return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
 
     def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> HandOver:
-        """Follow the feed, within a transaction."""
         run = connection.execute
         run(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))  # one hand-over at a time
         known = run(self._sql("SELECT space, partition, version FROM {versions}")).fetchall()
@@ -184,11 +175,7 @@ class PgVectorTable:
                     copy.write_row((space, key, now[key]))
 
     def _conformed(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> pa.RecordBatch:
-        """The columns of a batch as the table holds them.
-
-        Raises:
-            DataError: see `require_columns`; or a string has a zero byte.
-        """
+        """The columns of a batch as the table holds them."""
         require_columns(batch, kinds, _type_of, self.place)
         names = [name for name in batch.schema.names if name != "op"]
         for name in names:
@@ -238,7 +225,6 @@ class PgVectorTable:
         return self._columns(connection)
 
     def _defined(self, column: pa.Field) -> Composed:
-        """A column as Postgres defines it: name and type."""
         from psycopg.sql import SQL, Identifier
 
         kind = _type_of(column)
@@ -290,7 +276,6 @@ class PgVectorTable:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:
-        """A connection that knows vectors, to a database that has the table of versions."""
         try:
             import psycopg
             from pgvector.psycopg import register_vector
@@ -313,18 +298,15 @@ class PgVectorTable:
         """Refuse a table or a dsn that cannot be; libpq's own message quotes the dsn, which may hold a password."""
         if len(self._name.split(".")[-1].encode()) > _NAME_BYTES:
             raise ConfigError(f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one.")
-        is_dsn = False
-        with suppress(psycopg.ProgrammingError):
+        try:
             psycopg.conninfo.conninfo_to_dict(self._dsn)
-            is_dsn = True
-        if not is_dsn:
+        except psycopg.ProgrammingError:
             raise ConfigError(
                 "the dsn of pgvector is not one that libpq takes: postgresql://USER@HOST/DATABASE, or host=HOST "
                 "dbname=DATABASE. It is not shown, because it may hold a password."
-            )
+            ) from None
 
     def _sql(self, query: str, **parts: Any) -> Composed:
-        """A query with the names of the tables."""
         from psycopg.sql import SQL, Identifier
 
         *schema, table = self._name.split(".")

@@ -23,7 +23,6 @@ class LanceDBSettings(_Target):
     uri: str = Field(min_length=1, description="folder of the database, or a URL that LanceDB takes")
 
     def target(self) -> LanceTable:
-        """The table; opened when it is used."""
         return LanceTable(self.uri, self.table)
 
 
@@ -45,5 +44,4 @@ class PgVectorSettings(_Target):
         return dsn
 
     def target(self) -> PgVectorTable:
-        """The table; connected to when it is used."""
         return PgVectorTable(self.dsn.get_secret_value(), self.table, index=self.index, distance=self.distance)

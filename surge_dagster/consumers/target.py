@@ -35,8 +35,6 @@ class HandOver:
     Attributes:
         rows_sent: to the target, to be inserted or replaced.
         rows_deleted: ids that were sent to be deleted; rows of partitions that were cleared are not counted.
-        commits: to the table.
-        partitions: that were handed over.
         failures: of partitions that could not be, by key; the next hand-over tries again.
     """
 
@@ -48,16 +46,9 @@ class HandOver:
     failures: dict[str, SurgeError] = field(default_factory=dict)
 
     def steps(self, conform: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Iterator[Step]:
-        """What is to be done, in order. A partition that fails ends there, is noted, and does not stop the others.
-
-        Args:
-            conform: makes rows of the table from a batch of the feed; it may raise `DataError`.
-
-        Raises:
-            StoreUnavailable: the output does not answer.
-        """
+        """What is to be done, in order. A partition that fails ends there, is noted, and does not stop the others."""
         for partition in self.feed:
-            key, failure = partition.partition, None
+            key = partition.partition
             try:
                 for batch in partition:
                     operation = batch.column("op")[0].as_py()
@@ -73,21 +64,19 @@ class HandOver:
             except StoreUnavailable:
                 raise
             except SurgeError as error:
-                failure = error
                 self.failures[key] = error
-            self.partitions += failure is None
-            yield Step(key, is_end=True, failed=failure is not None)
+            self.partitions += key not in self.failures
+            yield Step(key, failed=key in self.failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do in one partition: clear it, delete ids, insert or replace rows; or its end."""
+    """One thing to do in one partition: clear it, delete ids, insert or replace rows; or none of these at its end."""
 
     partition: str
     clears: bool = False
     deleted: pa.Array | None = None
     rows: pa.RecordBatch | None = None
-    is_end: bool = False
     failed: bool = False
 
 
@@ -107,16 +96,11 @@ class Target(Protocol):
     def place(self) -> str: ...  # for people; without secrets
 
     def apply(self, open_feed: OpenFeed) -> HandOver:
-        """Bring the table up to date, and confirm it.
-
-        Raises:
-            ConfigError: the target cannot be used as it is set up.
-            TransientError: it does not answer; the next time continues.
-        """
+        """Bring the table up to date, and confirm it."""
         ...
 
     def forget(self, feed: Changes, partitions: Collection[str]) -> None:
-        """Have the hand-over after this feed load these partitions whole; the table does not have their rows."""
+        """Have the hand-over after this feed load these partitions whole."""
         ...
 
     def counts(self) -> dict[str, int]:
@@ -129,15 +113,7 @@ class Target(Protocol):
 
 
 def require_columns(batch: pa.RecordBatch, known: Mapping[str, str], kind: KindOf, place: str) -> None:
-    """Refuse a batch with a column that a table does not have, or has with another type.
-
-    Args:
-        known: the type of each column of the table, in the target's words.
-        kind: gives the type of a column of the batch in these words.
-
-    Raises:
-        DataError: for its partition.
-    """
+    """Refuse, with its partition, a batch with a column that the table lacks or knows with another type."""
     for column in batch.schema:
         expected, held = kind(column), known.get(column.name)
         if column.name != "op" and held != expected:
@@ -150,7 +126,6 @@ def require_columns(batch: pa.RecordBatch, known: Mapping[str, str], kind: KindO
 
 
 def missing_extra(extra: str, error: ImportError) -> ConfigError:
-    """The error where the packages of a target are not installed."""
     return ConfigError(
         f"{extra} needs packages that are not installed ({error}). Run: pip install 'surge-dagster[{extra}]'"
     )

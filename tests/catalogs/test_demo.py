@@ -48,21 +48,16 @@ def versions(catalog: Path) -> dict[str, str]:
 
 
 def test_distributions_are_partitions_and_rows_follow_paths_and_lines(site: Path, tmp_path: Path) -> None:
-    out = tmp_path / "catalog"
-    assert build(site, out) == CatalogSummary(partitions=4, texts=664)
+    out, seen = tmp_path / "catalog", list[tuple[int, int]]()
+    summary = build_demo_catalog(out, search_path=[str(site)], progress=lambda *progress: seen.append(progress))
+    assert summary == CatalogSummary(partitions=4, texts=664)
+    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0
     assert sizes_of(out) == {"Small%2EOne": 3, "huge": 600, "middle": 60, "tiny": 1}
     assert rows_of(out, "tiny") == [("tiny.task_0", "task number 0.")]
+    record = (site / "huge-1.0.dist-info" / "RECORD").read_bytes()
+    assert versions(out)["huge"] == f"1.0+{hashlib.sha256(record).hexdigest()[:16]}"
     names = [row[0] for row in rows_of(out, "middle")]
     assert names == [f"middle.{module}.task_{n}" for module, count in (("a", 20), ("b", 40)) for n in range(count)]
-
-
-def test_source_version_is_the_version_and_record_hash(site: Path, tmp_path: Path) -> None:
-    build(site, tmp_path / "catalog")
-    partitions = {partition.key: partition for partition in open_source(str(tmp_path / "catalog"))}
-    assert list(partitions) == ["Small.One", "huge", "middle", "tiny"]
-    record = (site / "huge-1.0.dist-info" / "RECORD").read_bytes()
-    assert partitions["huge"].source_version == f"1.0+{hashlib.sha256(record).hexdigest()[:16]}"
-    assert sum(len(batch) for batch in partitions["huge"].read()) == 600
 
 
 @pytest.mark.parametrize("limit", [None, 200])
@@ -102,15 +97,6 @@ def test_limit_caps_the_texts_and_keeps_the_ratio_of_sizes(site: Path, tmp_path:
     assert build(site, capped, 10**9).texts == 664, "a limit above the number of texts takes all"
 
 
-def test_progress_ends_at_its_total(site: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    build_demo_catalog(
-        tmp_path / "catalog", search_path=[str(site)], progress=lambda done, total: seen.append((done, total))
-    )
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1][0] == seen[-1][1] > 0
-
-
 def test_equal_ids_within_a_distribution_become_one_row(tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site, "twice", {"twice.py": functions(2), "twice/__init__.py": functions(3)})
@@ -137,6 +123,9 @@ def test_folder_that_holds_something_else_is_refused_unchanged(site: Path, tmp_p
     assert [path for path in (tmp_path / "foreign").rglob("*") if path.is_file()] == [foreign]
     with pytest.raises(ConfigError, match="can't be used"):
         build(site, foreign)
+    (tmp_path / "_catalog.json").write_text('{"format": 1, "kind": "synthetic"}')
+    with pytest.raises(ConfigError, match="not built as a demo catalog"):
+        build(site, tmp_path)
 
 
 @pytest.mark.parametrize("limit", [0, -5])

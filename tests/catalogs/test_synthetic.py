@@ -153,9 +153,3 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path, arguments: dict[str,
     with pytest.raises(ConfigError, match=message):
         build_synthetic_catalog(tmp_path / "catalog", **arguments)
     assert not (tmp_path / "catalog").exists()
-
-
-def test_demo_catalog_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "_catalog.json").write_text('{"format": 1, "kind": "demo", "memory": {}}')
-    with pytest.raises(ConfigError, match="not built as a synthetic catalog"):
-        build_synthetic_catalog(tmp_path, texts=5, partitions=5)

@@ -141,25 +141,6 @@ def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command)
     assert not set("\x1b\x9b") & {*out, *error, *found}
 
 
-def test_space_keeps_its_first_format(catalog: Path, tmp_path: Path, surge: Command) -> None:
-    embed = ("embed", catalog, "out", *MODEL)
-    space = surge.json(*embed, "--format", "arrow")["space"]
-    assert (tmp_path / "out" / space / "apples.arrow").exists()
-    assert surge.json(*embed, "--format", "arrow")["partitions_skipped"] == 3
-    code, _, error = surge(*embed)
-    assert code == 2 and "the settings request 'parquet'. Set format to 'arrow'" in error
-    assert surge("verify", catalog, "out", *MODEL)[0] == 0
-
-
-def test_verify_names_the_partition_and_exits_with_1(catalog: Path, surge: Command) -> None:
-    path = surge.root / "out" / surge.json("embed", catalog, "out", *MODEL)["space"] / "apples.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    code, _, error = surge("verify", catalog, "out", *MODEL)
-    assert code == 1 and "'apples'" in error and "Traceback" not in error
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -176,6 +157,15 @@ def test_verify_names_the_partition_and_exits_with_1(catalog: Path, surge: Comma
         (("embed", "catalog", "out", *MODEL, "--document-prompt", "\udcff"), "UTF-8"),
         (("embed", "catalog", "out", *MODEL, "--format", "csv"), "'parquet' or 'arrow'"),
         (("search", "out", "\udcff", *MODEL), "UTF-8"),
+        (("search", "empty", *MODEL), "the text to search for is missing: surge-dagster search empty TEXT"),
+        (("search", "s3://b/out", *MODEL), "the text to search for is missing: surge-dagster search s3://b/out TEXT"),
+        (
+            ("embed", "catalog", "out", "--text", "{title"),
+            "text is '{title': the text template '{title' is not complete",
+        ),
+        (("embed", "catalog", "out", "--partition-by", "a,a"), "partition_by is 'a,a': expected each column once"),
+        (("embed", "catalog", "out", "--query", "SELECT 1"), "the setting query is for sources of BigQuery"),
+        (("embed", "catalog", "out", "--updated-at", "x"), "the setting updated_at is for sources of BigQuery"),
     ],
 )
 def test_wrong_usage_gives_exit_code_2_and_the_reason(

@@ -58,14 +58,6 @@ def test_query_is_embedded_and_found_on_record_by_verify(fake: FakeBigQuery, sur
     assert code == 2 and "holds embeddings of the catalog 'bigquery://p?query=" in error
 
 
-def test_settings_of_bigquery_are_refused_for_other_sources(surge: Command) -> None:
-    for name, value in (("query", "SELECT 1"), ("updated_at", "changed")):
-        configure(surge, source="catalog", **{name: value})
-        code, _, error = surge("embed")
-        assert code == 2
-        assert f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is 'catalog'" in error
-
-
 def test_project_without_a_query_is_refused(fake: FakeBigQuery, surge: Command) -> None:
     configure(surge, source="bigquery://p", partition_by="category")
     code, _, error = surge("embed")

@@ -40,10 +40,3 @@ def test_damaged_and_removed_partitions_of_the_parent_are_reported(surge: Comman
     code, _, error = surge("derive", "out", "--dimension", 8, "--removed", "delete")
     assert code == 1 and "'b'" not in error
     assert sorted(path.name for path in own.glob("*.parquet")) == ["a.parquet", "c.parquet"]
-
-
-def test_derivation_that_changes_nothing_is_wrong_usage(surge: Command) -> None:
-    write_partition(surge.root / "catalog", "a", 3)
-    surge.json("embed", "catalog", "out", "--model", "hash://16")
-    code, _, error = surge("derive", "out")
-    assert code == 2 and "has 16 dimensions in float32 already" in error

@@ -51,15 +51,6 @@ def test_pattern_is_embedded_and_the_refusal_of_one_table_names_the_command_that
     assert "`surge-dagster embed products/hats.parquet OUTPUT --partition-by COLUMN`" in str(refused.exception)
 
 
-def test_output_inside_a_table_is_refused_before_any_work(tmp_path: Path) -> None:
-    write_rows(tmp_path / "tin" / "0.parquet", numbered_rows("k", 4))
-    for output in ("tin/out", "tin"):
-        arguments = [str(tmp_path / "tin"), str(tmp_path / output), "--partition-by", "id", *MODEL]
-        refused = CliRunner().invoke(app, ["embed", *arguments])
-        assert "lies inside the source" in str(refused.exception)
-    assert [path.name for path in (tmp_path / "tin").iterdir()] == ["0.parquet"]
-
-
 def test_dagster_reads_a_catalog_in_a_bucket(in_bucket: str, tmp_path: Path) -> None:
     import dagster as dg
 

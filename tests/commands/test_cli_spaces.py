@@ -66,6 +66,8 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
     (surge.root / "models").rename(surge.root / "moved")
     code, _, error = surge("search", "../out", "a number 2", "--yes")
     assert code == 2 and "models/tiny" in error and "check the path" in error
+    found = surge.json("search", "../out", "a number 2", "--model", (surge.root / "moved" / "tiny").rename("renamed"))
+    assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
 
 
 def test_space_is_searched_and_verified_with_its_own_prompts_after_those_of_its_model_changed(
@@ -89,13 +91,6 @@ def test_space_is_searched_and_verified_with_its_own_prompts_after_those_of_its_
     weights.write_bytes(content)
     code, _, error = surge("search", "out", "a number 2", "--yes")
     assert code == 2 and f"not into {name}: the model's content has changed." in error
-
-
-def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command, tiny: Path) -> None:
-    write_partition(surge.root / "catalog", "a", 3)
-    name = surge.json("embed", "catalog", "out", "--model", tiny)["space"]
-    found = surge.json("search", "out", "a number 2", "--model", tiny.rename(tiny.with_name("renamed")))
-    assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
 
 
 def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_settings(
@@ -146,18 +141,15 @@ class TestAnotherCatalog:
         write_partition(surge.root / "catalog", "a", 3)
         surge.json(*self.EMBED)
 
-    def test_another_catalog_is_refused_with_both_names_and_changes_nothing(self, surge: Command) -> None:
+    def test_another_catalog_is_refused_with_both_names_and_needs_a_space_of_its_own(self, surge: Command) -> None:
         write_partition(surge.root / "other", "a", 5)
         before = {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
         code, _, error = surge("embed", "other", "out", "--model", "hash://16")
         assert code == 2 and f"{surge.root}/catalog'" in error and f"{surge.root}/other'" in error
         assert before == {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
+        assert surge("embed", "other", "out", "--model", "hash://24")[0] == 0, "a space of its own"
         shutil.copytree(surge.root / "catalog", surge.root / "copy")  # everything in it is fresh
         assert surge("embed", "copy", "out", "--model", "hash://16")[0] == 2
-
-    def test_another_catalog_may_have_a_space_of_its_own_in_the_output(self, surge: Command) -> None:
-        write_partition(surge.root / "other", "a", 5)
-        assert surge("embed", "other", "out", "--model", "hash://24")[0] == 0
 
     def test_catalog_that_moved_with_its_output_or_is_reached_another_way_is_the_same(self, surge: Command) -> None:
         (surge.root / "link").symlink_to("catalog")

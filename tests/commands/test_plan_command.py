@@ -35,7 +35,7 @@ def document(*arguments: Any) -> dict[str, Any]:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
-def test_screen_says_what_to_expect(catalog: Path, tmp_path: Path) -> None:
+def test_plan_prints_times_memory_cost_and_fleet_on_one_screen(catalog: Path, tmp_path: Path) -> None:
     given = ("--texts-per-second", 100, "--workers", 2, "--b-min", 100, "--price-per-hour", 3.6, "--deadline", "1s")
     shown = plan(catalog, tmp_path, *given).stdout
     for expected in (
@@ -71,7 +71,7 @@ def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(catalog: Pat
     assert "were predicted) on cpu" in embedded.stdout
 
 
-def test_what_a_run_would_pass_over_is_not_planned(tmp_path: Path) -> None:
+def test_fresh_partitions_are_left_out_of_the_plan(tmp_path: Path) -> None:
     for key, rows in SIZES.items():
         write_partition(tmp_path / "catalog", key, numbered_rows(key, rows))
     where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
@@ -97,15 +97,18 @@ def test_large_numbers_have_no_exponents(catalog: Path, tmp_path: Path) -> None:
     assert "cost           55,670 per million texts" in shown
 
 
-@pytest.mark.parametrize("deadline", ["soon", "2", "2 weeks", "0s", "-1h"])
-def test_deadline_that_is_no_time_is_refused(catalog: Path, tmp_path: Path, deadline: str) -> None:
-    result = plan(catalog, tmp_path, "--texts-per-second", 1, "--deadline", deadline)
-    assert isinstance(result.exception, ConfigError) and "90s, 30m or 2h" in str(result.exception)
-
-
-def test_calibration_of_another_machine_is_refused(catalog: Path, tmp_path: Path) -> None:
-    result = plan(catalog, tmp_path, "--texts-per-second", 1, "--calibrate")
-    assert isinstance(result.exception, ConfigError) and "--texts-per-second describes another" in str(result.exception)
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        *((("--deadline", deadline), "90s, 30m or 2h") for deadline in ("soon", "2", "2 weeks", "0s", "-1h")),
+        (("--calibrate",), "--texts-per-second describes another"),
+    ],
+)
+def test_deadline_that_is_no_time_and_calibration_of_another_machine_are_refused(
+    catalog: Path, tmp_path: Path, given: tuple[str, ...], refusal: str
+) -> None:
+    result = plan(catalog, tmp_path, "--texts-per-second", 1, *given)
+    assert isinstance(result.exception, ConfigError) and refusal in str(result.exception)
 
 
 def test_partitions_of_unknown_size_are_named(tmp_path: Path) -> None:

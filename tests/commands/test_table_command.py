@@ -59,12 +59,3 @@ def test_killed_run_of_a_table_ends_as_one_of_folders(
         facts = assert_embedded(tmp_path / "out", report["space"], key, rows)
         expected = read_embedded(tmp_path / "expected", report["space"], key)
         assert facts.content_digest == expected.facts.content_digest
-
-
-def test_rewritten_table_encodes_the_partition_that_changed(table: Path, surge: Command) -> None:
-    surge.json("embed", table, "out", *OPTIONS)
-    write_csv(table, [(row[0], "new" if row[0] == "id-7" else row[1], row[2]) for row in ROWS])
-    report = surge.json("embed", table, "out", *OPTIONS)
-    assert (report["partitions_written"], report["partitions_skipped"]) == (1, 11)
-    code, out, _ = surge("verify", table, "out", *OPTIONS[:4])
-    assert code == 0 and "no violation" in out

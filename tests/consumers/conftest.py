@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,16 +15,19 @@ from surge_dagster.consumers.target import Target
 
 
 @pytest.fixture(scope="session")
-def postgres_with_vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its URL, without a database."""
+def postgres_with_vectors() -> Iterator[str]:
+    """Its URL, without a database.
+
+    The server runs as another user where this one is root. Its folder is not one of pytest's: each session of pytest
+    closes those to other users.
+    """
     pgserver = pytest.importorskip("pgserver", reason="not installed: pgserver of the extra 'dev'")
     pytest.importorskip("pgvector", reason="not installed: the extra 'pgvector'")
-    folder = tmp_path_factory.mktemp("postgres")
-    for above in (folder, *folder.parents[:-2]):  # the server runs as another user where this one is root
-        above.chmod(0o755)
-    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
+    with tempfile.TemporaryDirectory(prefix="surge-pgserver-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        server = pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        yield server.get_uri()
+        server.cleanup()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.engine.errors import ConfigError
 from tests.consumers.scripts import TEXTS, Follower
+from tests.consumers.test_targets import load
 from tests.engine.feeds import Output
 
 
@@ -32,8 +33,7 @@ def test_zero_byte_is_refused_by_name_and_stops_no_other(follower: Follower) -> 
 
 
 def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(follower: Follower) -> None:
-    follower.output.write("a", TEXTS)
-    follower.hand_over()
+    load(follower, "a")
     for path in follower.output.store.root.glob(".changes/*/consumers/*"):
         path.unlink()
     assert follower.hand_over().rows_sent == 0
@@ -41,8 +41,7 @@ def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(follower
 
 
 def test_index_is_built_once_the_table_has_rows_and_again_for_another_distance(follower: Follower) -> None:
-    follower.output.write("a", TEXTS)
-    follower.hand_over()
+    load(follower, "a")
     first = index_of(follower)
     assert "USING hnsw (embedding vector_cosine_ops)" in first[0]
     follower.output.write("a", {"1": "one"})

@@ -13,6 +13,7 @@ from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store import open_store
@@ -29,7 +30,7 @@ def follow(pool: EncoderPool, store: Store, target: Target, rows: pa.Table, *car
     """Embed a partition with some of its columns, and hand it over."""
     version = f"{rows.to_pydict()} {carried}"
     source = FrameCatalog({"k": rows}, Selection(carried=carried), versions={"k": version})
-    assert finish_receipts(make_run(pool, source, store), "encoded")
+    assert finish_receipts(make_run(pool, source, store, observer=ChangeFeed()), "encoded")
     done = target.apply(partial(changes, store, "shop"))
     assert done.failures == {} and compare(done.feed, target).wrong == {}
     return done
@@ -85,7 +86,7 @@ def test_files_that_carry_different_columns_reach_a_table_in_one_hand_over(
 
     def embed(key: str, *carried: str) -> None:
         source = FrameCatalog({key: ROWS}, Selection(carried=carried), versions={key: f"{carried}"})
-        assert finish_receipts(make_run(hash_pool, source, store), "encoded")
+        assert finish_receipts(make_run(hash_pool, source, store, observer=ChangeFeed()), "encoded")
 
     def look() -> list[tuple[object, ...]]:
         done = target.apply(partial(changes, store, "shop"))

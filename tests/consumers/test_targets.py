@@ -10,7 +10,7 @@ import pytest
 
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
-from surge_dagster.consumers.target import Target
+from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -24,6 +24,13 @@ def follower(tmp_path: Path, target: Target) -> Follower:
     return Follower(Output(tmp_path / "out"), target)
 
 
+def load(follower: Follower, *keys: str) -> HandOver:
+    """Publish partitions with the same texts, and hand them over."""
+    for key in keys:
+        follower.output.write(key, TEXTS)
+    return follower.hand_over()
+
+
 def test_table_follows_edits_gaps_and_removed_partitions(follower: Follower) -> None:
     done = follow_a_script(follower)
     if isinstance(follower.target, LanceTable):
@@ -32,9 +39,7 @@ def test_table_follows_edits_gaps_and_removed_partitions(follower: Follower) -> 
 
 def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(follower: Follower) -> None:
     output = follower.output
-    for key in ("a", "b"):
-        output.write(key, TEXTS)
-    follower.hand_over()
+    load(follower, "a", "b")
     before = output.expected()
     path = output.store.root / output.name("a")
     output.write("a", {"1": "never seen"})
@@ -52,27 +57,13 @@ def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(follow
 
 
 def test_table_that_was_dropped_is_loaded_again(follower: Follower) -> None:
-    follower.output.write("a", TEXTS)
-    follower.hand_over()
+    load(follower, "a")
     drop(follower.target)
     assert follower.hand_over().rows_sent == 10
     follower.assert_equal()
 
 
-def test_table_follows_the_current_space(follower: Follower) -> None:
-    output = follower.output
-    for key in ("a", "b"):
-        output.write(key, TEXTS)
-    follower.hand_over()
-    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
-    output.rows.clear()
-    output.write("b", {"1": "one"})
-    follower = Follower(output, follower.target, space=output.space.name)
-    follower.hand_over()
-    follower.assert_equal()
-
-
-def test_table_has_vectors_of_one_space_when_an_earlier_space_is_current_again(follower: Follower) -> None:
+def test_table_has_vectors_of_the_current_space_alone_when_an_earlier_one_is_current_again(follower: Follower) -> None:
     output = follower.output
     first, others = output.space, {row: f"{text} for another model" for row, text in TEXTS.items()}
     second = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
@@ -80,7 +71,9 @@ def test_table_has_vectors_of_one_space_when_an_earlier_space_is_current_again(f
         output.space = space
         output.rows.clear()
         output.write("a", texts)
-    rows = {first.name: {"a": dict(TEXTS)}, second.name: {"a": others}}
+        if space is first:
+            output.write("b", TEXTS)
+    rows = {first.name: {"a": dict(TEXTS), "b": dict(TEXTS)}, second.name: {"a": others}}
     for space in (first, second, first):
         output.rows = rows[space.name]
         follower = Follower(output, follower.target, space=space.name)
@@ -89,9 +82,7 @@ def test_table_has_vectors_of_one_space_when_an_earlier_space_is_current_again(f
 
 
 def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(follower: Follower) -> None:
-    for key in ("a", "b"):
-        follower.output.write(key, TEXTS)
-    follower.hand_over()
+    load(follower, "a", "b")
     if isinstance(follower.target, LanceTable):
         table = follower.target._open()
         assert table is not None
@@ -110,7 +101,7 @@ def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(
 
 
 @pytest.mark.parametrize("row", [{"name": "boots"}, {"partition": "x", "id": "1", "text": "", "embedding": [1.0] * 8}])
-def test_table_of_others_is_left_alone(follower: Follower, row: dict[str, Any]) -> None:
+def test_table_with_rows_of_other_programs_is_refused_and_unchanged(follower: Follower, row: dict[str, Any]) -> None:
     follower.output.write("a", TEXTS)
     if isinstance(follower.target, LanceTable):
         follower.target._connect().create_table("products", [row])
@@ -128,9 +119,7 @@ def test_table_of_others_is_left_alone(follower: Follower, row: dict[str, Any]) 
 
 def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surge_dagster.consumers.comparison.random.getrandbits", lambda bits: 7)
-    for key in ("a", "b", "c", "d"):
-        follower.output.write(key, TEXTS)
-    done = follower.hand_over()
+    done = load(follower, "a", "b", "c", "d")
     spoiled: Any = Spoiled(follower.target)
     found = compare(done.feed, spoiled)
     assert found.wrong == {
@@ -144,8 +133,7 @@ def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower, mon
 
 
 def test_comparison_names_a_file_that_was_damaged_since(follower: Follower) -> None:
-    follower.output.write("a", TEXTS)
-    done = follower.hand_over()
+    done = load(follower, "a")
     path = follower.output.store.root / follower.output.name("a")
     content = path.read_bytes()
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
@@ -155,8 +143,7 @@ def test_comparison_names_a_file_that_was_damaged_since(follower: Follower) -> N
 
 
 def test_column_that_the_table_lacks_is_refused_by_name(follower: Follower) -> None:
-    follower.output.write("a", TEXTS)
-    follower.hand_over()
+    load(follower, "a")
     follower.output.write("b", {1: "ids are numbers here"})  # pyright: ignore[reportArgumentType]
     follower.output.write("c", {"1": "one"})
     done = follower.hand_over()

@@ -28,16 +28,11 @@ class UntrustedCode(ConfigError):
 
 
 def has_code(folder: Path) -> bool:
-    """Whether there are Python files in a model's folder."""
     return any(folder.rglob("*.py"))
 
 
 def trusted_code(folder: Path, trusted: str | None) -> str | None:
-    """The digest of the code in a model's folder; None where the setting `trust_remote_code` names none.
-
-    Raises:
-        ConfigError: the folder has other code than the named one, none, or names that of another repository.
-    """
+    """The digest of the code in a model's folder; None where the setting `trust_remote_code` names none."""
     if trusted is None:
         return None
     if not TRUSTED.fullmatch(trusted):

@@ -26,7 +26,6 @@ class Derivation:
     ranges: Ranges | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The value of `derived` in space.json."""
         document: dict[str, Any] = {"parent": self.parent, "parent_sha256": self.parent_sha256}
         if self.ranges is not None:
             document["ranges"] = {"min": list(self.ranges[0]), "max": list(self.ranges[1])}
@@ -34,11 +33,6 @@ class Derivation:
 
 
 def derivation_from_json(document: Any) -> Derivation:
-    """The derivation in a space.json.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is incomplete, or a value has another type.
-    """
     ranges = document.get("ranges")
     if ranges is not None:
         ranges = (tuple(map(float, ranges["min"])), tuple(map(float, ranges["max"])))

@@ -92,9 +92,6 @@ class ModelModule:
     Attributes:
         kind: the last part of the module's type, which stays the same when the library moves its modules; the whole
             type where the module is not in a package of the library's usual ones.
-        folder: where its files are.
-        config: its canonical config.
-        weights: its safetensors files.
         others: files of an unknown kind of module, which are digested byte by byte.
     """
 
@@ -106,11 +103,7 @@ class ModelModule:
 
 
 def model_digest(modules: list[ModelModule], code: str | None = None) -> str:
-    """The SHA-256 (hex) of everything in a model that shapes a vector; its first module has config and tokenizer.
-
-    Args:
-        code: the digest of the model's own code, where it is run.
-    """
+    """The SHA-256 (hex) of all that shapes a vector, and of `code` where it is run; the first module has the config."""
     root = modules[0].folder
     document = {
         "format": 1,
@@ -176,7 +169,6 @@ def file_sha256(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes as they are now."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -42,11 +42,7 @@ class ModelFacts:
     """What a model folder says: enough to name a vector space without loading the model.
 
     Attributes:
-        slug: the readable name of the model, of letters, digits, dots and dashes.
-        digest: SHA-256 over everything that shapes a vector, see `digest.py`.
-        max_length: tokens that the model reads by default.
         longest_length: tokens that the model can read at most; None where its config states no limit.
-        normalizes: whether its modules scale vectors to length 1.
         routed: whether queries may go through other modules than documents.
     """
 
@@ -62,16 +58,7 @@ class ModelFacts:
 
 
 def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
-    """Reads a model folder's configs and computes the digest of its weights.
-
-    Args:
-        trusted: the setting `trust_remote_code`, see `code.py`.
-
-    Raises:
-        ConfigError: the folder is not a model, is damaged, has no safetensors weights, or has other code than the
-            trusted one.
-        UntrustedCode: it lists modules that are not part of sentence-transformers.
-    """
+    """Reads a model folder's configs and computes the digest of its weights, and of its code where it is trusted."""
     code = trusted_code(folder, trusted)
     modules = _read_modules(folder, with_code=code is not None)
     own = read_document(folder / CONFIG_FILE) or {}
@@ -178,7 +165,6 @@ def _module(kind: str, folder: Path) -> ModelModule:
 
 
 def _all_files(folder: Path) -> tuple[Path, ...]:
-    """Every file that a module of an unknown kind may read."""
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".txt", ".model", ".safetensors")]
     return tuple(path for path in files if not {"onnx", "openvino"} & set(path.relative_to(folder).parts))
 
@@ -203,7 +189,7 @@ def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
 
 
 def _max_length(folder: Path, longest: Any) -> int:
-    """The model's own limit in tokens, looked up in the same places as sentence-transformers does."""
+    """The model's own limit in tokens, from the same places as in sentence-transformers."""
     for name in _TRANSFORMER_CONFIGS:
         stated = (read_document(folder / f"sentence_{name}_config.json") or {}).get("max_seq_length")
         if isinstance(stated, int):
@@ -231,6 +217,5 @@ def _dimension(folder: Path, modules: list[ModelModule], config: dict[str, Any],
 
 
 def _slug(folder: Path) -> str:
-    """The model's readable name: the repository's for a hub cache, else the folder's."""
     name = folder.parent.parent.name.rpartition("--")[2] if is_snapshot(folder) else folder.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "model"

@@ -29,14 +29,7 @@ _IGNORED = ["*.py", "onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"
 
 
 def find_model(name: str, commit: str | None = None) -> Path:
-    """The folder that serves `name`, downloaded from the hub if no copy is on this machine.
-
-    Args:
-        commit: of a model on the hub whose own code is trusted: the model at this commit, with its code.
-
-    Raises:
-        ConfigError: the model is not available; the message says what to do.
-    """
+    """The folder that serves `name`, downloaded if this machine has no copy; at a trusted `commit` with its code."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -60,10 +53,7 @@ def _hub_cache() -> Path:
 
 
 def _in_hub_cache(name: str, commit: str | None = None) -> Path | None:
-    """The newest complete snapshot of `name` in the local Hugging Face cache, or that of a commit with its code.
-
-    The client is not imported.
-    """
+    """The newest complete snapshot in the local cache, or that of a commit; the hub's client is not imported."""
     full_names = [name] if "/" in name else [f"sentence-transformers/{name}", name]
     for full_name in full_names:
         repository = _hub_cache() / f"models--{full_name.replace('/', '--')}"
@@ -126,7 +116,6 @@ def _download(name: str, other_remedy: str, commit: str | None) -> Path:
 
 
 def _why_not_downloaded(error: Exception, endpoint: str, repository: str, commit: str | None, remedy: str) -> str:
-    """What an error of the hub's client means, and what to do."""
     from huggingface_hub import errors
 
     from surge_dagster.engine.support.unreadable import first_line

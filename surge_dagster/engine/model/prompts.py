@@ -24,13 +24,7 @@ _NAMES: dict[Task, tuple[str, ...]] = {"document": ("document", "passage", "corp
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What a model puts before texts.
-
-    Attributes:
-        document, query: "" where there is none.
-        unused: names of prompts that a reader of the model's configuration expects before documents, and that
-            sentence-transformers does not use there.
-    """
+    """What a model puts before texts; `unused` ones seem to be for documents, and the library does not use them."""
 
     document: str = ""
     query: str = ""
@@ -38,11 +32,7 @@ class Prompts:
 
 
 def stated_prompts(own: dict[str, Any], folder: Path) -> dict[str, str]:
-    """The prompts that a model's configuration states, by name.
-
-    Raises:
-        ConfigError: they are not texts, or the default prompt is none of them.
-    """
+    """The prompts that a model's configuration states, by name."""
     prompts = own.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ConfigError(f"{folder / CONFIG_FILE}: expected prompts as texts by name, not {prompts!r}; correct it")
@@ -56,11 +46,7 @@ def stated_prompts(own: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def read_prompts(own: dict[str, Any], folder: Path) -> Prompts:
-    """The prompts of the model whose config_sentence_transformers.json is `own`.
-
-    Raises:
-        ConfigError: see `stated_prompts`.
-    """
+    """The prompts of the model whose config_sentence_transformers.json is `own`."""
     stated, default = stated_prompts(own, folder), own.get("default_prompt_name")
 
     def chosen(task: Task) -> str:

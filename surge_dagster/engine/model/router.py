@@ -16,24 +16,14 @@ _FILES = ("router_config.json", "config.json")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes of a Router.
-
-    Attributes:
-        listing: the file that lists them.
-        modules: type and folder of each module, by the name of its route.
-        mappings: name of the route by task and modality, as the library writes the pair.
-    """
+    """The routes of a Router: type and folder of each module by route, and the route by task and modality as text."""
 
     listing: Path
     modules: dict[str, list[tuple[str, Path]]]
     mappings: dict[str, str]
 
     def of(self, task: Task) -> str:
-        """The name of the route that texts of a task take, in sentence-transformers' order.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The name of the route that texts of a task take, in sentence-transformers' order."""
         mapped = (self.mappings.get(str(key)) for key in ((task, "text"), (task, None), (None, "text"), (None, None)))
         for route in (*mapped, task):
             if route is not None and route in self.modules:
@@ -45,11 +35,7 @@ class Routes:
 
 
 def read_routes(folder: Path) -> Routes:
-    """The routes of the Router in a folder.
-
-    Raises:
-        ConfigError: its configuration is missing or damaged.
-    """
+    """The routes of the Router in a folder."""
     configs = ((folder / name, document) for name in _FILES if (document := read_document(folder / name)))
     listing, document = next(configs, (folder / _FILES[0], {}))
     try:

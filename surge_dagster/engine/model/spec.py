@@ -26,7 +26,6 @@ FileFormat = Literal["parquet", "arrow"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 _FORMAT = 1
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
-_HASH_MAX_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,8 @@ class EncodingSpec:
         model: a hub name, a local folder, or `hash://D`, a stand-in that makes unit vectors of dimension D from a hash
             of the text, for tests and for measuring everything around the encoder.
         document_prompt: literal text put before each text of the catalog; None is the model's own, see `prompts.py`.
-        query_prompt: literal text put before each query of a search; None is the model's own.
         max_length: tokens of a text that the model reads, special tokens included; longer texts are cut and counted.
-        normalize: whether vectors have length 1; None follows the model's modules.
-        dimension: number of leading dimensions to keep; None keeps all.
         trust_remote_code: the commit, or for a local folder the digest, of the model's own code that may run.
-
-    Raises:
-        ConfigError: a value that no model can serve.
     """
 
     model: str = DEFAULT_MODEL
@@ -69,15 +62,10 @@ class EncodingSpec:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as space.json stores them."""
         return asdict(self)
 
     def resolve(self) -> Space:
-        """Locates the model and computes its digest.
-
-        Raises:
-            ConfigError: the model is not available or does not fit the spec; the message says what to do.
-        """
+        """Locates the model and computes its digest."""
         facts = self._facts()
         dimension = self.dimension or facts.dimension
         if dimension > facts.dimension:
@@ -117,7 +105,7 @@ class EncodingSpec:
             slug=f"hash-{size}",
             digest=hashlib.sha256(self.model.encode()).hexdigest(),
             prompts=Prompts(),
-            max_length=_HASH_MAX_LENGTH,
+            max_length=256,
             longest_length=None,
             normalizes=True,
             dimension=int(size),
@@ -130,7 +118,6 @@ class Space:
     """A vector space: a spec in which every choice is made.
 
     Attributes:
-        name: slug and 12 hex digits; the name of the output's folder.
         requested: the spec as requested, with a model folder reduced to its name.
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
         file_format, routed, task, model_folder: no part of the space's identity, nor of its name: the format of its
@@ -187,7 +174,6 @@ class Space:
 
     @property
     def is_hash(self) -> bool:
-        """Whether vectors come from a hash instead of a model."""
         return self.requested.model.startswith(HASH_SCHEME)
 
     @property
@@ -218,16 +204,7 @@ class Space:
         return {key: getattr(self, key) for key in _RESOLVED} | prompts | derived
 
     def derive(self, dtype: DerivedDtype, dimension: int | None = None, ranges: Ranges | None = None) -> Space:
-        """A space whose vectors are computed from those of this one.
-
-        Args:
-            dtype: type of its vectors.
-            dimension: leading dimensions that are kept; None is all.
-            ranges: of int8; see `Derivation`. Without them the space has no name yet.
-
-        Raises:
-            ConfigError: such a space cannot be computed from this one.
-        """
+        """A space whose vectors are computed from these; int8 needs `ranges`, and has no name without them."""
         size = dimension or self.dimension
         if self.derived or self.dtype != "float32":
             kind = f"is derived from {self.derived.parent}" if self.derived else f"holds {self.dtype} vectors"
@@ -255,11 +232,7 @@ class Space:
 
 
 def space_from_json(document: dict[str, Any]) -> Space:
-    """The space that a space.json describes, with no path of its model.
-
-    Raises:
-        ConfigError: the document is incomplete, was changed by hand, or needs another version.
-    """
+    """The space that a space.json describes, with no path of its model."""
     formats = document.get("format"), document.get("file_format", "parquet")
     if formats[0] != _FORMAT or formats[1] not in FILE_FORMATS:
         raise ConfigError(

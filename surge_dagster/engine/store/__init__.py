@@ -14,14 +14,7 @@ __all__ = ["StorageOptions", "open_store"]
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
-    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`). It need not exist yet.
-
-    Args:
-        options: how an object store is reached; a local output takes none.
-
-    Raises:
-        ConfigError: the path is a file, lies on a storage that is not supported, or there are no credentials for it.
-    """
+    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`). It need not exist yet."""
     if is_object_store(url):
         # Imported here, because a run on a local disk needs no client of any cloud.
         from surge_dagster.engine.store.object_store import open_object_store

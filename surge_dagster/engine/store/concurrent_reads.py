@@ -23,9 +23,6 @@ def reads_ahead(store: Store, names: Sequence[str], read: Callable[[Store, str],
 
     Args:
         read: called in any thread, with a store whose waits end when the results are no longer needed.
-
-    Raises:
-        BaseException: the first error of a read, in the order of the names.
     """
     over = threading.Event()
     view = store.until(over)
@@ -44,10 +41,6 @@ def reads_ahead(store: Store, names: Sequence[str], read: Callable[[Store, str],
 def read_concurrently(
     store: Store, names: Sequence[str], read: Callable[[Store, str], T], keep: Callable[[str, T], None]
 ) -> None:
-    """Read each name as `reads_ahead` does, and keep the results in this thread; after an error nothing more is kept.
-
-    Raises:
-        BaseException: the first error of a read, in the order of the names.
-    """
+    """Read as `reads_ahead` does, and keep the results in this thread; after an error nothing more is kept."""
     for name, answer in zip(names, reads_ahead(store, names, read), strict=True):
         keep(name, answer)

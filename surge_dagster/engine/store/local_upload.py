@@ -31,11 +31,7 @@ _ATTEMPTS = 100  # to create a temp file before another process removes it or it
 
 
 class LocalUpload(Upload):
-    """An object as a temp file; the folder must exist, or is created where it is hidden.
-
-    Attributes:
-        sink: a stream into the temp file; closing it ends the file's lock.
-    """
+    """An object as a temp file, whose lock ends when `sink` is closed; a hidden folder is created with it."""
 
     def __init__(self, root: Path, name: str) -> None:
         self._name = name
@@ -65,7 +61,6 @@ class LocalUpload(Upload):
         raise replaced_by_others(str(self._final))
 
     def _published_file(self) -> tuple[int, int, int] | None:
-        """Which file stands at the name."""
         try:
             status = self._final.stat()
         except FileNotFoundError:
@@ -73,7 +68,6 @@ class LocalUpload(Upload):
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def flush(self) -> None:
-        """Bring the content to the disk."""
         with storage_errors(self._final):
             self.sink.flush()
             os.fsync(self.sink.fileno())
@@ -129,11 +123,7 @@ def _open_temp(folder: Path, *, create_folder: bool) -> tuple[Path, pa.NativeFil
 
 
 def remove_dead_temp_files(folder: Path) -> None:
-    """Remove the temp files of dead writers in a folder; harmless when there is no such folder.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Remove the temp files of dead writers in a folder; harmless when there is no such folder."""
     try:
         temp_files = list(folder.glob(f"{TEMP_PREFIX}*"))
     except (FileNotFoundError, NotADirectoryError):
@@ -153,7 +143,6 @@ def remove_dead_temp_files(folder: Path) -> None:
 
 
 def stored_object(name: str, status: os.stat_result) -> StoredObject:
-    """A file as a listing shows it."""
     return StoredObject(name, status.st_size, str(status.st_mtime_ns))
 
 

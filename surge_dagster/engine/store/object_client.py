@@ -24,7 +24,6 @@ NO_ENDPOINT = (
     "expected as endpoint the base URL of a service, without user, query or fragment; credentials belong into the "
     "environment or into storage_options"
 )
-MIB = 1024 * 1024
 _GCS_ENDPOINT = "https://storage.googleapis.com"
 _GCS_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _DEFAULT_REGION = "us-east-1"
@@ -70,7 +69,7 @@ class ClientLimits:
 
     timeout_seconds: float = 60.0
     connect_timeout_seconds: float = 10.0
-    part_bytes: int = 8 * MIB
+    part_bytes: int = 8 * 1024 * 1024
     retries: int = 3
     first_backoff_seconds: float = 0.2
 
@@ -79,7 +78,6 @@ def connect(scheme: str, bucket: str, options: StorageOptions, limits: ClientLim
     """The obstore client of a whole bucket, and the base URL of its service, empty where only obstore knows it.
 
     Raises:
-        ConfigError: there are no credentials.
         BaseError, ValueError, TypeError: obstore refuses the options; the text may quote them.
     """
     from obstore.store import from_url
@@ -180,7 +178,6 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
 
 
 def _require_extra(module: str, extra: str) -> None:
-    """Refuse a cloud whose client for credentials is not installed."""
     try:
         importlib.import_module(module)
     except ImportError as error:

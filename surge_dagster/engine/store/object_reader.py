@@ -30,12 +30,6 @@ class ObjectReader(io.RawIOBase):
     Args:
         tail_bytes: of the object's end, which the first request brings and which are kept.
         ahead: whether the next piece is requested while one is read, where pieces follow each other.
-
-    Attributes:
-        etag: tag of the version that is read; None where the store gives none.
-
-    Raises:
-        FileNotFoundError, TransientError: see `fetch_end`.
     """
 
     def __init__(
@@ -82,11 +76,6 @@ class ObjectReader(io.RawIOBase):
         self._position += wanted
         return held[begin : begin + wanted]
 
-    def readinto(self, buffer: Any, /) -> int:
-        content = self.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
     def _piece(self, start: int, length: int) -> bytes:
         """The bytes from `start`, this many or more; a column of a Parquet file is read piece by piece."""
         answer = self._next.pop(start, None)
@@ -113,12 +102,7 @@ class ObjectReader(io.RawIOBase):
 
 
 def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int, str | None, bytes]:
-    """Size and etag of an object as it is now, and its last `length` bytes, or all of it; one request where possible.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        TransientError: the store does not answer, or the object was replaced while it was read.
-    """
+    """Size and etag of an object now, and its last `length` bytes, or all of it; one request where possible."""
 
     def attempt() -> tuple[int, str | None, bytes]:
         try:

@@ -131,15 +131,7 @@ def open_object_store(
     limits: ClientLimits | None = None,
     retrier: Callable[[str], Retrier] = Retrier,
 ) -> ObjectStore:
-    """Open what lies in an object store: `s3://bucket/prefix`, `gs://…`, or another scheme that obstore knows.
-
-    Args:
-        what: is opened, for messages.
-        limits, retrier: replaced by tests.
-
-    Raises:
-        ConfigError: the URL or the options cannot be used, or there are no credentials.
-    """
+    """Open what lies in an object store: `s3://bucket/prefix`, or another scheme that obstore knows."""
     options, limits = options or StorageOptions(), limits or ClientLimits()
     parts = split_url(url, what=what)
     if not is_bare(url):  # the error does not show the URL

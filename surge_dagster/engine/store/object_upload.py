@@ -31,11 +31,7 @@ PIECE_BYTES = 1024 * 1024  # passed to obstore's writer in one call
 
 
 class ObjectUpload(Upload):
-    """An object in memory, or the later part of it when it is larger than a part.
-
-    Args:
-        name, key: of the object, within the output and within the bucket.
-    """
+    """An object in memory, or the later part of it when it is larger than a part."""
 
     def __init__(self, store: Any, retrier: Retrier, name: str, key: str, part_bytes: int) -> None:
         self._store = store
@@ -164,8 +160,6 @@ class ObjectUpload(Upload):
 
 
 class _Sink(io.RawIOBase):
-    """A stream that passes its content to a function."""
-
     def __init__(self, take: Callable[[memoryview], None]) -> None:
         super().__init__()
         self._take = take

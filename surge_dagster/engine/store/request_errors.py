@@ -115,7 +115,6 @@ def request_errors() -> Iterator[None]:
 
 
 def classified(error: Exception) -> RequestFailed:
-    """The failure behind an error that obstore raised."""
     text = str(error)
     code_found = _CODE.search(text)
     code = code_found[1] if code_found else ""

@@ -15,15 +15,15 @@ import copy
 import logging
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
+from functools import partial
 from typing import Self, TypeVar
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.store.request_errors import RequestFailed
-from surge_dagster.engine.support.waiting import TURN_SECONDS, in_background, wait_in_turns
+from surge_dagster.engine.support.waiting import TURN_SECONDS, in_background, rest
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,7 @@ T = TypeVar("T")
 
 
 class Retrier:
-    """Repeats and counts operations whose failure may pass; each store has one, used by all threads.
-
-    Args:
-        where: the store, for messages.
-        sleep, jitter: replaced by tests, which never wait.
-    """
+    """Repeats and counts operations whose failure may pass; each store has one, used by all threads."""
 
     def __init__(
         self,
@@ -78,18 +73,17 @@ class Retrier:
         Raises:
             TransientError: every attempt failed, or the failure is final.
             StoreUnavailable: so did the operations of this kind before it.
-            Cancelled: an event of `until` is set.
         """
         kind = what.partition(" ")[0]
         for number in range(1, attempts + 1):
             try:
                 result = self._result(attempt)
-            except Cancelled:
-                raise
             except RequestFailed as failed:
                 if not failed.retryable or number == attempts:
                     raise self._final(what, kind, failed, number) from None  # a cause may quote what the store sent
                 self._wait(what, failed, number)
+            except Cancelled:
+                raise
             except Exception:
                 self._answered(kind)
                 raise
@@ -105,25 +99,21 @@ class Retrier:
             self._raise_if_over()
         return answer.result()
 
+    def _is_over(self) -> bool:
+        return any(event.is_set() for event in self._over)
+
     def _raise_if_over(self) -> None:
-        if any(event.is_set() for event in self._over):
+        if self._is_over():
             raise Cancelled
 
     def _wait(self, what: str, failed: RequestFailed, number: int) -> None:
         seconds = 2.0**number * (1 - JITTER + 2 * JITTER * self._jitter())
         self._raise_if_over()
         log.warning("%s: %s failed (%s); attempt %d in %.1f s", self._where, what, failed, number + 1, seconds)
-        (self._sleep or self._rest)(seconds)
+        (self._sleep or partial(rest, is_over=self._is_over))(seconds)
         self._raise_if_over()
         with self._lock:
             self._retries[failed.cause] += 1
-
-    def _rest(self, seconds: float) -> None:
-        def wait_turn(turn: float) -> bool:
-            time.sleep(turn)
-            return any(event.is_set() for event in self._over)
-
-        wait_in_turns(wait_turn, seconds)
 
     def _final(self, what: str, kind: str, failed: RequestFailed, number: int) -> TransientError:
         with self._lock:

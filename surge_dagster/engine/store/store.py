@@ -38,13 +38,9 @@ class ObjectEnd:
 
 
 class Upload(ABC):
-    """One object on its way; leaving its `with` block without `publish` leaves nothing behind.
+    """One object on its way into `sink`; leaving its `with` block without `publish` leaves nothing behind."""
 
-    Attributes:
-        sink: the stream that takes the content; whoever writes does not close it.
-    """
-
-    sink: pa.NativeFile
+    sink: pa.NativeFile  # `publish` closes it, not the writer
 
     def __enter__(self) -> Self:
         return self
@@ -61,14 +57,10 @@ class Upload(ABC):
         Args:
             still_wanted: called last, and again whenever another writer has replaced the object meanwhile; what it
                 raises stops the publication.
-
-        Raises:
-            TransientError: the store does not take it, or others replaced the object `PUBLISH_ROUNDS` times.
         """
 
 
 def replaced_by_others(place: str) -> TransientError:
-    """The error of a writer that gives up."""
     return TransientError(
         f"other writers replaced {place!r} {PUBLISH_ROUNDS} times while it was published. The result was discarded; "
         "check who else writes to this output, then run again."
@@ -116,11 +108,7 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder, or of its folders too (`deep`), in no particular order; hidden ones left out.
-
-        Raises:
-            ConfigError, TransientError: the folder cannot be listed, or the store does not answer.
-        """
+        """Yield the objects of a folder, or of its folders too (`deep`), in no particular order; no hidden ones."""
 
     @abstractmethod
     def folders(self) -> Sequence[str]:
@@ -128,21 +116,11 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading; where it was `listed`, this version of it and no other.
-
-        Raises:
-            FileNotFoundError: there is no such object or version.
-            TransientError, OSError: it cannot be opened now.
-        """
+        """Open an object for reading; as it was `listed`, or `FileNotFoundError` where that version is gone."""
 
     @abstractmethod
     def read_end(self, name: str, size: int) -> ObjectEnd:
-        """The last `size` bytes of an object, or all of it.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            TransientError: it cannot be read now.
-        """
+        """The last `size` bytes of an object, or all of it; `FileNotFoundError` where there is none."""
 
     @abstractmethod
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:

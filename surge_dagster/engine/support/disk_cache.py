@@ -36,11 +36,7 @@ def cache_root() -> Path:
 
 
 def place(name: str) -> Path:
-    """The path of what is cached under `name`, in a folder that neither belongs to others nor is open to all.
-
-    Raises:
-        ConfigError: the cache folder, or the folder within it, belongs to another user or can be written by all.
-    """
+    """The path of what is cached under `name`, in a folder that neither belongs to others nor is open to all."""
     path = cache_root() / name
     for folder in dict.fromkeys((cache_root(), path.parent)):
         _refuse_shared(folder)
@@ -66,10 +62,7 @@ def read_bytes(name: str) -> bytes | None:
 
 @contextlib.contextmanager
 def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[bool]:
-    """Holds the lock file `name` against other processes, so that processes that start together compute once.
-
-    Yields False, without the lock, where the file cannot be locked or its holder keeps it beyond the patience.
-    """
+    """Holds a lock file against other processes; yields False where that fails or takes longer than the patience."""
     target = place(name)
     held = FileLock(target, timeout=patience_seconds)
     try:

@@ -13,10 +13,8 @@ import gzip
 import hashlib
 import json
 import threading
-import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from surge_dagster.engine.support import disk_cache
@@ -25,18 +23,9 @@ Tag = tuple[int, str]  # of a version of a file, as a listing shows it: its size
 T = TypeVar("T")
 
 _FORMAT = "surge footers 5"
-_KEPT_SECONDS = 36 * 3600.0  # longer than from one night to the next
+_MOST_PLACES = 256
 
-
-@dataclass(slots=True)
-class _Place:
-    """What the process remembers of a place: tag and footer by name; and when it was looked at last."""
-
-    entries: dict[str, tuple[Tag, Any]] = field(default_factory=dict)
-    looked_at: float = 0.0
-
-
-_places: dict[str, _Place] = {}
+_places: dict[str, dict[str, tuple[Tag, Any]]] = {}  # tag and footer by name; the place looked at last is the last
 _lock = threading.Lock()
 
 
@@ -45,7 +34,6 @@ class FooterMemory(Generic[T]):
 
     Args:
         identity: distinguishes the place from every other one; only a digest of it is written.
-        on_disk: whether footers are kept on the disk as well.
         pack: a footer as JSON has it; None where it is not kept on the disk.
         unpack: the footer of a name and a tag from that; raises ValueError or TypeError where it is damaged.
     """
@@ -67,7 +55,6 @@ class FooterMemory(Generic[T]):
 
     def known(self, tags: Mapping[str, Tag]) -> dict[str, T]:
         """What is known of these versions of files; a file that is not among them has to be read."""
-        _forget_places()
         entries, footers = self._entries(), dict[str, T]()
         for name, tag in tags.items():
             entry = entries.get(name)
@@ -107,9 +94,10 @@ class FooterMemory(Generic[T]):
 
     def _entries(self) -> dict[str, tuple[Tag, T]]:
         with _lock:
-            place = _places.setdefault(self._place, _Place())
-        place.looked_at = time.monotonic()
-        return place.entries
+            entries = _places[self._place] = _places.pop(self._place, {})
+            if len(_places) > _MOST_PLACES:
+                del _places[next(iter(_places))]
+        return entries
 
     def _read(self) -> dict[str, list[Any]]:
         content = disk_cache.read_bytes(self._file)
@@ -119,13 +107,6 @@ class FooterMemory(Generic[T]):
             return {}
         is_own = (document.get("format"), document.get("place")) == (_FORMAT, self._place)
         return document["files"] if is_own else {}
-
-
-def _forget_places() -> None:
-    with _lock:
-        oldest = time.monotonic() - _KEPT_SECONDS
-        for name in [name for name, place in _places.items() if place.looked_at < oldest]:
-            del _places[name]
 
 
 def forget_all() -> None:

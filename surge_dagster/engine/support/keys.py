@@ -14,13 +14,11 @@ import hashlib
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 _REVERSIBLE_BYTES = 180
 _PREFIX_BYTES = 120
 _PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{_REVERSIBLE_BYTES}}}", re.ASCII)
-# Not urllib's `quote`, which keeps "." and "~": dots could name a parent folder, and the tilde marks hashed names.
-_ENCODED = [chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"%{byte:02X}" for byte in range(256)]
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _LONG_NAME = re.compile(r"^.{120}~[0-9a-f]{32}$", re.DOTALL)
 
@@ -41,9 +39,6 @@ def encode_key(key: str) -> str:
 
     Everything outside `A-Za-z0-9_-` is percent-encoded, `.` and `~` included. A name over 180 bytes is cut to 120
     bytes, `~` and the first 32 hex digits of the key's SHA-256.
-
-    Raises:
-        ValueError: the key is empty or is not valid Unicode.
     """
     if _PLAIN.fullmatch(key):
         return key  # most keys; encoding takes twenty times as long
@@ -57,7 +52,8 @@ def encode_key(key: str) -> str:
 
 def _percent_encoded(text: str) -> str:
     try:
-        return "".join(map(_ENCODED.__getitem__, text.encode("utf-8")))
+        # Dots could name a parent folder, and the tilde marks hashed names.
+        return quote(text, safe="").replace(".", "%2E").replace("~", "%7E")
     except UnicodeEncodeError as error:
         raise ValueError(f"partition key {text!r} is not valid Unicode text") from error
 
@@ -67,12 +63,6 @@ def joined_key(values: Mapping[str, str]) -> str:
 
     Names and values are percent-encoded as in `encode_key`, but never cut, so that different ones have different keys.
     One column alone gives its plain value.
-
-    Args:
-        values: by column, in order; a value may be empty where there are several.
-
-    Raises:
-        ValueError: a name or value is not valid Unicode.
     """
     if len(values) == 1:
         return next(iter(values.values()))
@@ -85,11 +75,7 @@ def is_hashed(name: str) -> bool:
 
 
 def decode_key(name: str) -> str | None:
-    """The key of a name made by `encode_key`, or by another hive writer that escapes less; None for a hashed name.
-
-    Raises:
-        ValueError: the name is empty or does not decode to text.
-    """
+    """The key of a name of `encode_key` or another hive writer; None for a hashed name, `ValueError` for no name."""
     if not name:
         raise ValueError("a partition name must not be empty")
     if not is_text(name):

@@ -25,12 +25,7 @@ class Ledger:
         self._waiting = 0  # waking a condition without waiters costs too much for every tiny partition
 
     def reserve(self, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Hold `size` bytes, waiting until they fit.
-
-        Raises:
-            Cancelled: `cancelled()` became true while waiting.
-            ValueError: `size` is above the limit, so waiting could not end.
-        """
+        """Hold `size` bytes, waiting until they fit; raises `Cancelled` once `cancelled()` is true."""
         if size > self.limit:
             raise ValueError(f"cannot reserve {size:,} bytes under a limit of {self.limit:,}")
         with self._lock:

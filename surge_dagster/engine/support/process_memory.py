@@ -21,12 +21,7 @@ _LAST_SAMPLE_SECONDS = 2.0
 
 
 def memory_bytes(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> int:
-    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2), whichever is less.
-
-    Args:
-        membership: lists the process's cgroups, a line each.
-        mount: where their hierarchies are mounted.
-    """
+    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2), whichever is less."""
     return min([psutil.virtual_memory().total, *_limits(membership, mount)])
 
 
@@ -59,9 +54,6 @@ class MemoryGauge:
     It adds up their PSS, in which shared pages are divided among the processes that map them.
     Before each sample the allocators return free memory to the system: every publishing thread has its own heap, and
     the heaps would keep the largest piece that each thread ever wrote.
-
-    Args:
-        interval_seconds: between two samples.
     """
 
     def __init__(self, interval_seconds: float = 0.5) -> None:
@@ -84,20 +76,15 @@ class MemoryGauge:
     def _watch(self) -> None:
         self._sample()
         while not self._stop.wait(self._interval):
-            give_back_unused()
+            pa.default_memory_pool().release_unused()
+            with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
+                ctypes.CDLL(None).malloc_trim(0)
             self._sample()
         self._sample()
 
     def _sample(self) -> None:
         own = psutil.Process()
         self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, [own, *own.children(recursive=True)])))
-
-
-def give_back_unused() -> None:
-    """Return free memory of Arrow's allocator and of the C library to the system."""
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _pss_bytes(process: psutil.Process) -> int:

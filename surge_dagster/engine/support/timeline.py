@@ -14,20 +14,11 @@ MOST_ENTRIES = 128
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a stage worked on something, in seconds since the run began.
-
-    Attributes:
-        busy_seconds: seconds of work between both, summed over threads.
-    """
+    """When a stage worked on something, in seconds since the run began."""
 
     begun: float
     ended: float
     busy_seconds: float
-
-    def joined(self, other: Span) -> Span:
-        """The span that covers both."""
-        busy_seconds = self.busy_seconds + other.busy_seconds
-        return Span(min(self.begun, other.begun), max(self.ended, other.ended), busy_seconds)
 
 
 @dataclass(slots=True)
@@ -39,7 +30,6 @@ class Lane:
     ended: float = -math.inf
 
     def add(self, begun: float, ended: float) -> None:
-        """Count one piece of work."""
         self.seconds += ended - begun
         self.begun = min(self.begun, begun)
         self.ended = max(self.ended, ended)
@@ -51,12 +41,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One SuperBatch of a timeline, or several neighbours as one.
-
-    Attributes:
-        encode, serialize, upload: None where the stage did nothing, or was not observed.
-        encode_seconds: of the encode calls.
-    """
+    """One SuperBatch of a timeline, or several neighbours as one; None where a stage was not observed."""
 
     superbatches: int
     texts: int
@@ -66,7 +51,6 @@ class Entry:
     upload: Span | None
 
     def joined(self, other: Entry) -> Entry:
-        """Both as one."""
         return Entry(
             self.superbatches + other.superbatches,
             self.texts + other.texts,
@@ -79,16 +63,12 @@ class Entry:
 
 @dataclass(slots=True)
 class Timeline:
-    """The SuperBatches of a run in the order they were published, at most `MOST_ENTRIES` entries.
-
-    Every entry stands for `per_entry` SuperBatches, the last one perhaps for fewer.
-    """
+    """The SuperBatches of a run in the order they were published; each entry stands for at most `per_entry` of them."""
 
     entries: list[Entry] = field(default_factory=list)
     per_entry: int = 1
 
     def add(self, entry: Entry) -> None:
-        """Add one SuperBatch."""
         if self.entries and self.entries[-1].superbatches < self.per_entry:
             self.entries[-1] = self.entries[-1].joined(entry)
             return
@@ -100,4 +80,6 @@ class Timeline:
 
 
 def _joined(one: Span | None, other: Span | None) -> Span | None:
-    return one.joined(other) if one and other else one or other
+    if one is None or other is None:
+        return one or other
+    return Span(min(one.begun, other.begun), max(one.ended, other.ended), one.busy_seconds + other.busy_seconds)

@@ -33,12 +33,7 @@ def is_systems(error: BaseException) -> TypeGuard[OSError]:
 
 
 def not_given(what: str, error: OSError, key: str | None = None) -> TransientError:
-    """The error to raise where `is_systems` holds: the system's message, and what to do.
-
-    Args:
-        what: the file or folder, for the message.
-        key: its partition, where that is known.
-    """
+    """The error to raise where `is_systems` holds: the system's message, and what to do."""
     code = error.errno or 0
     said = f"{os.strerror(code)}. {_REMEDIES.get(code, 'Run again when its storage answers.')}"
     where = "" if key is None else f"partition {key!r}: "

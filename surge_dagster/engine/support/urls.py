@@ -20,11 +20,7 @@ def is_object_store(url: str | Path) -> bool:
 
 
 def split_url(url: str, *, what: str) -> SplitResult:
-    """The parts of a URL.
-
-    Raises:
-        ConfigError: it is not a URL; the message does not show it, since it may hold a password.
-    """
+    """The parts of a URL; the error of another text does not show it, since it may hold a password."""
     try:
         return urlsplit(url)
     except ValueError as error:
@@ -43,11 +39,7 @@ def is_bare(url: str) -> bool:
 
 
 def local_path(url: str | Path, *, what: str) -> Path:
-    """The absolute local path behind a path or `file://` URL.
-
-    Raises:
-        ConfigError: the argument is empty, names another kind of storage, or is not UTF-8.
-    """
+    """The absolute local path behind a path or `file://` URL."""
     text = str(url)
     if not text.strip():
         raise ConfigError(f"the {what} is empty: give a path or a URL.")

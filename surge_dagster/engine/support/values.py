@@ -5,7 +5,6 @@ Lists and structs are taken apart down to their plain values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -21,11 +20,7 @@ _OFFSET_BYTES = 8
 
 @lru_cache(maxsize=256)
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type that a column of this type has once it was written to Parquet, such as milliseconds for seconds.
-
-    Raises:
-        TypeError: Parquet cannot hold it, or its values cannot be taken apart here.
-    """
+    """The type of such a column once it was written to Parquet; `TypeError` where files cannot carry it."""
     sink = pa.BufferOutputStream()
     try:
         with pq.ParquetWriter(sink, pa.schema([("c", kind)]), use_compliant_nested_type=False):
@@ -42,9 +37,6 @@ def value_streams(column: pa.Array) -> list[Buffer]:
 
     The buffers of consecutive columns, one behind the other, are those of the concatenated column. What lies under a
     null does not count.
-
-    Raises:
-        TypeError: the type is not one that files carry.
     """
     kind = column.type
     valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -65,11 +57,7 @@ def value_streams(column: pa.Array) -> list[Buffer]:
 
 
 def value_sizes(column: pa.Array) -> np.ndarray:
-    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of a fixed size.
-
-    Raises:
-        TypeError: the type is not one that files carry.
-    """
+    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of a fixed size."""
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
         inside = value_sizes(column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size))
@@ -87,16 +75,10 @@ def value_sizes(column: pa.Array) -> np.ndarray:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    checks: tuple[Callable[[pa.DataType], bool], ...] = (
-        pa.types.is_list,
-        pa.types.is_large_list,
-        pa.types.is_fixed_size_list,
-    )
-    return any(check(kind) for check in checks)
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _items(column: pa.Array) -> pa.Array:
-    """All items of the lists, those of nulls left out."""
     return column.flatten() if len(column) else pa.array([], column.type.value_type)
 
 

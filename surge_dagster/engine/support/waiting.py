@@ -23,11 +23,7 @@ T = TypeVar("T")
 
 
 def wait_in_turns(wait: Callable[[float], bool], seconds: float | None = None) -> bool:
-    """Wait without end, or at most so many seconds; returns whether `wait` succeeded.
-
-    Args:
-        wait: waits for at most the given seconds and returns whether it succeeded.
-    """
+    """Wait without end or for some seconds until `wait`, which gets the seconds of a turn, is true; whether it was."""
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if end is None else max(0.0, end - time.monotonic())
@@ -51,9 +47,6 @@ def in_background(call: Callable[[], T], name: str) -> Future[T]:
 
     As many threads are kept as calls were ever under way. Whoever starts one waits until it has got a core, which takes
     milliseconds where a CPU encoder uses them all.
-
-    Args:
-        name: of the thread during the call.
     """
     answer: Future[T] = Future()
     _BACKGROUND.submit(call, name, answer)
@@ -68,7 +61,6 @@ class _Background:
         self._free = threading.Semaphore(0)  # threads that wait, less the calls that wait for them
 
     def submit(self, call: Callable[[], T], name: str, answer: Future[T]) -> None:
-        """Call it in a thread that waits, or in a new one."""
         if not self._free.acquire(blocking=False):
             threading.Thread(target=self._run, name=name, daemon=True).start()
         self._calls.put((call, name, answer))
@@ -118,12 +110,12 @@ def wait_for_thread(thread: threading.Thread, seconds: float | None = None) -> b
     return wait_in_turns(wait, seconds)
 
 
-def rest(seconds: float) -> None:
-    """Sleep in turns, so that a signal that another thread received ends the sleep."""
+def rest(seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Sleep in turns, so that a signal that another thread received, or `is_over`, ends the sleep."""
 
     def wait(turn: float) -> bool:
         time.sleep(turn)
-        return False
+        return is_over()
 
     wait_in_turns(wait, seconds)
 
@@ -138,6 +130,7 @@ class StopSignal:
         stopping: set when no further SuperBatch is begun, for whatever reason.
         over: set when no thread waits for the store any longer: it is down, or the grace time has passed.
         requested_at: when the run was asked to stop, on the monotonic clock; None where it was not.
+        abandoned: whether the caller no longer waits for the run.
     """
 
     def __init__(self, grace_seconds: float = 20.0) -> None:
@@ -145,12 +138,7 @@ class StopSignal:
         self.stopping = threading.Event()
         self.over = threading.Event()
         self.requested_at: float | None = None
-        self._abandoned = threading.Event()
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the caller no longer waits for the run."""
-        return self._abandoned.is_set()
+        self.abandoned = False
 
     def request(self) -> None:
         """Ask the run to stop: the grace time begins with the first request."""
@@ -160,7 +148,7 @@ class StopSignal:
 
     def abandon(self) -> None:
         """End the grace time now: the caller was interrupted again and goes on without the run."""
-        self._abandoned.set()
+        self.abandoned = True
         self.over.set()
 
     def seconds_left(self, share: float = 1.0) -> float | None:

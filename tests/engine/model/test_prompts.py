@@ -56,7 +56,9 @@ def test_prompts_follow_the_rule_of_sentence_transformers(
         ({"prompts": {"query": "q: "}, "default_prompt_name": "passage"}, r"'passage' is not among.*\(query\)"),
     ],
 )
-def test_prompts_that_cannot_be_meant_are_refused(own: dict[str, Any], message: str, small_model: Path) -> None:
+def test_invalid_prompts_in_the_model_configuration_are_refused(
+    own: dict[str, Any], message: str, small_model: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         _state(small_model, own).resolve()
 

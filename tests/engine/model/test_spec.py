@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,7 @@ from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model import locating
-from surge_dagster.engine.model.spec import (
-    DEFAULT_MODEL,
-    EncodingSpec,
-    space_from_json,
-)
+from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, space_from_json
 from tests.engine.model.small_model import model_folder, small_tensors
 
 
@@ -194,17 +191,13 @@ def test_space_json_describes_the_space_without_paths_of_this_machine(small_mode
         space_from_json({"format": 1, "name": "x"})
 
 
-def test_model_without_safetensors_is_refused(small_model: Path) -> None:
-    (small_model / "model.safetensors").rename(small_model / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="safetensors"):
-        _name(small_model)
-
-
-def test_missing_shard_and_damaged_file_are_refused(small_model: Path) -> None:
+def test_missing_shard_damaged_file_and_other_format_are_refused(small_model: Path) -> None:
     (small_model / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ConfigError, match="download"):
         _name(small_model)
-    (small_model / "model.safetensors").unlink()
+    (small_model / "model.safetensors").rename(small_model / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"has no model\.safetensors"):
+        _name(small_model)
     (small_model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     with pytest.raises(ConfigError, match=r"gone\.safetensors"):
         _name(small_model)
@@ -283,27 +276,23 @@ def test_demo_package_with_other_weights_is_refused(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "reason"),
     [
-        {"model": ""},
-        {"dtype": "int8"},
-        {"dimension": 0},
-        {"max_length": 2},
-        {"model": "hash://"},
-        {"model": "hash://8", "dimension": 4},
-        {"model": "hash://8", "normalize": False},
+        ({"model": ""}, "is empty"),
+        ({"dtype": "int8"}, "float32, float16"),
+        ({"dimension": 0}, "at least 1"),
+        ({"dimension": 9}, "8 dimensions"),
+        ({"max_length": 2}, "at least 3"),
+        ({"max_length": 33}, "32 tokens"),
+        ({"model": "hash://"}, "followed by a dimension"),
+        ({"model": "hash://8", "dimension": 4}, "no others"),
+        ({"model": "hash://8", "normalize": False}, "no others"),
     ],
 )
-def test_invalid_settings_are_refused(arguments: dict) -> None:
-    with pytest.raises(ConfigError):
-        EncodingSpec(**arguments).resolve()
-
-
-def test_dimension_or_length_beyond_the_model_is_refused(small_model: Path) -> None:
-    with pytest.raises(ConfigError, match="8 dimensions"):
-        EncodingSpec(str(small_model), dimension=9).resolve()
-    with pytest.raises(ConfigError, match="32 tokens"):
-        EncodingSpec(str(small_model), max_length=33).resolve()
+def test_invalid_setting_and_one_beyond_the_model_are_refused(small_model: Path, arguments: dict, reason: str) -> None:
+    given: dict[str, Any] = {"model": str(small_model)} | arguments
+    with pytest.raises(ConfigError, match=reason):
+        EncodingSpec(**given).resolve()
 
 
 def test_resolving_imports_no_torch(demo_folder: Path) -> None:

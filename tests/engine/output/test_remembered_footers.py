@@ -247,13 +247,15 @@ def test_files_that_are_no_longer_listed_are_forgotten() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_places_not_looked_at_of_late_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, looked_at = memory("left", on_disk=False), memory("looked at", on_disk=False)
+    monkeypatch.setattr(footer_memory, "_MOST_PLACES", 2)
+    forget_all()
+    left, *others = (memory(name, on_disk=False) for name in ("left", "second", "third"))
     left.remember("a", TAG, "footer")
-    assert looked_at.known({}) == {} and left.known({"a": TAG}) == {"a": "footer"}
-    monkeypatch.setattr(footer_memory, "_KEPT_SECONDS", -1.0)
-    assert looked_at.known({}) == {}
-    monkeypatch.undo()
-    assert left.known({"a": TAG}) == {}
+    others[0].remember("a", TAG, "footer")
+    assert left.known({"a": TAG}) == {"a": "footer"}, "which makes it the one looked at last"
+    others[1].remember("a", TAG, "footer")
+    assert left.known({"a": TAG}) == {"a": "footer"}
+    assert others[0].known({"a": TAG}) == {}
 
 
 @pytest.mark.usefixtures("folder")

@@ -102,13 +102,7 @@ class RandomFaults:
             self._in_a_row[request] = 0
             return None
         self._in_a_row[request] += 1
-        faults = [
-            Fault("status", 503),
-            Fault("status", 429),
-            Fault("status", 500),
-            Fault("reset_before"),
-            Fault("reset_after"),
-        ]
+        faults = [*(Fault("status", status) for status in (503, 429, 500)), Fault("reset_before"), Fault("reset_after")]
         if method == "PUT" and "partNumber" not in target:
             faults.append(Fault("truncate_up"))
         if method == "GET":
@@ -132,6 +126,11 @@ class StaticToken(Credentials):
         pass
 
 
+def without_waits(where: str) -> Retrier:
+    """What repeats the operations of a store, for tests, which do not wait."""
+    return Retrier(where, sleep=lambda _: None)
+
+
 def open_bucket(server: ObjectServer, scheme: str = "s3", path: str = "out", **limits: Any) -> ObjectStore:
     """A store with short timeouts and small parts, which does not wait between attempts.
 
@@ -150,7 +149,7 @@ def open_bucket(server: ObjectServer, scheme: str = "s3", path: str = "out", **l
         f"{scheme}://{BUCKET}/{path}",
         options,
         limits=ClientLimits(**(given | limits)),
-        retrier=lambda where: Retrier(where, sleep=lambda _: None),
+        retrier=without_waits,
     )
 
 
@@ -312,9 +311,6 @@ class ObjectServer:
 
     async def _pass_on(self, request: web.Request, body: bytes) -> tuple[int, dict[str, str], bytes]:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        for name in list(headers):
-            if name.lower().startswith("x-goog-meta-"):
-                headers["x-amz-meta-" + name[12:]] = headers.pop(name)
         generation = headers.get("x-goog-if-generation-match")
         if generation == "0":
             headers["If-None-Match"] = "*"
@@ -328,9 +324,7 @@ class ObjectServer:
     async def _ask(
         self, method: str, raw_path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        path = re.sub(
-            "^http://[^/]*", "", raw_path
-        )  # a client that uses this server as its HTTP proxy sends a whole URL
+        path = re.sub("^http://[^/]*", "", raw_path)  # a client sends a whole URL to its HTTP proxy
         url = URL(self.moto_url + path, encoded=True)
         async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
             found = {"ETag" if name == "Etag" else name: value for name, value in answer.headers.items()}
@@ -343,9 +337,6 @@ class ObjectServer:
         headers = {name: value for name, value in found.items() if name.lower() not in _HOP_BY_HOP}
         if request.method == "HEAD" and length:
             headers["Content-Length"] = length
-        for name in list(headers):
-            if name.lower().startswith("x-amz-meta-"):
-                headers["x-goog-meta-" + name[11:]] = headers[name]
         if etag := headers.get("ETag"):
             headers["x-goog-generation"] = self._generations.setdefault(etag, str(next(self._numbers)))
         return status, headers, content

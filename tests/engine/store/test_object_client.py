@@ -14,9 +14,14 @@ from google.auth.exceptions import RefreshError, TransportError
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
-from surge_dagster.engine.store.object_store import open_object_store
-from surge_dagster.engine.store.retries import Retrier
-from tests.engine.store.object_server import BUCKET, ObjectServer
+from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
+from tests.engine.store.object_server import BUCKET, ObjectServer, without_waits
+
+
+def open_without_retries(scheme: str, options: StorageOptions) -> ObjectStore:
+    """A bucket whose requests obstore sends once, and whose operations wait for nothing."""
+    limits = ClientLimits(retries=0)
+    return open_object_store(f"{scheme}://{BUCKET}/out", options, limits=limits, retrier=without_waits)
 
 
 class TestCredentialProcess:
@@ -52,12 +57,7 @@ class TestCredentialProcess:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         profile((datetime.now(UTC) + timedelta(seconds=60)).isoformat())  # so soon that they are renewed immediately
-        store = open_object_store(
-            f"s3://{BUCKET}/out",
-            StorageOptions(endpoint=object_server.url),
-            limits=ClientLimits(retries=0),
-            retrier=lambda where: Retrier(where, sleep=lambda _: None),
-        )
+        store = open_without_retries("s3", StorageOptions(endpoint=object_server.url))
         if operation == "PUT":
             with store.create("space/a.parquet") as upload:
                 upload.sink.write(b"content")
@@ -116,12 +116,8 @@ class TestGoogle:
     def test_renewal_that_fails_is_tried_again_and_counted(
         self, object_server: ObjectServer, failure: Exception, times: int, caplog: pytest.LogCaptureFixture
     ) -> None:
-        store = open_object_store(
-            f"gs://{BUCKET}/out",
-            StorageOptions(endpoint=object_server.url, credentials=lambda: Failing(failure, times)),
-            limits=ClientLimits(retries=0),
-            retrier=lambda where: Retrier(where, sleep=lambda _: None),
-        )
+        options = StorageOptions(endpoint=object_server.url, credentials=lambda: Failing(failure, times))
+        store = open_without_retries("gs", options)
         if times == 2:
             assert list(store.list("space")) == []
         else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from tests.engine.store.object_server import Fault, ObjectServer, always, on, open_bucket
+from tests.engine.store.test_store import do_concurrently
 
 PART = 64 * 1024
 NAME = "space/a%20b~0.parquet"
@@ -53,15 +55,12 @@ class TestObjects:
     ) -> None:
         content = bytes(range(256)) * (size // 256 + 1)
         stored = put(store, NAME, content[:size])
+        assert size > PART or [method for method, _, _ in object_server.log] == ["PUT"]
         assert list(store.list("space")) == [stored]
         assert stored.size == size
         assert read(store, NAME) == content[:size]
         assert list(object_server.objects()) == [f"some/out/{NAME}"]
         assert store.retries == {}
-
-    def test_object_that_fits_in_a_part_is_one_request(self, store: ObjectStore, object_server: ObjectServer) -> None:
-        put(store, NAME, b"x" * PART)
-        assert [method for method, _, _ in object_server.log] == ["PUT"]
 
     def test_object_is_invisible_before_it_is_published(self, store: ObjectStore, object_server: ObjectServer) -> None:
         with store.create(NAME) as upload:
@@ -156,14 +155,8 @@ class TestObjects:
         opened.sweep("space")
 
 
-EACH_FAULT = [
-    Fault("status", 503),
-    Fault("status", 500),
-    Fault("status", 429),
-    Fault("reset_before"),
-    Fault("reset_after"),
-    Fault("truncate_up"),
-]
+BROKEN = (Fault("reset_before"), Fault("reset_after"), Fault("truncate_up"))
+EACH_FAULT = [*(Fault("status", status) for status in (503, 500, 429)), *BROKEN]
 IN_PARTS = 3 * PART + 1
 
 
@@ -233,22 +226,17 @@ class TestFaults:
             put(store, NAME, b"x" * IN_PARTS)
         assert object_server.objects() == {}
 
-    def test_store_that_is_down_is_reported_as_down(self, store: ObjectStore, object_server: ObjectServer) -> None:
-        object_server.plan = always(Fault("reset_before"))
-        for _ in range(3):
-            with pytest.raises(TransientError) as failed:
-                put(store, NAME, b"x")
-            assert not isinstance(failed.value, StoreUnavailable)
-        with pytest.raises(StoreUnavailable, match="4 operations in a row failed"):
-            put(store, NAME, b"x")
-
-    @pytest.mark.parametrize("size", [10, IN_PARTS], ids=["whole", "in parts"])
+    @pytest.mark.parametrize(
+        ("fault", "size"),
+        [(Fault("reset_before"), 10), (Fault("status", 403), 10), (Fault("status", 403), IN_PARTS)],
+        ids=["does not answer", "refuses whole objects", "refuses parts"],
+    )
     def test_store_that_takes_no_write_is_down_although_it_answers_reads(
-        self, store: ObjectStore, object_server: ObjectServer, size: int
+        self, store: ObjectStore, object_server: ObjectServer, fault: Fault, size: int
     ) -> None:
         put(store, NAME, b"old")
         assert len(list(store.list("space"))) == 1
-        object_server.plan = always(Fault("status", 403), "PUT")
+        object_server.plan = always(fault, "PUT")
         for _ in range(3):
             with pytest.raises(TransientError) as refused:
                 put(store, NAME, b"x" * size)
@@ -334,26 +322,30 @@ class TestTwoWriters:
         assert object_server.content(f"some/out/{NAME}") == b"t" * IN_PARTS
 
     def test_concurrent_writers_leave_one_whole_object(self, object_server: ObjectServer, scheme: str) -> None:
-        outcomes: list[Any] = []
-
         def write(number: int) -> None:
-            try:
-                outcomes.append(put(open_store_of(object_server, scheme), NAME, bytes([number]) * 1000))
-            except TransientError as error:
-                outcomes.append(error)
+            with contextlib.suppress(TransientError):
+                put(open_store_of(object_server, scheme), NAME, bytes([number]) * 1000)
 
-        writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join(60)
+        do_concurrently(*(partial(write, number) for number in range(4)))
         content = object_server.content(f"some/out/{NAME}")
         assert len(content) == 1000
         assert len(set(content)) == 1
-        assert len(outcomes) == 4
 
 
 class TestOpening:
+    @pytest.mark.parametrize(
+        ("url", "options", "reason"),
+        [
+            ("s3:///out", StorageOptions(), "names no bucket"),
+            ("s3://[bad/x", StorageOptions(), "is no URL"),
+            ("file://[bad/x", StorageOptions(), "is no URL"),
+            ("s3://bucket/out", StorageOptions(access_key_id="mine"), "give both or neither"),
+        ],
+    )
+    def test_incomplete_url_or_access_key_is_refused(self, url: str, options: StorageOptions, reason: str) -> None:
+        with pytest.raises(ConfigError, match=reason):
+            open_store(url, options)
+
     @pytest.mark.parametrize(
         "url", ["s3://key:hunter2@bucket/out", "az://c/out?sig=hunter2", "https://user:hunter2@host/out?sig=hunter2"]
     )
@@ -361,19 +353,6 @@ class TestOpening:
         with pytest.raises(ConfigError) as caught:
             open_store(url)
         assert "hunter2" not in str(caught.value)
-
-    def test_url_without_a_bucket_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="names no bucket"):
-            open_store("s3:///out")
-
-    @pytest.mark.parametrize("url", ["s3://[bad/x", "file://[bad/x"])
-    def test_malformed_url_is_refused(self, url: str) -> None:
-        with pytest.raises(ConfigError, match="is no URL"):
-            open_store(url)
-
-    def test_access_key_without_its_secret_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="give both or neither"):
-            open_store("s3://bucket/out", StorageOptions(access_key_id="mine"))
 
     @pytest.mark.parametrize(("scheme", "remedy"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_APPLICATION")])
     def test_missing_credentials_are_reported_before_work_starts(
@@ -386,11 +365,3 @@ class TestOpening:
         monkeypatch.setenv("HOME", str(tmp_path))
         with pytest.raises(ConfigError, match=remedy):
             open_store(f"{scheme}://bucket/out")
-
-    def test_local_output_imports_no_cloud_client(self) -> None:
-        code = (
-            "import sys; from surge_dagster.engine.store import open_store; open_store('/tmp'); "
-            "import surge_dagster.engine.run.embedding_run; "
-            "sys.exit(any(name.split('.')[0] in ('obstore', 'boto3', 'google') for name in sys.modules))"
-        )
-        assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
-from surge_dagster.engine.store.retries import Retrier
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always, without_waits
 
 Operation = Callable[[ObjectStore], object]
 NOWHERE = "http://127.0.0.1:1"
@@ -31,7 +30,7 @@ def store_at(endpoint: str, bucket: str = BUCKET, limits: ClientLimits | None = 
         f"s3://{bucket}/out",
         StorageOptions(endpoint=endpoint, access_key_id="k", secret_access_key="s"),
         limits=limits or ClientLimits(first_backoff_seconds=0.001),
-        retrier=lambda where: Retrier(where, sleep=lambda _: None),
+        retrier=without_waits,
     )
 
 
@@ -54,6 +53,7 @@ def operation(request: pytest.FixtureRequest) -> Operation:
         (400, "ExpiredToken", "expired or lack a right. Provide others"),
         (403, "AccessDenied", "lack a right. Provide others"),
         (403, "RequestTimeTooSkewed", "clock is wrong: set it"),
+        (507, "InsufficientStorage", "full: make room"),
     ],
 )
 def test_refused_request_is_sent_once_and_the_error_says_what_fixes_it(
@@ -63,13 +63,8 @@ def test_refused_request_is_sent_once_and_the_error_says_what_fixes_it(
     store = store_at(object_server.url)
     with pytest.raises(TransientError, match=f"{status}: {code}.*one attempt.*{remedy}"):
         operation(store)
-    assert (len(object_server.log), store.retries) == (1, {})
-
-
-def test_full_store_says_what_fixes_it(object_server: ObjectServer, operation: Operation) -> None:
-    object_server.plan = always(Fault("status", 507, code="InsufficientStorage"))
-    with pytest.raises(TransientError, match=r"507: InsufficientStorage.*one attempt.*full: make room"):
-        operation(store_at(object_server.url))
+    assert store.retries == {}
+    assert len(object_server.log) == 1 or status >= 500, "obstore itself repeats those"
 
 
 def test_missing_bucket_is_named_as_the_cause(object_server: ObjectServer, operation: Operation) -> None:
@@ -113,14 +108,18 @@ def test_untrusted_certificate_is_checked_once(tls_port: int, operation: Operati
     assert store.retries == {}
 
 
-def test_plain_http_behind_an_https_endpoint_is_recognized(object_server: ObjectServer, operation: Operation) -> None:
-    with pytest.raises(TransientError, match=r"tls: no secure connection.*begins with http://"):
-        operation(store_at(object_server.url.replace("http://", "https://")))
-
-
-def test_host_whose_name_does_not_resolve_is_named_as_the_cause(operation: Operation) -> None:
-    with pytest.raises(TransientError, match=r"dns: the name of the host does not resolve.*Correct `endpoint`"):
-        operation(store_at("http://nowhere.invalid"))
+@pytest.mark.parametrize(
+    ("endpoint", "error"),
+    [
+        ("https://{host}", "tls: no secure connection.*begins with http://"),
+        ("http://nowhere.invalid", "dns: the name of the host does not resolve.*Correct `endpoint`"),
+    ],
+)
+def test_endpoint_of_plain_http_or_unknown_name_is_named_as_the_cause(
+    object_server: ObjectServer, operation: Operation, endpoint: str, error: str
+) -> None:
+    with pytest.raises(TransientError, match=error):
+        operation(store_at(endpoint.format(host=object_server.url.removeprefix("http://"))))
 
 
 def test_connection_that_is_lost_is_named_as_the_cause(object_server: ObjectServer) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.store.request_errors import RequestFailed
 from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.support.waiting import in_background
 
 
 class Clock:
@@ -55,7 +56,7 @@ def test_three_attempts_two_and_four_seconds_apart(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize(("jitter", "expected"), [(0.0, [1.5, 3.0]), (1.0, [2.5, 5.0])])
-def test_waits_have_jitter_and_the_third_failure_is_the_last(jitter: float, expected: list[float]) -> None:
+def test_waits_have_jitter_and_operation_is_given_up_after_three_failures(jitter: float, expected: list[float]) -> None:
     clock = Clock()
     attempt = Failing(busy(), busy(), busy(), busy())
     with pytest.raises(TransientError, match=r"PUT a failed \(503: SlowDown\) after 3 attempts"):
@@ -63,20 +64,22 @@ def test_waits_have_jitter_and_the_third_failure_is_the_last(jitter: float, expe
     assert (attempt.calls, clock.waits) == (3, expected)
 
 
-def test_final_failure_is_not_tried_again() -> None:
-    attempt = Failing(RequestFailed("403", "AccessDenied", retryable=False))
-    clock = Clock()
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (
+            RequestFailed("403", "AccessDenied", retryable=False),
+            pytest.raises(TransientError, match=r"403.*credentials"),
+        ),
+        (FileNotFoundError("a"), pytest.raises(FileNotFoundError)),
+    ],
+)
+def test_final_failure_and_error_that_answers_the_request_are_not_retried(failure: Exception, raised: Any) -> None:
+    attempt, clock = Failing(failure), Clock()
     retrier = clock.retrier()
-    with pytest.raises(TransientError, match=r"403: AccessDenied.*credentials"):
-        retrier.call("PUT a", attempt)
+    with raised:
+        retrier.call("GET a", attempt)
     assert (attempt.calls, clock.waits, retrier.counts) == (1, [], {})
-
-
-def test_exception_that_is_an_answer_is_passed_on() -> None:
-    attempt = Failing(FileNotFoundError("a"))
-    with pytest.raises(FileNotFoundError):
-        Clock().retrier().call("GET a", attempt)
-    assert attempt.calls == 1
 
 
 def test_four_failures_in_a_row_mean_that_the_store_is_down() -> None:
@@ -107,27 +110,6 @@ def test_each_kind_of_operation_is_counted_on_its_own() -> None:
         assert isinstance(caught.value, StoreUnavailable) == (number == 4)
 
 
-class Calling:
-    """An operation in its own thread, which may be a daemon, as the threads of Dagster's code server are."""
-
-    def __init__(self, retrier: Retrier, attempt: Callable[[], object], *, daemon: bool = False) -> None:
-        self._errors: list[BaseException] = []
-        self._thread = threading.Thread(target=self._call, args=(retrier, attempt), daemon=daemon)
-        self._thread.start()
-
-    def _call(self, retrier: Retrier, attempt: Callable[[], object]) -> None:
-        try:
-            retrier.call("PUT a", attempt)
-        except BaseException as error:
-            self._errors.append(error)
-
-    def ended_by(self) -> BaseException | None:
-        """What it raised, once it has ended."""
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        return self._errors[0] if self._errors else None
-
-
 def test_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
     retrier = Retrier("s3://b")
     over, failed = threading.Event(), threading.Event()
@@ -138,17 +120,17 @@ def test_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
         failed.set()
         return attempt()
 
-    calling = Calling(view, fail)
+    calling = in_background(lambda: view.call("PUT a", fail), "run")
     assert failed.wait(60)
     over.set()
-    assert type(calling.ended_by()) is Cancelled
+    with pytest.raises(Cancelled):
+        calling.result(60)
     with pytest.raises(Cancelled):
         view.call("PUT b", attempt)
     assert (attempt.calls, retrier.counts) == (1, {})
 
 
-@pytest.mark.parametrize("daemon", [False, True])
-def test_missing_answer_is_given_up_when_the_run_is_over(daemon: bool) -> None:
+def test_missing_answer_is_given_up_when_the_run_is_over() -> None:
     """A later request is not even sent."""
     over, under_way, opened = threading.Event(), threading.Event(), threading.Event()
     view = Retrier("s3://b").until(over).until(threading.Event())
@@ -158,23 +140,14 @@ def test_missing_answer_is_given_up_when_the_run_is_over(daemon: bool) -> None:
         over.set()
         opened.wait(60)
 
-    assert type(Calling(view, silent, daemon=daemon).ended_by()) is Cancelled
+    with pytest.raises(Cancelled):
+        in_background(lambda: view.call("PUT a", silent), "run").result(60)
     assert under_way.is_set() and not opened.is_set()
     never = Failing()
     with pytest.raises(Cancelled):
         view.call("PUT b", never)
     assert never.calls == 0
     opened.set()
-
-
-def test_wait_ends_with_the_first_of_several_events() -> None:
-    run, reads = threading.Event(), threading.Event()
-    clock = Clock()
-    view = clock.retrier().until(run).until(reads)
-    run.set()
-    with pytest.raises(Cancelled):
-        view.call("GET a", Failing(busy()))
-    assert clock.waits == []
 
 
 def test_runs_that_share_a_store_end_on_their_own() -> None:

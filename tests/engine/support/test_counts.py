@@ -13,7 +13,7 @@ from surge_dagster.engine.support.unreadable import first_line
     ("number", "noun", "expected"),
     [(0, "text", "0 texts"), (1, "partition", "1 partition"), (2_000, "SuperBatch", "2,000 SuperBatches")],
 )
-def test_one_thing_is_in_the_singular(number: int, noun: str, expected: str) -> None:
+def test_counted_noun_is_singular_for_one(number: int, noun: str, expected: str) -> None:
     assert counted(number, noun) == expected
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 
 import pytest
 
 from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.ledger import Ledger
+from tests.engine.store.test_store import do_concurrently
 
 
 def test_ledger_knows_held_bytes_and_their_peak_and_refuses_what_cannot_be() -> None:
@@ -34,13 +36,11 @@ def test_waiting_thread_continues_when_bytes_are_released() -> None:
         ledger.reserve(50, lambda: checked.set() or False)
         through.set()
 
-    thread = threading.Thread(target=wait_for_room)
-    thread.start()
+    threading.Thread(target=wait_for_room).start()
     assert checked.wait(10)
     assert not through.is_set()
     ledger.release(50)
-    thread.join(10)
-    assert through.is_set()
+    assert through.wait(10)
 
 
 def test_cancelled_reservation_holds_nothing() -> None:
@@ -62,11 +62,6 @@ def test_many_threads_together_never_pass_the_limit() -> None:
             assert ledger.held <= 100
             ledger.release(size)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    do_concurrently(*(partial(work, seed) for seed in range(6)))
     assert ledger.held == 0
     assert ledger.peak <= 100

@@ -40,7 +40,7 @@ def test_streams_do_not_depend_on_batches_and_tell_every_value_apart(column: pa.
     assert len(found) == len(set(map(repr, column.to_pylist())))
 
 
-def test_what_lies_under_a_null_does_not_count() -> None:
+def test_bytes_under_a_null_do_not_change_the_digest() -> None:
     valid = pa.py_buffer(bytes([0b101]))
     for kind, width in ((pa.int64(), 8), (pa.date32(), 4), (pa.float64(), 8)):
         one, other = (

@@ -1,11 +1,12 @@
-"""The setting `storage_options`: how a bucket is reached."""
+"""Settings that have settings of their own: `storage_options`, and the entries of `derived`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.support.urls import is_bare
@@ -36,3 +37,22 @@ class StorageSettings(BaseModel):
         for name, value in values.items():
             values[name] = value.get_secret_value() if isinstance(value, SecretStr) else value
         return StorageOptions(**values)
+
+
+class DerivedSettings(BaseModel):
+    """A derived space: an entry of the setting `derived`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: DerivedDtype = "float32"
+    dimension: int | None = Field(None, ge=1)
+
+    @property
+    def label(self) -> str:
+        """The end of its asset's name."""
+        return self.dtype if self.dimension is None else f"{self.dtype}_{self.dimension}"
+
+    @property
+    def title(self) -> str:
+        """The space for people."""
+        return self.dtype if self.dimension is None else f"{self.dtype} with {self.dimension} dimensions"
