@@ -29,8 +29,6 @@ from surge_dagster.orchestration.partition_keys import from_partition_key, to_pa
 
 
 class DeriveConfig(dg.Config):
-    """Options of a run; a launch by hand needs none of them."""
-
     delete_removed: bool = Field(
         False, description="delete files whose partition was removed from the parent; only a run of the job finds them"
     )
@@ -125,7 +123,6 @@ def _events(
     wanted: DerivedSettings,
     keys: Iterable[str] | None,
 ) -> Iterator[dg.AssetMaterialization]:
-    """Derive partitions, and make the events of those that are to be reported."""
     in_backfill = "dagster/backfill" in context.run_tags
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     pointers = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind)

@@ -133,8 +133,6 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """The attempts of the runs of this process."""
-
     names: CatalogNames
     policy: CheckPolicy
     before: dict[str, Outcome] = field(default_factory=dict)  # of the previous attempt at a run, by run id
@@ -142,11 +140,9 @@ class _Attempts:
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         """Make one attempt at a run, and have Dagster retry what is transient, but neither bad data nor bad settings.
 
-        Permanent failures are reported before it returns. Where an error ends the run, its checks are reported here
-        too. An interrupted run has to end soon and reports nothing.
-
-        A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
+        Where an error ends the run, its checks are reported here. An interrupted run reports nothing.
         """
+        # A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
         record_process(context)
         outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy.max_truncated_share)
         outcome.differing_settings = differing_settings(self.names, context)
@@ -214,5 +210,4 @@ def _logged(context: dg.OpExecutionContext, consequence: str) -> Iterator[None]:
 
 
 def _may_retry(context: dg.OpExecutionContext) -> bool:
-    """Whether another attempt would follow; a run's config can turn that off."""
     return context.retry_number < _RETRIES and not context.get_step_execution_context().retry_mode.disabled

@@ -41,11 +41,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
     space: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The partitions of the run, as the type that the asset's argument has.
-
-        Raises:
-            dagster.Failure: partitions are missing or damaged, or it is not clear which space is meant. Not retried.
-        """
+        """The partitions of the run, as the type that the asset's argument has."""
         import polars as pl  # with pyarrow's datasets 0.7 s, in every process of Dagster
         import pyarrow.dataset as ds
 

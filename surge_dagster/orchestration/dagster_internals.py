@@ -45,8 +45,7 @@ def store_batch(
 ) -> None:
     """Store events of one kind and one asset as Dagster's batches of at most `batch_events`.
 
-    They go past the run's loggers, since a line on the console costs as much as an event. Events without a `context`
-    belong to no run.
+    They go past the run's loggers, since a line on the console costs as much as an event.
     """
     os.environ.setdefault(_BATCH_SIZE, str(batch_events))
     batch = uuid4().hex
@@ -59,11 +58,9 @@ def store_batch(
 
 
 def _times(asset_key: dg.AssetKey, count: int) -> Iterator[float]:
-    """Times for events of an asset that are stored now, in seconds since 1970.
-
-    Dagster's page of events shows one of those that an asset has in the same millisecond. So events are a millisecond
-    apart and after the asset's earlier ones. A batch that is stored faster than that ends up to a second ahead.
-    """
+    """Times for events of an asset that are stored now, in seconds since 1970."""
+    # Dagster's page of events shows one of those that an asset has in the same millisecond. So events are a millisecond
+    # apart and after the asset's earlier ones. A batch that is stored faster than that ends up to a second ahead.
     now = int(time.time() * 1_000)
     begin = max(min(_latest.get(asset_key, 0), now + _AHEAD), now - count)
     end = _latest[asset_key] = min(begin + count, now + _AHEAD)

@@ -86,21 +86,17 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
     """Make Dagster show exactly these partitions as failed when the run has ended, with the reasons of refusals.
 
-    Dagster shows a partition as failed when a failed run planned it and did not materialize it. A partition that
-    another run has embedded meanwhile, after it was fixed, is left out.
+    Dagster shows a partition as failed when a failed run planned it and did not materialize it.
     """
     if not outcome.failures:
         return
     fingerprint = refusal_fingerprint(names.resources(context))
-    failed, refusals = dict(outcome.failures), list[Event]()
-    for key, failure in outcome.refused.items():
-        partition = outcome.partitions[failure.key]
-        if _is_embedded_since(names, context.instance, partition):
-            del failed[key]
-        else:
-            refusals.append(refusal(names, partition, failure.reason, fingerprint))
+    refusals: list[Event] = [
+        refusal(names, outcome.partitions[failure.key], failure.reason, fingerprint)
+        for failure in outcome.refused.values()
+    ]
     report_events(context.instance, context, refusals)
-    report_events(context.instance, context, [Planned(names.embeddings, key) for key in failed])
+    report_events(context.instance, context, [Planned(names.embeddings, key) for key in outcome.failures])
 
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
@@ -137,20 +133,6 @@ def _refused_version(partition: Partition, fingerprint: str) -> str:
     return hashlib.sha256(f"{partition.source_version}\0{fingerprint}".encode()).hexdigest()[:32]
 
 
-def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partition: Partition) -> bool:
-    """Whether a partition has changed since it was listed, and has been embedded from its present version."""
-    try:
-        now = partition.current_source_version()
-    except (SurgeError, OSError):
-        return False  # the source does not answer now
-    if now == partition.source_version:
-        return False
-    of_partition = dg.AssetRecordsFilter(names.embeddings, asset_partitions=[to_partition_key(partition.key)])
-    records = instance.fetch_materializations(of_partition, limit=1).records
-    made_from = [event.metadata.get("source_version") for record in records if (event := record.asset_materialization)]
-    return any(version is not None and version.value == now for version in made_from)
-
-
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:
     if not rows:
         return dg.MetadataValue.md("none")
@@ -162,7 +144,6 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> 
 
 
 def _cell(text: str) -> str:
-    """Text with the characters replaced that would end a cell of a markdown table."""
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 

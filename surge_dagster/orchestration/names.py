@@ -30,8 +30,6 @@ class CatalogResources:
 
 
 class _Name:
-    """A name with the catalog's name and a separator before it."""
-
     def __init__(self, plain: str, separator: str = "_") -> None:
         self._plain, self._separator = plain, separator
 
@@ -40,8 +38,6 @@ class _Name:
 
 
 class _Asset:
-    """An asset key whose first part is the catalog's name."""
-
     def __init__(self, plain: str) -> None:
         self._plain = plain
 
@@ -55,9 +51,6 @@ class CatalogNames:
 
     The catalog's own name is the first part of its asset keys, and stands before all other names with an underscore,
     two for ops, as Dagster does. None is for the only one, or the first one, of a code location.
-
-    Raises:
-        ConfigError: the name is not made of letters, digits and underscores, or does not begin with a letter.
     """
 
     name: str | None = None

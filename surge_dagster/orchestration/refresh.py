@@ -69,16 +69,7 @@ class Refresh:
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
-        """Embed what is missing or stale and report it to Dagster.
-
-        Args:
-            partition_keys: as Dagster names them, or as an operator typed them; None is the whole catalog.
-
-        Raises:
-            ConfigError: the catalog, the output, the model or the space is not what it must be.
-            EncoderError: the pool failed for good; what was published by then is on record.
-            EventsNotStored: Dagster's event log refused events; the next run adopts what was published.
-        """
+        """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         source = self._resources.catalog.open()
         registered, is_typed = self._catalogued.registered, self._config.is_typed
         requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
@@ -103,11 +94,7 @@ class Refresh:
             self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
 
     def _skip_removed(self, removed: list[str]) -> None:
-        """Leave partitions that were removed from the source as they are, whatever the space of the run.
-
-        In a backfill their last events are repeated unchanged, so that what was out of date stays so. One that was
-        never embedded has none.
-        """
+        """Leave partitions that were removed from the source as they are; a backfill repeats their last events."""
         self._outcome.removed = removed
         if not removed:
             return
@@ -115,7 +102,7 @@ class Refresh:
             f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. Their files and events "
             "stay as they are; the setting removed_partitions decides about them."
         )
-        if self._in_backfill:
+        if self._in_backfill:  # unchanged, so that what was out of date stays so
             for event in last_embeddings(self._names, self._context.instance, self._catalogued, removed):
                 self._events.repeated(event)
 
@@ -229,11 +216,7 @@ class Refresh:
         return fresh
 
     def _report_known(self, work: Worklist, found_fresh: Sequence[Receipt]) -> None:
-        """Adopt files that are not on record; in a backfill, report every other fresh file as reused.
-
-        Args:
-            found_fresh: what another writer published during this run, and reports.
-        """
+        """Adopt files that are not on record; in a backfill, report every other fresh file as reused."""
         for receipt in work.adopted:
             self._events.embedding(receipt, adopted=True)
         for receipt in (*work.fresh, *found_fresh):

@@ -94,9 +94,8 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
 def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.MarkdownMetadataValue:
     """How many partitions have how many texts, with n* and B_min.
 
-    Args:
-        sizes: partitions by the bits that their number of texts takes.
-        break_even: n*, below which a partition alone would spend more on its encode call than on its texts.
+    `sizes` counts partitions by the bits that their number of texts takes. Below n*, `break_even`, a partition alone
+    would spend more on its encode call than on its texts.
     """
     marks = [("n*", max(break_even, 0), _RED, RIGHT, "end"), ("B_min", b_min, _DARK, LEFT, "start")]
     all_bits = [*sizes, *(int(_bits(mark[1])) for mark in marks)]

@@ -59,11 +59,9 @@ class MovingCatalog:
 
     @property
     def bad(self) -> set[str]:
-        """Partitions whose present content is refused."""
         return {key for key, rows in self.rows.items() if rows is _BAD}
 
     def fill(self, partitions: int) -> Moved:
-        """The catalog of the first nightly run."""
         return Moved(new={self.appear() for _ in range(partitions)})
 
     def move(self) -> Moved:

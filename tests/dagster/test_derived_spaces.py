@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
 

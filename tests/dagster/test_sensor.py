@@ -93,15 +93,6 @@ def test_folder_name_that_is_not_utf8_gets_a_key(bench: Workbench) -> None:
     assert bench.instance.get_dynamic_partitions("catalog") == ["a", "caf%25E9", "z"]
 
 
-def test_partition_is_requested_once(bench: Workbench) -> None:
-    bench.write("a")
-    bench.pretend(bench.tick(), dg.DagsterRunStatus.QUEUED)
-    assert requested(bench.tick()) == []
-    bench.write("a", 4, version="v2")
-    bench.write("b")
-    assert requested(bench.tick()) == [["b"]], "the run that waits reads what is there then"
-
-
 def test_partition_whose_file_was_lost_is_requested_again(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
