@@ -63,11 +63,7 @@ _ENCODED_AGAIN: frozenset[Kind] = frozenset(
 
 
 def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
-    """The checks of one catalog.
-
-    Raises:
-        ConfigError: every one is off.
-    """
+    """The checks of one catalog; `ConfigError` if every one is off."""
     wanted = _wanted(policy)
     if not wanted:
         raise ConfigError("the setting checks turns off everything that catalog_check does; leave one check on")

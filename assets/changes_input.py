@@ -8,9 +8,8 @@
         changes.confirm()
 
 The consumer's name is that of the asset's op, so that each asset gets what it has not confirmed yet.
-
-Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
 """
+# Dagster reads annotations when it makes a resource, so they must not be strings here.
 
 import dagster as dg
 

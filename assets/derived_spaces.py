@@ -3,9 +3,8 @@
 A run derives what is missing or stale among its partitions, or in the whole space, and reports each file that it wrote;
 in a run of a backfill also those that are fresh, because Dagster ends a backfill as failed when a partition that it
 covers has no event. No encoder is started.
-
-Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
+# Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

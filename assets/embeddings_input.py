@@ -9,9 +9,8 @@ The asset `embeddings` names `embeddings_input` as its IO manager, so the argume
 
 The argument's type is one of `polars.LazyFrame`, `pyarrow.dataset.Dataset` and `Embeddings`, which gives both. Only
 footers are read before the asset reads rows.
-
-Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
 """
+# Dagster reads annotations when it makes a resource, so they must not be strings here.
 
 import hashlib
 from typing import Any, NoReturn

@@ -40,11 +40,7 @@ class GivesClient(Protocol):
 
 
 class CatalogSource(CatalogSettings, dg.ConfigurableResource):
-    """Where partitions come from; `storage` and `gcs` are as in `OutputStore`.
-
-    With `bigquery`, a `dagster_gcp.BigQueryResource`, a table or query of BigQuery is read with its project
-    and credentials.
-    """
+    """Where partitions come from; `bigquery`, a `dagster_gcp.BigQueryResource`, gives project and credentials."""
 
     url: str = Field(description="path or URL of a folder, or a pattern such as data/{category}.parquet")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]

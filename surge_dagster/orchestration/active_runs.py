@@ -56,7 +56,6 @@ class Held:
 
 
 def record_process(context: dg.OpExecutionContext) -> None:
-    """Tag the op's run with the process that executes it."""
     # An executor with a process per step leaves retries to the run's own process, which is the step's parent and ends
     # after it.
     own = context.get_step_execution_context().retry_mode.name != "DEFERRED"

@@ -133,7 +133,6 @@ def derived_embedding(
 
 
 def _of_file(receipt: Receipt) -> dict[str, Any]:
-    """The metadata that every partition's event has, whatever made its file."""
     return {
         "key": receipt.key,
         "dagster/partition_row_count": receipt.rows,
@@ -195,6 +194,5 @@ def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] 
 
 
 def _made_from(asset: dg.AssetKey, version: str, storage_id: int | None) -> dict[str, str]:
-    """The tags that name an upstream version and the event of it."""
     name, event = asset.to_user_string(), "NULL" if storage_id is None else str(storage_id)
     return {f"dagster/input_data_version/{name}": version, f"dagster/input_event_pointer/{name}": event}

@@ -47,8 +47,6 @@ class Select(Enum):
 
 
 class Removed(Enum):
-    """What a run does about partitions removed from the source."""
-
     leave = "leave"
     report = "report"
     delete = "delete"

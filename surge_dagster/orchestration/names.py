@@ -107,7 +107,6 @@ class CatalogNames:
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
 
     def derived(self, label: str) -> dg.AssetKey:
-        """The asset of a derived space."""
         return _asset_key(self.name, f"embeddings_{label}")
 
     def derived_op(self, label: str) -> str:

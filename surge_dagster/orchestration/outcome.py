@@ -172,7 +172,6 @@ class Outcome:
         self.failures[to_partition_key(failure.key)] = failure
 
     def succeed(self, key: str) -> None:
-        """Remove the failure that an earlier attempt had with a partition."""
         self.failures.pop(to_partition_key(key), None)
 
     def count(self, event: SuperBatchReport | Receipt | Failure) -> None:

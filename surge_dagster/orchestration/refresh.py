@@ -107,7 +107,6 @@ class Refresh:
                 self._events.repeated(event)
 
     def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
-        """Embed what needs it and report every partition; returns the run's space."""
         known = self._known_space()
         with self._resources.encoder.encoder_pool() as pool:
             self._require_same_model(pool, known)
@@ -138,7 +137,6 @@ class Refresh:
             self._events.failure(failure)
 
     def _known_space(self) -> Space | None:
-        """The space of this run as the output knows it, without loading a model; None when it has to be begun."""
         expected = self._config.expected_space
         require_expected_settings(self._config, self._context.run_tags, self._resources)
         space = known_space(self._names, self._resources, self._store, unattended=self._config.unattended)

@@ -48,7 +48,6 @@ class Undone:
 
     @classmethod
     def of(cls, record: dg.RunRecord) -> Self:
-        """What a failed or canceled run left undone."""
         run = record.dagster_run
         attempt = int(run.tags[_ATTEMPT_TAG])
         canceled = run.status is dg.DagsterRunStatus.CANCELED
@@ -120,7 +119,6 @@ def has_succeeded(instance: dg.DagsterInstance, job_name: str, target: str) -> b
 
 
 def now() -> datetime:
-    """The time that waits are compared with."""
     return datetime.now(UTC)
 
 

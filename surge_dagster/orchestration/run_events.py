@@ -65,7 +65,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self.put(asset_events.superbatch(self._names, report, space))
 
     def end_of_superbatches(self) -> None:
-        """Report the attempt as a whole, with charts, if it encoded anything."""
         if self._outcome.report.superbatches:
             self.put(asset_events.whole_run(self._names, self._outcome, self._newest_event))
 
@@ -98,7 +97,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._report_source(receipt.key)
 
     def failure(self, failure: Failure) -> None:
-        """Enter and log a partition that failed."""
         self._report_source(failure.key)
         self._outcome.fail(failure)
         if len(self._outcome.failures) <= FAILURES_LOGGED:

@@ -36,8 +36,6 @@ _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What a run was launched for."""
-
     partitions: dict[str, Partition]  # those that the catalog has, by key
     removed: list[str]  # keys that the catalog no longer has; the run leaves their files and events as they are
     unknown: list[str]  # partition keys of Dagster's that are not how a key of the catalog is written
@@ -73,7 +71,6 @@ class OnRecord:
     done: set[str]  # partition keys that earlier attempts at this run have embedded, where the launch says `force`
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
-        """Whether Dagster shows a file as materialized from this source version."""
         key = to_partition_key(file.facts.partition_key)
         return key not in self.failed and self.catalogued.knows(key, file.facts.desired_version, source_version)
 

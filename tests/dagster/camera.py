@@ -41,11 +41,7 @@ class Camera:
         self._folder = folder
 
     def take(self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT) -> None:
-        """Take a screenshot of a page when it shows these texts.
-
-        Args:
-            click: text to click first; `shows` is expected after that.
-        """
+        """Take a screenshot of a page when it shows these texts, after a click on the text `click`."""
         self._open(path, height)
         if click is not None:
             self._page.get_by_text(click, exact=True).first.click(timeout=_MILLISECONDS)

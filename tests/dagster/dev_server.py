@@ -46,19 +46,13 @@ def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What Dagster records about a run.
-
-    Attributes:
-        keys: partitions that its config names.
-        parent: the run that it continues, if any.
-        created, started, ended: seconds of the epoch; the last two are None until then.
-    """
+    """What Dagster records about a run; times are seconds of the epoch."""
 
     id: str
     status: str
     tags: Mapping[str, str]
-    keys: tuple[str, ...]
-    parent: str | None
+    keys: tuple[str, ...]  # partitions that its config names
+    parent: str | None  # the run that it continues
     created: float
     started: float | None
     ended: float | None
@@ -89,12 +83,9 @@ class DevServer:
         assert "errors" not in answer, answer["errors"]
         return answer["data"]
 
-    def materialize(self, asset: str) -> str:
-        return self.launch("__ASSET_JOB", assetSelection=[{"path": [asset]}])
-
-    def launch(self, job: str, config: dict[str, Any] | None = None, **selected: Any) -> str:
+    def launch(self, job: str, config: dict[str, Any] | None = None) -> str:
         params = {
-            "selector": {**_SELECTOR, "pipelineName": job, **selected},
+            "selector": {**_SELECTOR, "pipelineName": job},
             "runConfigData": json.dumps(config or {}),
             "executionMetadata": {"tags": []},
         }
@@ -250,18 +241,8 @@ def processes_with(variable: str, value: str) -> list[psutil.Process]:
 
 
 @contextmanager
-def dev_server(
-    folder: Path, pool_limit: int = 1, gated: bool = False, code: Path | None = None, /, **settings: str
-) -> Iterator[DevServer]:
-    """Start `dagster dev` in its own project folder and stop it at the end.
-
-    Args:
-        folder: receives the project's workspace.yaml and .env, and a DAGSTER_HOME.
-        pool_limit: runs that encode concurrently.
-        gated: whether encoders use the backend of `gated_backend`.
-        code: the file of the code location, where it is not the project's own.
-        settings: variables of the project, without `SURGE_`, besides the catalog, the output and a model.
-    """
+def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **settings: str) -> Iterator[DevServer]:
+    """Start `dagster dev` in its own project folder; `settings` are variables without `SURGE_`."""
     settings = {
         "source": str(folder / "catalog"),
         "output": str(folder / "output"),
@@ -270,9 +251,6 @@ def dev_server(
     }
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)
-    if code is not None:
-        location = {"relative_path": str(code), "location_name": _SELECTOR["repositoryLocationName"]}
-        (folder / "workspace.yaml").write_text(yaml.safe_dump({"load_from": [{"python_file": location}]}))
     (folder / "home").mkdir()
     instance = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
     instance["concurrency"]["pools"]["default_limit"] = pool_limit

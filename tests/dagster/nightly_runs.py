@@ -47,17 +47,12 @@ class Ended:
 
 @dataclass(slots=True)
 class Production:
-    """A catalog, its bucket, its Dagster instance, and the machine that it is all on.
-
-    Attributes:
-        moving: the catalog.
-        spaces: names of the bucket's spaces, in the order they were begun.
-    """
+    """A catalog, its bucket, its Dagster instance, and the machine that it is all on."""
 
     bench: Workbench
     server: ObjectServer
     moving: MovingCatalog
-    spaces: list[str] = field(default_factory=list)
+    spaces: list[str] = field(default_factory=list)  # names of the bucket's spaces, in the order they were begun
 
     @classmethod
     def begin(cls, bench: Workbench, server: ObjectServer, **settings: Any) -> Production:
@@ -89,13 +84,9 @@ class Production:
         killed_at: int = 0,
         down_at: int = 0,
     ) -> Ended:
-        """A run, to its end.
+        """A run, to its end, in a process of its own if `apart`.
 
-        Args:
-            apart: in a process of its own; else in this one.
-            killed_at: SIGKILL reaches the process when the bucket is sent so many files; that one and those that are on
-                their way are lost with it.
-            down_at: the bucket answers nothing but 503 from this file on.
+        When the bucket is sent so many files, SIGKILL reaches the process, or it answers nothing but 503 from then on.
         """
         before = self.server.objects()
         config, tags = (request.run_config, request.tags) if request else ({}, {})

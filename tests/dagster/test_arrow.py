@@ -40,6 +40,6 @@ def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format
     )
 
 
-def test_a_format_that_does_not_exist_is_refused() -> None:
+def test_unknown_file_format_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"format\n.*'parquet' or 'arrow'"):
         OutputStore(url="out", format="csv")  # pyright: ignore[reportArgumentType]

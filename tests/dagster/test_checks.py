@@ -32,17 +32,13 @@ from tests.small_catalogs import rewrite, with_vectors
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A check as the page of its asset shows it.
-
-    Attributes:
-        is_latest: whether Dagster takes it for a result of what was materialized last.
-    """
+    """A check as the page of its asset shows it."""
 
     name: str
     status: str
     line: str
     run_id: str
-    is_latest: bool
+    is_latest: bool  # whether Dagster takes it for a result of what was materialized last
 
 
 def shown_checks(bench: Workbench) -> list[Shown]:

@@ -154,23 +154,3 @@ def test_bad_data_is_not_read_again_when_another_partition_is_retried(
     assert read.count("bad") == 1
     assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
     assert set(ran.materialized()) == {"moving"}
-
-
-def test_refused_partition_is_read_again_by_the_next_attempt_if_its_source_changed(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("bad", NULL_TEXT)
-    bench.write("d", 4)
-    fixed: list[str] = []
-
-    def fixed_meanwhile(key: str) -> Failure | None:
-        if fixed:
-            return None
-        fixed.append("bad")
-        bench.write("bad", 2, version="v2")
-        return Failure(key, "the disk failed once", transient=True)
-
-    when_footers_are_checked(monkeypatch, fixed_meanwhile)
-    ran = bench.refresh()
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert set(ran.materialized()) == {"bad", "d"}
