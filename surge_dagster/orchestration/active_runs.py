@@ -64,7 +64,6 @@ def record_process(context: dg.OpExecutionContext) -> None:
 
 
 def process_tag(run_id: str, pid: int) -> str:
-    """The tag's value for a run that a process of this machine executes."""
     return f"{run_id} {_place()} {_process(pid)}"
 
 
@@ -90,10 +89,7 @@ def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun
 def held_by_active_runs(
     names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False, besides: str | None = None
 ) -> Held:
-    """The partitions that active runs may touch, except those of the run with the id `besides`.
-
-    `entirely` counts only runs that embed all partitions that they hold; a run that selects a state skips others.
-    """
+    """The partitions that active runs may touch, `besides` one; `entirely` leaves out runs that select a state."""
     op_names = (names.embeddings_op, names.refresh_op)
     runs = [
         run
@@ -150,7 +146,6 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 
 def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
-    """End a run whose process has ended, unless the process reported the end since the run was listed."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.status not in _EXECUTING:
         return

@@ -39,7 +39,6 @@ _READ_ERROR = "Look at the run's error, then run again."
 
 
 def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
-    """A table of keys and reasons, of at most 200 rows."""
     return _table(("partition", "reason"), rows, len(rows))
 
 
@@ -84,10 +83,7 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
 
 
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Make Dagster show exactly these partitions as failed when the run has ended, with the reasons of refusals.
-
-    Dagster shows a partition as failed when a failed run planned it and did not materialize it.
-    """
+    """Make Dagster show exactly these partitions as failed: planned by a failed run and not materialized."""
     if not outcome.failures:
         return
     fingerprint = refusal_fingerprint(names.resources(context))
@@ -147,7 +143,6 @@ def _cell(text: str) -> str:
 
 
 def _text(error: Exception) -> str:
-    """An error's text; for errors of other packages with the class, since their text alone often says little."""
     return str(error) if isinstance(error, SurgeError) else f"{type(error).__name__}: {error}"
 
 

@@ -22,8 +22,6 @@ _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class CatalogResources:
-    """What a run, a tick or a check of one catalog works with."""
-
     catalog: CatalogSource
     encoder: Encoder
     output: OutputStore

@@ -18,10 +18,7 @@ _FORCE = "Launch this partition with force: true."
 
 
 def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> dict[str, str | Failure | None]:
-    """Read files in full beside their sources, those of a bucket concurrently.
-
-    Returns, by catalog key: None for a sound file, how it differs from its source, or its failure if it cannot be read.
-    """
+    """Read files in full beside their sources; by key: None if sound, how it differs, or a failure to read it."""
     by_key = {partition.key: partition for partition in partitions}
 
     def read(store: Store, key: str) -> str | Failure | None:
@@ -32,7 +29,7 @@ def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> di
         except TransientError as error:
             return unreadable(key, error)
 
-    if not store.is_remote:
+    if not store.is_remote:  # files of a bucket are read concurrently
         return {key: read(store, key) for key in by_key}
     differences: dict[str, str | Failure | None] = {}
     read_concurrently(store, list(by_key), read, differences.__setitem__)

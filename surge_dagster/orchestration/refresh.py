@@ -129,7 +129,6 @@ class Refresh:
         return work
 
     def _take(self, work: Worklist) -> None:
-        """Enter what needs no encoding, so that it counts whatever ends the run."""
         fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
         remove_staged(self._store, work.outputs.space, fresh)
         self._outcome.fresh |= fresh

@@ -37,8 +37,6 @@ _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What the run of an earlier request left undone."""
-
     attempt: int  # how often it was requested in a row without success
     due: datetime | None  # when it may be requested again; None when an operator canceled the run
 

@@ -92,11 +92,7 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
 
 
 def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.MarkdownMetadataValue:
-    """How many partitions have how many texts, with n* and B_min.
-
-    `sizes` counts partitions by the bits that their number of texts takes. Below n*, `break_even`, a partition alone
-    would spend more on its encode call than on its texts.
-    """
+    """How many partitions have how many texts, by the bits of these, with n* (`break_even`) and B_min."""
     marks = [("n*", max(break_even, 0), _RED, RIGHT, "end"), ("B_min", b_min, _DARK, LEFT, "start")]
     all_bits = [*sizes, *(int(_bits(mark[1])) for mark in marks)]
     first, last = min(all_bits), max(all_bits)

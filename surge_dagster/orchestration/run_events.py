@@ -27,8 +27,6 @@ FAILURES_LOGGED = 100
 
 @dataclass(frozen=True, slots=True)
 class _Embedding:
-    """A partition whose event is made when earlier events are stored."""
-
     receipt: Receipt
     reused: bool
     adopted: bool
@@ -82,7 +80,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
         )
 
     def embedding(self, receipt: Receipt, *, reused: bool = False, adopted: bool = False) -> None:
-        """Report a partition whose file is complete; see `asset_events.embedding`."""
         self.unchanged(receipt)
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:

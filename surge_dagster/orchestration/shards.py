@@ -94,7 +94,6 @@ def refresh_requests(
 
 @contextmanager
 def _set_after(seconds: float) -> Iterator[threading.Event]:
-    """An event that is set when the block takes longer than these seconds."""
     over = threading.Event()
     timer = threading.Timer(seconds, over.set)
     timer.daemon = True

@@ -64,8 +64,6 @@ def requested_partitions(
 
 @dataclass(frozen=True, slots=True)
 class OnRecord:
-    """What Dagster's records say before a run."""
-
     catalogued: Catalogued
     failed: set[str]  # partition keys that Dagster shows as failed
     done: set[str]  # partition keys that earlier attempts at this run have embedded, where the launch says `force`
@@ -106,8 +104,6 @@ def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) ->
 
 @dataclass(frozen=True, slots=True)
 class Worklist:
-    """What a run has to do with each partition."""
-
     outputs: OutputState  # of the run's space; files that differ from their source count as missing there
     todo: list[Partition] = field(default_factory=list)  # partitions that are selected and need work
     fresh: list[Receipt] = field(default_factory=list)  # of files that stay as they are and are on record
