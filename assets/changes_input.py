@@ -8,9 +8,8 @@
         changes.confirm()
 
 The consumer's name is that of the asset's op, so that each asset gets what it has not confirmed yet.
-
-Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
 """
+# Dagster reads annotations when it makes a resource, so they must not be strings here.
 
 import dagster as dg
 
@@ -20,20 +19,12 @@ from surge_dagster.engine.feed.changes import Changes, changes
 
 
 class ChangesInput(EmbeddingsInput):
-    """Opens the change feed of the embeddings; it does not write.
-
-    Attributes:
-        consumer: under which the asset confirms; None is the name of its op.
-    """
+    """Opens the change feed of the embeddings for a `consumer`, by default the asset's op; it does not write."""
 
     consumer: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Changes:
-        """What the asset has not confirmed yet.
-
-        Raises:
-            dagster.Failure: there are no embeddings, or it is not clear which space is meant. Not retried.
-        """
+        """What the asset has not confirmed yet."""
         try:
             return changes(self.output.open(), self.consumer or context.op_def.name, space=self.space)
         except (ConfigError, DataError) as error:

@@ -92,10 +92,7 @@ def check_result(
 ) -> dg.AssetCheckResult:
     """What one check of a catalog or a run found: one line, its violations, and metrics where it judged anything.
 
-    Args:
-        judged: partitions that the check could judge.
-        unjudged: the others, by what was wrong with them.
-        when: ends the line.
+    `unjudged` counts the partitions that the check could not judge by what was wrong with them; `when` ends the line.
     """
     reasons = [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
     line = ", ".join([f"{counted(judged, 'partition')} judged", counted(len(violations), "violation"), *reasons])
@@ -129,11 +126,9 @@ def evaluation_of(
 
 
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
-    """The run's metrics, under the names of `embed --json`, and the table of what failed.
-
-    Where nothing was encoded, only what the run has done and needed: Dagster would plot everything else as zeros.
-    """
+    """The run's metrics, under the names of `embed --json`, and the table of what failed."""
     report = outcome.metrics
+    # Where nothing was encoded, only what the run has done and needed: Dagster would plot everything else as zeros.
     metrics = {
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in report.as_dict().items()

@@ -2,9 +2,8 @@
 
 Each is materialized by the job `hand_over`, which the sensor `hand_over_changes` launches when runs have changed
 embeddings. A hand-over that dies is repeated by the next one, and does nothing twice.
-
-Dagster reads the annotations of assets while it makes them, so they must not be strings here.
 """
+# Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.consumers.comparison import Comparison, compare
-from surge_dagster.consumers.target import HandOver, Target
+from surge_dagster.consumers.target import Target
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import record_process
@@ -53,7 +52,16 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
             compared = compare(done.feed, target)
             if compared.wrong:
                 target.forget(done.feed, compared.wrong)
-        yield dg.MaterializeResult(metadata=_metadata(done, compared), check_results=[_result(compared)])
+        metadata = {
+            "space": done.feed.space.name,
+            "partitions": done.partitions,
+            "rows_sent": done.rows_sent,
+            "rows_deleted": done.rows_deleted,
+            "commits": done.commits,
+            "dagster/row_count": compared.rows_found,
+            "partitions_failed": len(done.failures),
+        }
+        yield dg.MaterializeResult(metadata=metadata, check_results=[_result(compared)])
         if done.failures:
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
             raise dg.Failure(
@@ -62,18 +70,6 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
             )
 
     return hand_over
-
-
-def _metadata(done: HandOver, compared: Comparison) -> dict[str, Any]:
-    return {
-        "space": done.feed.space.name,
-        "partitions": done.partitions,
-        "rows_sent": done.rows_sent,
-        "rows_deleted": done.rows_deleted,
-        "commits": done.commits,
-        "dagster/row_count": compared.rows_found,
-        "partitions_failed": len(done.failures),
-    }
 
 
 def _result(compared: Comparison) -> dg.AssetCheckResult:

@@ -3,9 +3,8 @@
 The asset is external: nothing materializes it, so that neither "Materialize all" nor a backfill changes what readers
 get. The job asks for a space or a confirmation, refuses a space that lacks a partition, and logs each switch as a
 materialization. Its data version is the space: only a switch makes downstream assets stale.
-
-Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
+# Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
 import dagster as dg
 from pydantic import Field

@@ -3,9 +3,8 @@
 A run derives what is missing or stale among its partitions, or in the whole space, and reports each file that it wrote;
 in a run of a backfill also those that are fresh, because Dagster ends a backfill as failed when a partition that it
 covers has no event. No encoder is started.
-
-Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
+# Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,8 +28,6 @@ from surge_dagster.orchestration.partition_keys import from_partition_key, to_pa
 
 
 class DeriveConfig(dg.Config):
-    """Options of a run; a launch by hand needs none of them."""
-
     delete_removed: bool = Field(
         False, description="delete files whose partition was removed from the parent; only a run of the job finds them"
     )
@@ -125,7 +122,6 @@ def _events(
     wanted: DerivedSettings,
     keys: Iterable[str] | None,
 ) -> Iterator[dg.AssetMaterialization]:
-    """Derive partitions, and make the events of those that are to be reported."""
     in_backfill = "dagster/backfill" in context.run_tags
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     pointers = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind)

@@ -7,9 +7,8 @@ logs the same events. The op also finds partitions that no sensor has registered
 Dagster executes neither upstream asset. A run of `embeddings` reports the events of both; the sensor reports the
 catalog too. `superbatches` is not a second output of that run's op: an op with a partitioned and an unpartitioned asset
 makes backfills from the UI impossible.
-
-Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
+# Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
 import random
 from collections.abc import Iterable, Iterator
@@ -133,20 +132,13 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """The attempts of the runs of this process."""
-
     names: CatalogNames
     policy: CheckPolicy
     before: dict[str, Outcome] = field(default_factory=dict)  # of the previous attempt at a run, by run id
 
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
-        """Make one attempt at a run, and have Dagster retry what is transient, but neither bad data nor bad settings.
-
-        Permanent failures are reported before it returns. Where an error ends the run, its checks are reported here
-        too. An interrupted run has to end soon and reports nothing.
-
-        A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
-        """
+        """Make one attempt at a run; Dagster retries what is transient, but neither bad data nor bad settings."""
+        # A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
         record_process(context)
         outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy.max_truncated_share)
         outcome.differing_settings = differing_settings(self.names, context)
@@ -166,7 +158,7 @@ class _Attempts:
                 context.log.error(str(error))
                 if _may_retry(context):
                     raise self._retry(context, outcome) from error
-            outcome.ended_by = error
+            outcome.ended_by = error  # an interrupted run has to end soon and reports nothing
             self._report_end(context, outcome)
             self._repeat_catalog_checks(context)
             if isinstance(error, SurgeError):
@@ -214,5 +206,4 @@ def _logged(context: dg.OpExecutionContext, consequence: str) -> Iterator[None]:
 
 
 def _may_retry(context: dg.OpExecutionContext) -> bool:
-    """Whether another attempt would follow; a run's config can turn that off."""
     return context.retry_number < _RETRIES and not context.get_step_execution_context().retry_mode.disabled

@@ -9,9 +9,8 @@ The asset `embeddings` names `embeddings_input` as its IO manager, so the argume
 
 The argument's type is one of `polars.LazyFrame`, `pyarrow.dataset.Dataset` and `Embeddings`, which gives both. Only
 footers are read before the asset reads rows.
-
-Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
 """
+# Dagster reads annotations when it makes a resource, so they must not be strings here.
 
 import hashlib
 from typing import Any, NoReturn
@@ -41,11 +40,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
     space: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The partitions of the run, as the type that the asset's argument has.
-
-        Raises:
-            dagster.Failure: partitions are missing or damaged, or it is not clear which space is meant. Not retried.
-        """
+        """The partitions of the run, as the type that the asset's argument has."""
         import polars as pl  # with pyarrow's datasets 0.7 s, in every process of Dagster
         import pyarrow.dataset as ds
 

@@ -6,7 +6,6 @@ is called: a resource that Dagster starts with the run would load a model even w
 Dagster finds dependencies by looking at annotations while the class is created, so they must not be strings here.
 """
 
-from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -34,33 +33,19 @@ __all__ = ["CatalogSource", "Encoder", "OutputStore"]
 _KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json"}
 
 
-class GivesStorageClient(Protocol):
-    """The part of `dagster_gcp.GCSResource` that is used. Importing its package takes two seconds."""
+class GivesClient(Protocol):
+    """The part of the resources of `dagster_gcp` that is used. Importing the package takes two seconds."""
 
-    def get_client(self) -> Any:
-        """A `google.cloud.storage.Client`."""
-        ...
-
-
-class GivesBigQueryClient(Protocol):
-    """The part of `dagster_gcp.BigQueryResource` that is used."""
-
-    def get_client(self) -> AbstractContextManager[Any]:
-        """A `google.cloud.bigquery.Client`."""
-        ...
+    def get_client(self) -> Any: ...
 
 
 class CatalogSource(CatalogSettings, dg.ConfigurableResource):
-    """Where partitions come from; `storage` and `gcs` are as in `OutputStore`.
-
-    With `bigquery`, a `dagster_gcp.BigQueryResource`, a table or query of BigQuery is read with its project
-    and credentials.
-    """
+    """Where partitions come from; `bigquery`, a `dagster_gcp.BigQueryResource`, gives project and credentials."""
 
     url: str = Field(description="path or URL of a folder, or a pattern such as data/{category}.parquet")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
-    gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
-    bigquery: dg.ResourceDependency[GivesBigQueryClient] = None  # pyright: ignore[reportAssignmentType]
+    gcs: dg.ResourceDependency[GivesClient] = None  # pyright: ignore[reportAssignmentType]
+    bigquery: dg.ResourceDependency[GivesClient] = None  # pyright: ignore[reportAssignmentType]
 
     _context: Any = PrivateAttr(None)
 
@@ -138,7 +123,7 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
 
     url: str = Field(description="path or URL; the folder need not exist yet")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
-    gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
+    gcs: dg.ResourceDependency[GivesClient] = None  # pyright: ignore[reportAssignmentType]
 
     def describe(self) -> str:
         """The output for people, without opening it."""
@@ -150,10 +135,9 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
         return open_store(self.url, _options(self.storage, self.gcs))
 
 
-def _options(storage: StorageOptions, gcs: GivesStorageClient | None) -> StorageOptions:
+def _options(storage: StorageOptions, gcs: GivesClient | None) -> StorageOptions:
     return storage if gcs is None else replace(storage, credentials=lambda: gcs.get_client()._credentials)
 
 
 def _place(url: str) -> str:
-    """A folder with its whole path, or a URL."""
     return url if "://" in url else str(Path(url).expanduser().absolute())

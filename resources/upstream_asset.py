@@ -59,12 +59,7 @@ def open_asset(
 ) -> Source:
     """Open an asset as a catalog; nothing is loaded yet.
 
-    Args:
-        context: of the run or the tick; a tick never loads the asset, and listing it may raise `NotListed`.
-
-    Raises:
-        ConfigError: the code location does not have the asset, it was never materialized, or it has partitions of its
-            own beside `partition_by`.
+    The tick of a sensor or schedule, unlike a run, never loads the asset, and listing it may raise `NotListed`.
     """
     asset = _Upstream(url, context)
     if partition_by and asset.partitions_def is None:
@@ -109,11 +104,8 @@ class _Upstream:
         return f"event-{records[0].storage_id}"
 
     def versions(self, keys: Sequence[str] | None = None) -> dict[str, str]:
-        """The source versions of the materialized partitions that the asset still has, in its order.
-
-        An asset without partitions is one partition, with its name.
-        """
-        if self.partitions_def is None:
+        """The source versions of the materialized partitions that the asset still has, in its order."""
+        if self.partitions_def is None:  # one partition, with the asset's name
             return {self.key.path[-1]: self.version()}
         wanted = set(keys) if keys is not None else None
         ids = self.instance.get_latest_storage_id_by_partition(self.key, _MATERIALIZATION, wanted)
@@ -148,7 +140,6 @@ class _Upstream:
 
 
 def _repository(context: Any, key: dg.AssetKey) -> dg.RepositoryDefinition:
-    """The definitions of a run or tick."""
     try:
         return context.repository_def
     except Exception as error:  # Dagster's own error is private; a job that is executed in process has no repository
@@ -163,10 +154,7 @@ def _repository(context: Any, key: dg.AssetKey) -> dg.RepositoryDefinition:
 
 
 class _AssetTable:
-    """An asset without partitions, divided by its columns.
-
-    The rows are divided when they are first needed, and stay in memory as long as the source is in use.
-    """
+    """An asset without partitions, divided by its columns when its rows are first needed."""
 
     def __init__(self, asset: _Upstream, selection: Selection, partition_by: Sequence[str]) -> None:
         self.url = asset.url
@@ -180,11 +168,7 @@ class _AssetTable:
         self._settings = _digest(partition_by, selection, selection.carried)
 
     def __iter__(self) -> Iterator[Partition]:
-        """Yield the partitions of the version that was there when the asset was opened.
-
-        Raises:
-            NotListed: no run has loaded this version, and a tick must not.
-        """
+        """Yield the partitions of the version that was there when the asset was opened."""
         for key, version, rows, size in self._kept_listings().get(self._settings) or self._listing():
             read, current = partial(self._read, key, version), partial(self._current, version)
             yield Partition(key, version, read, current, rows, size)
@@ -199,10 +183,8 @@ class _AssetTable:
         return listing
 
     def _kept_listings(self) -> dict[str, list[list[Any]]]:
-        """The listings of this version by the settings that they were made with.
-
-        They share one entry of the storage, which has no way to delete one: a new version replaces what is in it.
-        """
+        """The listings of this version by the settings that they were made with, in one entry of the storage."""
+        # The storage has no way to delete an entry: a new version replaces what is in it.
         value = self._storage.get_cursor_values({self._entry}).get(self._entry)
         document = json.loads(zlib.decompress(base64.b64decode(value))) if value else {}
         return document["listings"] if document.get("version") == self._version else {}

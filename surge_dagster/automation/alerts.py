@@ -82,7 +82,6 @@ def _post(url: str, alert: dict[str, Any]) -> str:
 
 
 def _message(context: dg.RunFailureSensorContext) -> str:
-    """The job and why it failed: the errors of its steps, or what Dagster says of the run."""
     reasons = []
     for event in context.get_step_failure_events():
         data = event.step_failure_data

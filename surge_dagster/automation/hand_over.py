@@ -1,7 +1,4 @@
-"""The sensor `hand_over_changes`: hands changed embeddings over to the tables that follow them.
-
-It requests a hand-over until one has succeeded since the embeddings changed, after waits of 1, 2, 4 … minutes.
-"""
+"""The sensor `hand_over_changes`: hands changed embeddings over to the tables that follow them."""
 
 from __future__ import annotations
 

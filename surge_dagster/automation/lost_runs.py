@@ -1,7 +1,6 @@
 """The sensor `lost_runs`: declares runs failed whose process has ended.
 
-A killed run keeps its slot of the pool until Dagster knows that it ended, and no other run starts meanwhile. So this
-sensor is on from the start. It also records the pool's limit.
+A killed run keeps its slot of the pool until Dagster knows that it ended, so this sensor is on from the start.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ A partition is requested when it has no fresh file, no active run holds it, its 
 does not wait after a failure. One that fails waits 1, 2, 4 … minutes, at most a day, whether its source changes or not.
 A refused one is requested when its source changes, and those of a canceled run when their source or a setting does.
 
-A tick that cannot look fails: the source or the output does not answer, or a setting means no space of this output. The
-next tick looks again.
+A tick fails when the source or the output does not answer, or a setting means no space of this output.
 """
 
 from __future__ import annotations

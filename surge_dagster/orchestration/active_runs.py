@@ -26,7 +26,7 @@ from surge_dagster.orchestration.partition_keys import to_partition_key
 # Dagster's UI leaves out tags with this prefix. The value is "<run id> <place> <process>": Dagster copies the tags of a
 # run to the run that retries it, whose process is another one.
 PROCESS_TAG = ".dagster/surge/process"
-_HIDDEN = "?"
+_HIDDEN = "?"  # for a process that lives and that the system hides, as with the mount option `hidepid`
 _ENDED = "ZX"  # states of a process that has ended and that its parent has not waited for
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _ACTIVE = [
@@ -52,12 +52,10 @@ class Held:
 
     @property
     def by(self) -> str:
-        """The runs, for an operator: a run that makes no progress holds its partitions until it is terminated."""
         return f"active runs ({named(self.run_ids, _RUNS_NAMED)}; terminate one that makes no progress)"
 
 
 def record_process(context: dg.OpExecutionContext) -> None:
-    """Tag the op's run with the process that executes it."""
     # An executor with a process per step leaves retries to the run's own process, which is the step's parent and ends
     # after it.
     own = context.get_step_execution_context().retry_mode.name != "DEFERRED"
@@ -66,7 +64,6 @@ def record_process(context: dg.OpExecutionContext) -> None:
 
 
 def process_tag(run_id: str, pid: int) -> str:
-    """The tag's value for a run that a process of this machine executes."""
     return f"{run_id} {_place()} {_process(pid)}"
 
 
@@ -92,12 +89,7 @@ def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun
 def held_by_active_runs(
     names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False, besides: str | None = None
 ) -> Held:
-    """The partitions that active runs may touch.
-
-    Args:
-        entirely: count only runs that embed all partitions that they hold; a run that selects a state skips others.
-        besides: id of a run that is left out.
-    """
+    """The partitions that active runs may touch, `besides` one; `entirely` leaves out runs that select a state."""
     op_names = (names.embeddings_op, names.refresh_op)
     runs = [
         run
@@ -115,12 +107,7 @@ def held_by_active_runs(
 
 
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
-    """The partition keys that a run which embeds may touch, None for all of them.
-
-    Args:
-        registered: the dynamic partitions in Dagster's order.
-        op_names: the ops whose config can name keys.
-    """
+    """The partition keys that a run which embeds may touch; None for all. `registered` is in Dagster's order."""
     for config in _configs(run, op_names):
         try:
             keys = keys_of(config.get("keys"), config.get("keys_file"))
@@ -149,10 +136,7 @@ def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[st
 
 
 def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a run was executed by a process of this machine or container that has ended.
-
-    Runs of other places are not judged: their process ids mean nothing here.
-    """
+    """Whether a process of this machine that has ended executed the run; elsewhere process ids mean nothing here."""
     if run.status not in _EXECUTING or getattr(instance.run_launcher, "supports_check_run_worker_health", False):
         return False  # Dagster's run monitoring asks such a launcher
     run_id, _, where = run.tags.get(PROCESS_TAG, "").partition(" ")
@@ -162,7 +146,6 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 
 def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
-    """End a run whose process has ended, unless the process reported the end since the run was listed."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.status not in _EXECUTING:
         return
@@ -174,12 +157,9 @@ def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _place() -> str:
-    """The host name, the machine and the namespace of process ids; where they are equal, a process id means the same.
-
-    Host names alone are not enough: containers of one machine, or two machines, may have the same one. The id of a
-    machine survives its restart, after which no earlier process lives. The id in a container may be that of its image,
-    so the id of the boot takes its place.
-    """
+    """The host name, the machine and the process namespace; where they are equal, a process id means the same."""
+    # Containers of one machine, or two machines, may have the same host name. The id of a machine survives its restart,
+    # after which no earlier process lives. The id in a container may be that of its image: the boot's takes its place.
     namespace = _namespace()
     machine = _line("/etc/machine-id") if namespace == _FIRST_NAMESPACE else ""
     machine = machine or _line("/proc/sys/kernel/random/boot_id")
@@ -198,10 +178,7 @@ def _line(path: str) -> str:
 
 
 def _process(pid: int) -> str:
-    """A process of this machine by its id and its start in clock ticks since the boot; empty if it has ended.
-
-    `_HIDDEN` where it lives and the system hides it, as with the mount option `hidepid` those of other users.
-    """
+    """A process of this machine by its id and its start in clock ticks since the boot; empty if it has ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -217,11 +194,9 @@ def _process(pid: int) -> str:
 
 
 def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey] | None:
-    """The assets that a run executes; None where its plan cannot be read.
-
-    Dagster records on a run the assets that were selected for it. A user's own job, `define_asset_job(selection=[…])`,
-    selects them beforehand: a run that a schedule, a sensor or a backfill of the job launches has its plan alone.
-    """
+    """The assets that a run executes; None where its plan cannot be read."""
+    # Dagster records the assets that were selected for a run. A user's own job, `define_asset_job(selection=[…])`,
+    # selects them beforehand: a run that a schedule, a sensor or a backfill of the job launches has its plan alone.
     plan_id = run.execution_plan_snapshot_id
     if run.asset_selection is not None or plan_id is None:
         return run.asset_selection or frozenset()

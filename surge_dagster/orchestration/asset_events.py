@@ -60,12 +60,7 @@ def source_version(names: CatalogNames, partition: Partition, *, changed: bool) 
 
 
 def removed_partition(names: CatalogNames, partition_key: str, version: str, text: str) -> Iterator[SourceEvent]:
-    """The events that say that a partition was removed from the source.
-
-    Args:
-        version: takes the place of its source version.
-        text: what happened, for an operator.
-    """
+    """The events that say that a partition was removed; `version` takes the place of its source version."""
     metadata = {"key": from_partition_key(partition_key), "source_version": version, "removed": True, "removal": text}
     return _of_source(names, partition_key, metadata, changed=True)
 
@@ -94,12 +89,7 @@ def embedding(
 ) -> dg.AssetMaterialization:
     """The event of one embedded partition.
 
-    Args:
-        source_event_id: storage id of the materialization of the source version that it was made from.
-        superbatch_event_id: storage id of the event of its SuperBatch, where this run encoded it.
-        space_title: the space of the file, for people.
-        reused: the file was there already and is on record; reported again because a backfill requested it.
-        adopted: the file was there already and was not on record.
+    Its file was there already if it is `reused`, reported again for a backfill, or `adopted`, which was not on record.
     """
     metadata = _of_file(receipt) | {name: getattr(receipt, name) for name in _OF_RECEIPT} | {"space_title": space_title}
     metadata |= {name: value for name in _WHERE_KNOWN if (value := getattr(receipt, name)) not in (None, "")}
@@ -129,13 +119,7 @@ def embedding(
 def derived_embedding(
     names: CatalogNames, asset: dg.AssetKey, receipt: Receipt, parent_version: str, parent_event_id: int | None
 ) -> dg.AssetMaterialization:
-    """The event of one partition of a derived space.
-
-    Args:
-        asset: of the space.
-        parent_version: data version of the partition of `embeddings` that it was computed from.
-        parent_event_id: storage id of that partition's last materialization.
-    """
+    """The event of one partition of a derived space, with the materialization that it was computed from."""
     return dg.AssetMaterialization(
         asset,
         partition=to_partition_key(receipt.key),
@@ -149,7 +133,6 @@ def derived_embedding(
 
 
 def _of_file(receipt: Receipt) -> dict[str, Any]:
-    """The metadata that every partition's event has, whatever made its file."""
     return {
         "key": receipt.key,
         "dagster/partition_row_count": receipt.rows,
@@ -162,7 +145,6 @@ def _of_file(receipt: Receipt) -> dict[str, Any]:
 
 
 def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> dg.AssetMaterialization:
-    """The event of one SuperBatch."""
     measured = report.as_dict()
     metrics = {name: measured[name] for name in _SUPERBATCH_METRICS}
     metrics |= {name: value for name in _WHERE_MEASURED if (value := measured[name]) is not None}
@@ -212,6 +194,5 @@ def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] 
 
 
 def _made_from(asset: dg.AssetKey, version: str, storage_id: int | None) -> dict[str, str]:
-    """The tags that name an upstream version and the event of it."""
     name, event = asset.to_user_string(), "NULL" if storage_id is None else str(storage_id)
     return {f"dagster/input_data_version/{name}": version, f"dagster/input_event_pointer/{name}": event}

@@ -43,11 +43,7 @@ Event = dg.AssetMaterialization | dg.AssetObservation | Planned
 def store_batch(
     instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event], batch_events: int
 ) -> None:
-    """Store events of one kind and one asset as Dagster's batches of at most `batch_events`.
-
-    They go past the run's loggers, since a line on the console costs as much as an event. Events without a `context`
-    belong to no run.
-    """
+    """Store events of one kind and one asset in batches, past the run's loggers: a line costs as much as an event."""
     os.environ.setdefault(_BATCH_SIZE, str(batch_events))
     batch = uuid4().hex
     run_id, level = (_NO_RUN, logging.INFO) if context is None else (context.run_id, logging.DEBUG)
@@ -59,11 +55,8 @@ def store_batch(
 
 
 def _times(asset_key: dg.AssetKey, count: int) -> Iterator[float]:
-    """Times for events of an asset that are stored now, in seconds since 1970.
-
-    Dagster's page of events shows one of those that an asset has in the same millisecond. So events are a millisecond
-    apart and after the asset's earlier ones. A batch that is stored faster than that ends up to a second ahead.
-    """
+    # Dagster's page of events shows one of those that an asset has in the same millisecond. So events are a millisecond
+    # apart and after the asset's earlier ones. A batch that is stored faster than that ends up to a second ahead.
     now = int(time.time() * 1_000)
     begin = max(min(_latest.get(asset_key, 0), now + _AHEAD), now - count)
     end = _latest[asset_key] = min(begin + count, now + _AHEAD)
@@ -84,10 +77,7 @@ def described(resource: R, text: str) -> R:
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:
-    """What marks a check's result as one of what was materialized last.
-
-    Without it Dagster compares times, and SQLite's have no fractions of a second.
-    """
+    """Marks a check's result as one of what was materialized last: SQLite's times have no fractions of a second."""
     records = instance.fetch_materializations(asset_key, limit=1).records
     if not records:
         return None

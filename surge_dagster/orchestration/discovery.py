@@ -37,24 +37,9 @@ class Listing:
     partitions: dict[str, Partition]
     catalogued: Catalogued
 
-    @property
-    def unreported(self) -> list[str]:
-        """Partition keys that Dagster does not know, or whose source version is not on record."""
-        registered, sources = self.catalogued.registered, self.catalogued.sources
-        return [
-            key
-            for key, partition in self.partitions.items()
-            if key not in registered or sources.get(key) != partition.source_version
-        ]
-
 
 def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: CatalogSource) -> Listing:
-    """List the source, then read Dagster's records, so that a run that ends between the two is not missed.
-
-    Raises:
-        ConfigError: the source cannot be listed.
-        TransientError: the source does not answer.
-    """
+    """List the source, then read Dagster's records, so that a run that ends between the two is not missed."""
     listed = list(catalog.open())
     catalogued = read_catalogued(names, instance)
     short = with_short_keys(listed, catalogued.registered)
@@ -64,7 +49,12 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
     """Report and register the partitions that Dagster lacks, as many as a tick has time for; returns the other keys."""
     until = time.monotonic() + _REPORT_SECONDS
-    unreported, sources = listing.unreported, listing.catalogued.sources
+    registered, sources = listing.catalogued.registered, listing.catalogued.sources
+    unreported = [
+        key
+        for key, partition in listing.partitions.items()
+        if key not in registered or sources.get(key) != partition.source_version
+    ]
     left = set(unreported)
     for start in range(0, min(len(unreported), _MOST_REPORTED), _BATCH):
         if time.monotonic() > until:
@@ -76,7 +66,7 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
             if sources.get(key) != (partition := listing.partitions[key]).source_version
         ]
         report_events(instance, None, list(chain.from_iterable(events)))
-        new = [key for key in keys if key not in listing.catalogued.registered]
+        new = [key for key in keys if key not in registered]
         if new:
             instance.add_dynamic_partitions(names.partitions_name, new)
         left.difference_update(keys)
@@ -86,13 +76,7 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
 def known_space(
     names: CatalogNames, resources: CatalogResources, store: Store, *, unattended: bool = True
 ) -> Space | None:
-    """The space of the settings, found in the output without loading a model; None where a run would create it.
-
-    Raises:
-        ConfigError: unattended, and the output holds other spaces only: an operator launches a model's first run; or
-            the output cannot be read, or the URL cannot be an output.
-        TransientError: the store does not answer.
-    """
+    """The space of the settings, found without loading a model; None where a run would create it."""
     spec = resources.encoder.encoding_spec()
     space = find_space(store, spec)
     if space is not None or not unattended:
@@ -107,12 +91,7 @@ def known_space(
 
 
 def existing_space(names: CatalogNames, resources: CatalogResources, store: Store, then: str) -> Space:
-    """The space of the settings, for a job that has nothing to do before there is one.
-
-    Raises:
-        ConfigError: there is none: embed the catalog, `then` launch the job again.
-        TransientError: the store does not answer.
-    """
+    """The space of the settings, for a job that can do nothing before there is one."""
     space = known_space(names, resources, store, unattended=False)
     if space is None:
         raise ConfigError(
@@ -127,9 +106,6 @@ def states_of_unfinished(listing: Listing, store: Store, space: Space | None) ->
 
     The state is a `Status`, None for a file that cannot be read now, or "unknown" for a fresh file that Dagster has no
     record of: a run was killed before it reported the file, or another program made it. The next run adopts it.
-
-    Raises:
-        StoreUnavailable: the store is down.
     """
     if space is None:
         return dict.fromkeys(listing.partitions, "missing")

@@ -40,9 +40,6 @@ def report_events(instance: dg.DagsterInstance, context: dg.OpExecutionContext |
 
     Dagster's storages update their table of assets from the last event of a batch alone, and Postgres stores a batch of
     several kinds event by event. Events without a `context` belong to no run.
-
-    Raises:
-        Exception: the event log refused an event, whatever its database raises. Earlier events are stored.
     """
     groups: dict[object, list[Event]] = {}
     for event in events:
@@ -52,12 +49,7 @@ def report_events(instance: dg.DagsterInstance, context: dg.OpExecutionContext |
 
 
 class EventWriter(Generic[T]):
-    """Stores what a step queues, in a thread of its own; use `with`, which stores the rest at the end.
-
-    Args:
-        store: stores a batch; called in the writer's thread.
-        grace_seconds: how long storing the rest may take when an error or an interrupt ends the step.
-    """
+    """Stores what a step queues, in a thread; `with` stores the rest, after an error within `grace_seconds`."""
 
     def __init__(
         self, context: dg.OpExecutionContext, store: Callable[[Sequence[T]], None], grace_seconds: float
@@ -75,11 +67,7 @@ class EventWriter(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
     def put(self, item: T, *, immediately: bool = False) -> None:
-        """Queue an item, or wait while the queue is full; `immediately` stores what is queued without waiting for more.
-
-        Raises:
-            EventsNotStored: the event log refused an earlier event.
-        """
+        """Queue an item, or wait while the queue is full; `immediately` ends the batch with it, without more."""
         with self._changed:
             while len(self._waiting) >= _WAITING_EVENTS and self._error is None:
                 self._changed.wait(TURN_SECONDS)

@@ -39,7 +39,6 @@ _READ_ERROR = "Look at the run's error, then run again."
 
 
 def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
-    """A table of keys and reasons, of at most 200 rows."""
     return _table(("partition", "reason"), rows, len(rows))
 
 
@@ -84,27 +83,19 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
 
 
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Make Dagster show exactly these partitions as failed when the run has ended, with the reasons of refusals.
-
-    Dagster shows a partition as failed when a failed run planned it and did not materialize it. A partition that
-    another run has embedded meanwhile, after it was fixed, is left out.
-    """
+    """Make Dagster show exactly these partitions as failed: planned by a failed run and not materialized."""
     if not outcome.failures:
         return
     fingerprint = refusal_fingerprint(names.resources(context))
-    failed, refusals = dict(outcome.failures), list[Event]()
-    for key, failure in outcome.refused.items():
-        partition = outcome.partitions[failure.key]
-        if _is_embedded_since(names, context.instance, partition):
-            del failed[key]
-        else:
-            refusals.append(refusal(names, partition, failure.reason, fingerprint))
+    refusals: list[Event] = [
+        refusal(names, outcome.partitions[failure.key], failure.reason, fingerprint)
+        for failure in outcome.refused.values()
+    ]
     report_events(context.instance, context, refusals)
-    report_events(context.instance, context, [Planned(names.embeddings, key) for key in failed])
+    report_events(context.instance, context, [Planned(names.embeddings, key) for key in outcome.failures])
 
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
-    """A fingerprint of the settings that decide which content is refused."""
     catalog = resources.catalog.model_dump(include={"id", "text", "missing_text", "max_text_bytes", "columns"})
     encoder = resources.encoder.model_dump(exclude={"grace_seconds"})  # a text may kill workers of one device only
     return hashlib.sha256(json.dumps([catalog, encoder], sort_keys=True).encode()).hexdigest()[:12]
@@ -137,20 +128,6 @@ def _refused_version(partition: Partition, fingerprint: str) -> str:
     return hashlib.sha256(f"{partition.source_version}\0{fingerprint}".encode()).hexdigest()[:32]
 
 
-def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partition: Partition) -> bool:
-    """Whether a partition has changed since it was listed, and has been embedded from its present version."""
-    try:
-        now = partition.current_source_version()
-    except (SurgeError, OSError):
-        return False  # the source does not answer now
-    if now == partition.source_version:
-        return False
-    of_partition = dg.AssetRecordsFilter(names.embeddings, asset_partitions=[to_partition_key(partition.key)])
-    records = instance.fetch_materializations(of_partition, limit=1).records
-    made_from = [event.metadata.get("source_version") for record in records if (event := record.asset_materialization)]
-    return any(version is not None and version.value == now for version in made_from)
-
-
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:
     if not rows:
         return dg.MetadataValue.md("none")
@@ -162,12 +139,10 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> 
 
 
 def _cell(text: str) -> str:
-    """Text with the characters replaced that would end a cell of a markdown table."""
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 
 def _text(error: Exception) -> str:
-    """An error's text; for errors of other packages with the class, since their text alone often says little."""
     return str(error) if isinstance(error, SurgeError) else f"{type(error).__name__}: {error}"
 
 

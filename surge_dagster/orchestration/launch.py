@@ -47,8 +47,6 @@ class Select(Enum):
 
 
 class Removed(Enum):
-    """What a run does about partitions removed from the source."""
-
     leave = "leave"
     report = "report"
     delete = "delete"
@@ -87,11 +85,7 @@ class LaunchConfig(dg.Config):
         return not self.unattended and (self.keys is not None or self.keys_file is not None)
 
     def named_keys(self) -> list[str] | None:
-        """The partition keys in `keys` and in `keys_file`, None when neither is given.
-
-        Raises:
-            ConfigError: the file that holds them cannot be read, or an operator gave an empty list.
-        """
+        """The partition keys in `keys` and in `keys_file`, None when neither is given; an operator must name one."""
         named = keys_of(self.keys, self.keys_file)
         if self.is_typed and not named:
             place = "keys" if self.keys_file is None else f"keys_file {self.keys_file!r}"
@@ -103,16 +97,11 @@ class LaunchConfig(dg.Config):
 
 
 def keys_of(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
-    """The partition keys in a config's `keys` and `keys_file`, None when neither is given; raises like `read_keys`."""
     return keys if keys_file is None else [*(keys or ()), *read_keys(keys_file)]
 
 
 def read_keys(path: str) -> list[str]:
-    """Partition keys of a file: a JSON list, or one key per line; a byte-order mark is not part of the first key.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not what it looks like.
-    """
+    """Partition keys of a file: a JSON list, or one key per line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         if not text.lstrip().startswith("["):
@@ -126,11 +115,7 @@ def read_keys(path: str) -> list[str]:
 
 
 def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> list[str]:
-    """The known catalog keys that an operator typed, each in the catalog's spelling or in Dagster's.
-
-    Raises:
-        ConfigError: a key is not in the catalog, or matches two of its keys.
-    """
+    """The known catalog keys that an operator typed, each in the catalog's spelling or in Dagster's."""
     shown = {to_partition_key(key): key for key in known}
     selected: dict[str, None] = {}
     unknown, unclear = list[str](), list[str]()
@@ -168,13 +153,7 @@ def job_of(name: str, op: dg.OpDefinition | dg.PendingNodeInvocation, descriptio
 def unattended_config(
     op_name: str, resources: CatalogResources, space: Space | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Config of a run that a sensor or schedule requests: it fills a space, or begins the first one of an empty output.
-
-    Args:
-        op_name: the op that reads the config.
-        space: the run must write to it; None where the run begins it.
-        options: further options of the run.
-    """
+    """Config of a requested run: it fills this space, or begins the first one of an empty output."""
     expected = {"expected_space": space.name} if space else {}
     with suppress(ConfigError):  # the run fails with the same error, which is alerted
         expected["expected_settings"] = settings_of_vectors(resources)
@@ -182,11 +161,7 @@ def unattended_config(
 
 
 def settings_of_vectors(resources: CatalogResources) -> str:
-    """The settings that decide which vectors a run makes, from which columns, as JSON.
-
-    Raises:
-        ConfigError: the settings contradict each other.
-    """
+    """The settings that decide which vectors a run makes, from which columns, as JSON."""
     spec = {name: value for name, value in resources.encoder.encoding_spec().as_dict().items() if value is not None}
     folder = Path(str(spec["model"])).expanduser()
     if folder.is_absolute() or folder.is_dir():
@@ -198,12 +173,9 @@ def settings_of_vectors(resources: CatalogResources) -> str:
 def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], resources: CatalogResources) -> None:
     """Refuse to encode with other settings than the run was requested with.
 
-    A run in a container of its own may get other variables than the code server. With another model it would begin
-    another space, and with another text column it would fill the space with vectors of other texts. A launch by an
-    operator expects nothing, and one who executes a run again may have fixed a setting, so that run is not refused.
-
-    Raises:
-        ConfigError: the settings differ.
+    A run in a container of its own may get other variables than the code server, and would begin another space or fill
+    the space with vectors of other texts. A launch by an operator expects nothing, and one who executes a run again may
+    have fixed a setting, so that run is not refused.
     """
     by_operator = "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags
     here = settings_of_vectors(resources)
@@ -219,8 +191,8 @@ def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], res
 def differing_settings(names: CatalogNames, context: dg.OpExecutionContext) -> list[str]:
     """The settings in a run's config with another value than in the code location, such as `encoder.model`.
 
-    Dagster's launchpad writes the whole config of the resources into an edited tab, and keeps the tab. A run that is
-    launched from it weeks later has the settings of that day. Only names are returned: a value may be secret.
+    Dagster's launchpad keeps an edited tab with the whole config of the resources: a run that is launched from it weeks
+    later has the settings of that day. Only names are returned: a value may be secret.
     """
     given: Mapping[str, Any] = context.run_config.get("resources") or {}  # pyright: ignore[reportAssignmentType]
     differing = list[str]()

@@ -22,16 +22,12 @@ _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class CatalogResources:
-    """What a run, a tick or a check of one catalog works with."""
-
     catalog: CatalogSource
     encoder: Encoder
     output: OutputStore
 
 
 class _Name:
-    """A name with the catalog's name and a separator before it."""
-
     def __init__(self, plain: str, separator: str = "_") -> None:
         self._plain, self._separator = plain, separator
 
@@ -40,8 +36,6 @@ class _Name:
 
 
 class _Asset:
-    """An asset key whose first part is the catalog's name."""
-
     def __init__(self, plain: str) -> None:
         self._plain = plain
 
@@ -55,9 +49,6 @@ class CatalogNames:
 
     The catalog's own name is the first part of its asset keys, and stands before all other names with an underscore,
     two for ops, as Dagster does. None is for the only one, or the first one, of a code location.
-
-    Raises:
-        ConfigError: the name is not made of letters, digits and underscores, or does not begin with a letter.
     """
 
     name: str | None = None
@@ -114,7 +105,6 @@ class CatalogNames:
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
 
     def derived(self, label: str) -> dg.AssetKey:
-        """The asset of a derived space."""
         return _asset_key(self.name, f"embeddings_{label}")
 
     def derived_op(self, label: str) -> str:

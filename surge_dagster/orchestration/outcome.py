@@ -40,7 +40,6 @@ class Truncation:
             self.above.append((key, f"{share} are longer than the model reads"))
 
     def metrics(self) -> dict[str, Any]:
-        """The metadata of the check that judges it."""
         share = self.truncated / self.rows if self.rows else 0.0
         return {
             "truncated": self.truncated,
@@ -51,14 +50,11 @@ class Truncation:
 
 @dataclass(slots=True)
 class Drift:
-    """Compares the vectors of texts that were encoded again with their previous ones, on a sample of rows.
-
-    `below` are the partitions whose mean cosine is below `MIN_PREVIOUS_COSINE`.
-    """
+    """Compares the vectors of texts that were encoded again with their previous ones, on a sample of rows."""
 
     partitions: int = 0
     rows: int = 0
-    below: Violations = field(default_factory=list)
+    below: Violations = field(default_factory=list)  # partitions whose mean cosine is below `MIN_PREVIOUS_COSINE`
     _cosines: float = 0.0
 
     def add(self, key: str, rows: int, mean_cosine: float) -> None:
@@ -84,8 +80,6 @@ class Drift:
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a run."""
-
     truncation: Truncation
     drift: Drift = field(default_factory=Drift)
     report: RunReport = field(default_factory=RunReport)  # of this attempt
@@ -164,10 +158,7 @@ class Outcome:
         }
 
     def begin(self, partitions: dict[str, Partition]) -> list[Partition]:
-        """Enter the partitions of this attempt, by catalog key.
-
-        Returns those to embed: all except what an earlier attempt refused and whose source has not changed since.
-        """
+        """Enter the partitions of this attempt; returns those to embed, without unchanged ones that were refused."""
         refused = self.refused
         for key, failure in list(self.failures.items()):
             now = partitions.get(failure.key)
@@ -178,11 +169,9 @@ class Outcome:
         return [partition for partition in partitions.values() if partition.key not in still_refused]
 
     def fail(self, failure: Failure) -> None:
-        """Enter a partition of the catalog that was refused or could not be published."""
         self.failures[to_partition_key(failure.key)] = failure
 
     def succeed(self, key: str) -> None:
-        """Remove the failure that an earlier attempt had with a partition."""
         self.failures.pop(to_partition_key(key), None)
 
     def count(self, event: SuperBatchReport | Receipt | Failure) -> None:

@@ -34,11 +34,7 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=1 << 16)  # every listing has the same keys
 def to_partition_key(key: str) -> str:
-    """The Dagster partition key of a catalog key; different for different keys.
-
-    Raises:
-        ValueError: the key is empty or is not valid Unicode.
-    """
+    """The Dagster partition key of a catalog key; `ValueError` if that is empty or not valid Unicode."""
     if _ORDINARY.fullmatch(key):
         return key  # most keys; the general way takes twenty times as long
     if not key:
@@ -62,11 +58,7 @@ def from_partition_key(partition_key: str) -> str:
 
 
 def with_short_keys(partitions: Iterable[Partition], registered: Container[str]) -> Iterator[Partition]:
-    """The partitions of the catalog as Dagster gets them; reading one raises `DataError` if its key is too long.
-
-    Args:
-        registered: partition keys that Dagster has; its database accepted them, whatever their length.
-    """
+    """The partitions as Dagster gets them; reading one raises `DataError` if its key is new and too long."""
     for partition in partitions:
         partition_key = to_partition_key(partition.key)
         size = len(partition_key.encode())

@@ -13,11 +13,6 @@ _LINE_SECONDS = 10.0  # a line costs as much as an event
 
 
 class Progress:
-    """Counts what a run has done of its worklist.
-
-    Where the source does not know the rows of each partition, the number of texts is unknown.
-    """
-
     def __init__(self, todo: Sequence[Partition], now: Callable[[], float] = time.monotonic) -> None:
         self._rows = {partition.key: partition.rows for partition in todo}
         known = [rows for rows in self._rows.values() if rows is not None]

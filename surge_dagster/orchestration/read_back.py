@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
@@ -14,27 +13,23 @@ from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify.verification import Violation, verify_partition
 
-T = TypeVar("T")
 _ENCODE_AGAIN = "Run again: it is encoded again."
 _FORCE = "Launch this partition with force: true."
 
 
 def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> dict[str, str | Failure | None]:
-    """Read files in full beside their sources, those of a bucket concurrently.
-
-    Returns:
-        By catalog key: None for a sound file, how it differs from its source, or the failure of a file that cannot be
-        read now.
-
-    Raises:
-        StoreUnavailable: the store is down.
-    """
+    """Read files in full beside their sources; by key: None if sound, how it differs, or a failure to read it."""
     by_key = {partition.key: partition for partition in partitions}
 
     def read(store: Store, key: str) -> str | Failure | None:
-        return _or_failure(key, lambda: difference(by_key[key], store, space))
+        try:
+            return difference(by_key[key], store, space)
+        except StoreUnavailable:
+            raise  # each further file would wait for the store again
+        except TransientError as error:
+            return unreadable(key, error)
 
-    if not store.is_remote:
+    if not store.is_remote:  # files of a bucket are read concurrently
         return {key: read(store, key) for key in by_key}
     differences: dict[str, str | Failure | None] = {}
     read_concurrently(store, list(by_key), read, differences.__setitem__)
@@ -42,14 +37,9 @@ def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> di
 
 
 def difference(partition: Partition, store: Store, space: Space) -> str | None:
-    """How a partition's file differs from its source, row by row; None when it does not.
-
-    A source that has changed since it was listed proves nothing: the next run will read it.
-
-    Raises:
-        TransientError: the source or the output does not answer.
-    """
+    """How a partition's file differs from its source, row by row; None when it does not."""
     verified = verify_partition(partition, store, space)
+    # A source that has changed since it was listed proves nothing: the next run will read it.
     if not isinstance(verified, Violation) or partition.current_source_version() != partition.source_version:
         return None
     if verified.kind == "unread":
@@ -60,17 +50,7 @@ def difference(partition: Partition, store: Store, space: Space) -> str | None:
 def footer_failures(
     outputs: OutputState, rows: Mapping[str, int], partitions: Mapping[str, Partition], dimension: int
 ) -> Iterator[Failure]:
-    """Compare the footers of files that a run has just published with what they must hold.
-
-    Args:
-        outputs: the files of the run's space, which are listed again.
-        rows: texts that were encoded, by catalog key.
-        partitions: by catalog key.
-        dimension: of the space.
-
-    Raises:
-        StoreUnavailable: the store is down.
-    """
+    """Compare the footers of files that a run has just published with the texts that it encoded, by catalog key."""
     outputs.refresh()
     outputs.look_at(rows)
     for key, encoded in rows.items():
@@ -94,17 +74,7 @@ def footer_failures(
 
 
 def unreadable(key: str, error: TransientError) -> Failure:
-    """The failure of a partition whose file the store does not return now."""
     return Failure(key, str(error), transient=True)
-
-
-def _or_failure(key: str, read: Callable[[], T]) -> T | Failure:
-    try:
-        return read()
-    except StoreUnavailable:
-        raise  # each further file would wait for the store again
-    except TransientError as error:
-        return unreadable(key, error)
 
 
 def _failure(key: str, finding: str, remedy: str, *, transient: bool = False) -> Failure:

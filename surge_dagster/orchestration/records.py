@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import dagster as dg
@@ -17,32 +17,20 @@ _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
 
 @dataclass(frozen=True, slots=True)
 class Catalogued:
-    """What Dagster has on record, by partition key.
+    """What Dagster has on record, by partition key."""
 
-    Attributes:
-        registered: the dynamic partitions, in Dagster's order.
-        sources: source version reported last.
-        change_ids: storage id of the last observation of a source version, which replaced another one.
-        embedded: data version of the last materialization of `embeddings`.
-        embedding_ids: storage id of that materialization.
-        refused: what the last observation of `embeddings`, which reports a refusal, is about.
-        refusal_ids: storage id of that observation.
-    """
-
-    registered: dict[str, None]
-    sources: dict[str, str]
-    change_ids: dict[str, int]
-    embedded: dict[str, str]
-    embedding_ids: dict[str, int]
-    refused: dict[str, str]
-    refusal_ids: dict[str, int]
+    registered: dict[str, None]  # the dynamic partitions, in Dagster's order
+    sources: dict[str, str]  # source version reported last
+    change_ids: dict[str, int]  # storage id of the last observation of a source version, which replaced another one
+    embedded: dict[str, str]  # data version of the last materialization of `embeddings`
+    embedding_ids: dict[str, int]  # storage id of that materialization
+    refused: dict[str, str]  # what the last observation of `embeddings`, which reports a refusal, is about
+    refusal_ids: dict[str, int]  # storage id of that observation
 
     def knows(self, key: str, desired_version: str, source_version: str) -> bool:
-        """Whether a partition key's last materialization is of this version, from the source version reported last.
-
-        Event tags other than the data version cannot be read in bulk. That the materialization is younger than the
-        source's last change says the same. A younger refusal leaves open what became of the file.
-        """
+        """Whether a partition key's last materialization is of this version, from the source version reported last."""
+        # Event tags other than the data version cannot be read in bulk. That the materialization is younger than the
+        # source's last change says the same. A younger refusal leaves open what became of the file.
         changed = max(self.change_ids.get(key, -1), self.refusal_ids.get(key, -1))
         return (
             self.embedded.get(key) == desired_version
@@ -83,18 +71,6 @@ def last_embeddings(
         for record in instance.fetch_materializations(wanted, limit=len(storage_ids)).records:
             if record.asset_materialization:
                 yield record.asset_materialization
-
-
-def planned_by_name(names: CatalogNames, instance: dg.DagsterInstance) -> Set[str]:
-    """Partition keys that a run ever planned by name, because it failed on them.
-
-    Runs plan their whole range in one event, so that fresh partitions which a failing run skipped are not shown as
-    failed. A partition that truly failed is planned by name just before its run ends, and exactly that shows it as
-    failed. From then on every run that materializes it plans it too: Dagster's page of the partition would otherwise go
-    on saying that the run which failed did not materialize it.
-    """
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-    return instance.get_latest_storage_id_by_partition(names.embeddings, kind).keys()
 
 
 def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[str]:

@@ -69,16 +69,7 @@ class Refresh:
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
-        """Embed what is missing or stale and report it to Dagster.
-
-        Args:
-            partition_keys: as Dagster names them, or as an operator typed them; None is the whole catalog.
-
-        Raises:
-            ConfigError: the catalog, the output, the model or the space is not what it must be.
-            EncoderError: the pool failed for good; what was published by then is on record.
-            EventsNotStored: Dagster's event log refused events; the next run adopts what was published.
-        """
+        """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         source = self._resources.catalog.open()
         registered, is_typed = self._catalogued.registered, self._config.is_typed
         requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
@@ -103,11 +94,7 @@ class Refresh:
             self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
 
     def _skip_removed(self, removed: list[str]) -> None:
-        """Leave partitions that were removed from the source as they are, whatever the space of the run.
-
-        In a backfill their last events are repeated unchanged, so that what was out of date stays so. One that was
-        never embedded has none.
-        """
+        """Leave partitions that were removed from the source as they are; a backfill repeats their last events."""
         self._outcome.removed = removed
         if not removed:
             return
@@ -115,12 +102,11 @@ class Refresh:
             f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. Their files and events "
             "stay as they are; the setting removed_partitions decides about them."
         )
-        if self._in_backfill:
+        if self._in_backfill:  # unchanged, so that what was out of date stays so
             for event in last_embeddings(self._names, self._context.instance, self._catalogued, removed):
                 self._events.repeated(event)
 
     def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
-        """Embed what needs it and report every partition; returns the run's space."""
         known = self._known_space()
         with self._resources.encoder.encoder_pool() as pool:
             self._require_same_model(pool, known)
@@ -143,7 +129,6 @@ class Refresh:
         return work
 
     def _take(self, work: Worklist) -> None:
-        """Enter what needs no encoding, so that it counts whatever ends the run."""
         fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
         remove_staged(self._store, work.outputs.space, fresh)
         self._outcome.fresh |= fresh
@@ -151,7 +136,6 @@ class Refresh:
             self._events.failure(failure)
 
     def _known_space(self) -> Space | None:
-        """The space of this run as the output knows it, without loading a model; None when it has to be begun."""
         expected = self._config.expected_space
         require_expected_settings(self._config, self._context.run_tags, self._resources)
         space = known_space(self._names, self._resources, self._store, unattended=self._config.unattended)
@@ -229,11 +213,7 @@ class Refresh:
         return fresh
 
     def _report_known(self, work: Worklist, found_fresh: Sequence[Receipt]) -> None:
-        """Adopt files that are not on record; in a backfill, report every other fresh file as reused.
-
-        Args:
-            found_fresh: what another writer published during this run, and reports.
-        """
+        """Adopt files that are not on record; in a backfill, report every other fresh file as reused."""
         for receipt in work.adopted:
             self._events.embedding(receipt, adopted=True)
         for receipt in (*work.fresh, *found_fresh):

@@ -33,12 +33,7 @@ _LARGEST_SHARE = 0.1  # of the catalog that may be deleted; one partition always
 def handle_removed_partitions(
     names: CatalogNames, context: dg.OpExecutionContext, action: Removed, store: Store, space: Space
 ) -> None:
-    """Report or delete the partitions that the source no longer lists; partitions that another run holds stay.
-
-    Raises:
-        ConfigError: more than a tenth of the catalog would be deleted; the partitions are reported, nothing is deleted.
-        TransientError: the source or the store does not answer; the next refresh continues.
-    """
+    """Report or delete the partitions that the source no longer lists; those that another run holds stay."""
     if action is Removed.leave:
         return
     instance = context.instance
@@ -75,11 +70,9 @@ def handle_removed_partitions(
 
 
 def _may_be_removed(partition_key: str, listed: Container[str]) -> bool:
-    """Whether a key that is not listed belongs to a partition that was removed.
-
-    A long key is read from the partition's files. While they cannot be read, the folder is listed under its own name.
-    """
+    """Whether a key that is not listed belongs to a partition that was removed."""
     if not is_canonical(partition_key):
         return False
+    # A long key is read from the partition's files; while they cannot be read, the folder is listed under its own name.
     name = encode_key(from_partition_key(partition_key))
     return not is_hashed(name) or to_partition_key(name) not in listed

@@ -37,15 +37,8 @@ _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What the run of an earlier request left undone.
-
-    Attributes:
-        attempt: how often it was requested in a row without success.
-        due: when it may be requested again; None when an operator canceled the run.
-    """
-
-    attempt: int
-    due: datetime | None
+    attempt: int  # how often it was requested in a row without success
+    due: datetime | None  # when it may be requested again; None when an operator canceled the run
 
     @property
     def is_due(self) -> bool:
@@ -53,7 +46,6 @@ class Undone:
 
     @classmethod
     def of(cls, record: dg.RunRecord) -> Self:
-        """What a failed or canceled run left undone."""
         run = record.dagster_run
         attempt = int(run.tags[_ATTEMPT_TAG])
         canceled = run.status is dg.DagsterRunStatus.CANCELED
@@ -105,13 +97,7 @@ def _newest_first(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Itera
 def request_for(
     instance: dg.DagsterInstance, job_name: str, target: str, run_config: Mapping[str, Any] | None = None
 ) -> dg.RunRequest | dg.SkipReason:
-    """A run that is requested until one has done what it is for, after waits that grow; not after it was canceled.
-
-    Args:
-        job_name: of the run.
-        target: what it is for; another one is requested immediately.
-        run_config: of the run.
-    """
+    """A run that is requested until one has done what it is for, after waits that grow; not after it was canceled."""
     filters = dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=_UNDONE, job_name=job_name)
     attempt = 1
     for record in instance.get_run_records(filters, limit=1):
@@ -126,13 +112,11 @@ def request_for(
 
 
 def has_succeeded(instance: dg.DagsterInstance, job_name: str, target: str) -> bool:
-    """Whether a run that was requested for this has done it."""
     succeeded = [dg.DagsterRunStatus.SUCCESS]
     return instance.get_runs_count(dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=succeeded, job_name=job_name)) > 0
 
 
 def now() -> datetime:
-    """The time that waits are compared with."""
     return datetime.now(UTC)
 
 
@@ -142,10 +126,8 @@ def due_after(attempt: int, ended: float) -> datetime:
 
 
 def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone]) -> tuple[int, list[str]]:
-    """The number of the attempt that is requested now, and its partitions.
-
-    One request holds partitions of one attempt, the earliest first: new ones must not wait behind failing ones.
-    """
+    """The number of the attempt that is requested now, and its partitions."""
+    # One request holds partitions of one attempt, the earliest first: new ones must not wait behind failing ones.
     by_attempt: dict[int, list[str]] = {}
     for key in keys:
         before = undone.get(key)

@@ -92,12 +92,7 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
 
 
 def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.MarkdownMetadataValue:
-    """How many partitions have how many texts, with n* and B_min.
-
-    Args:
-        sizes: partitions by the bits that their number of texts takes.
-        break_even: n*, below which a partition alone would spend more on its encode call than on its texts.
-    """
+    """How many partitions have how many texts, by the bits of these, with n* (`break_even`) and B_min."""
     marks = [("n*", max(break_even, 0), _RED, RIGHT, "end"), ("B_min", b_min, _DARK, LEFT, "start")]
     all_bits = [*sizes, *(int(_bits(mark[1])) for mark in marks)]
     first, last = min(all_bits), max(all_bits)
@@ -139,7 +134,6 @@ def runs_chart(runs: Sequence[tuple[int, int]]) -> dg.MarkdownMetadataValue:
 
 
 def _bits(texts: float) -> float:
-    """Where a number of texts lies on the axis of bits."""
     return math.log2(texts) + 1 if texts >= 1 else max(0.0, texts)
 
 
@@ -155,7 +149,6 @@ def _rate(texts: int, seconds: float) -> float:
 
 
 def _level(value: float, most: float) -> float:
-    """The height of a value on a vertical axis that ends at `most`."""
     return _BOTTOM - (_BOTTOM - _TOP) * value / most
 
 
@@ -170,7 +163,6 @@ class _Svg:
         self.text(10, 20, title, size=14)
 
     def vertical_axis(self, most: float) -> None:
-        """Draw lines at round values up to `most`."""
         for tick in ticks(most):
             self.line(LEFT, _level(tick, most), RIGHT, _level(tick, most))
             self.text(LEFT - 8, _level(tick, most) + 4, _short(tick), anchor="end", fill=_GREY)
@@ -202,7 +194,6 @@ class _Svg:
         self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{fill}"/>')
 
     def metadata(self) -> dg.MarkdownMetadataValue:
-        """The document as an image within markdown."""
         document = base64.b64encode("".join([*self._parts, "</svg>"]).encode()).decode()
         return dg.MetadataValue.md(f"![chart](data:image/svg+xml;base64,{document})")
 

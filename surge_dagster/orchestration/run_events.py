@@ -19,7 +19,7 @@ from surge_dagster.orchestration.events import EventWriter, report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from surge_dagster.orchestration.records import Catalogued, planned_by_name
+from surge_dagster.orchestration.records import Catalogued
 
 # The run's check lists more failures; a log line costs as much as an event.
 FAILURES_LOGGED = 100
@@ -27,20 +27,13 @@ FAILURES_LOGGED = 100
 
 @dataclass(frozen=True, slots=True)
 class _Embedding:
-    """A partition whose event is made when earlier events are stored."""
-
     receipt: Receipt
     reused: bool
     adopted: bool
 
 
 class RunEvents(EventWriter[Event | _Embedding]):
-    """Reports one attempt to Dagster and enters failures in the outcome.
-
-    Args:
-        catalogued: Dagster's records before the run.
-        grace_seconds: how long storing events may take when an error or an interrupt ends the attempt.
-    """
+    """Reports one attempt to Dagster and enters failures in the outcome."""
 
     def __init__(
         self,
@@ -55,7 +48,10 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._sources = dict(catalogued.sources)
         source, kind = names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
         self._source_ids = dict(context.instance.get_latest_storage_id_by_partition(source, kind))
-        self._planned = planned_by_name(names, context.instance)
+        # A partition that failed is planned by name just before its run ends, which shows it as failed. Every run that
+        # materializes it later plans it too: its page would otherwise go on naming the run that failed.
+        planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+        self._planned = context.instance.get_latest_storage_id_by_partition(names.embeddings, planned).keys()
         self._outcome = outcome
         self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
         newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
@@ -64,11 +60,9 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._has_embedding = False
 
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
-        """Report a SuperBatch."""
         self.put(asset_events.superbatch(self._names, report, space))
 
     def end_of_superbatches(self) -> None:
-        """Report the attempt as a whole, with charts, if it encoded anything."""
         if self._outcome.report.superbatches:
             self.put(asset_events.whole_run(self._names, self._outcome, self._newest_event))
 
@@ -86,7 +80,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
         )
 
     def embedding(self, receipt: Receipt, *, reused: bool = False, adopted: bool = False) -> None:
-        """Report a partition whose file is complete; see `asset_events.embedding`."""
         self.unchanged(receipt)
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
@@ -101,17 +94,14 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._report_source(receipt.key)
 
     def failure(self, failure: Failure) -> None:
-        """Enter and log a partition that failed."""
         self._report_source(failure.key)
         self._outcome.fail(failure)
         if len(self._outcome.failures) <= FAILURES_LOGGED:
             self._context.log.error(failure.reason)
 
     def _report_source(self, key: str) -> None:
-        """Queue the partition's source version if it is not the one on record.
-
-        Not all of them at the start: with many partitions the first file would wait for minutes of events.
-        """
+        """Queue the partition's source version if it is not the one on record."""
+        # Not all of them at the start: with many partitions the first file would wait for minutes of events.
         partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
         if partition is None or self._sources.get(partition_key) == partition.source_version:
             return

@@ -59,9 +59,6 @@ def refresh_requests(
     A single run covers everything and finds out itself what there is to do. Several runs, and one beside active runs,
     name their partitions. Where source or output cannot be read now, or not in time, or the settings mean no space of
     the output, the single run tries again and fails if it cannot do better; its failure is alerted.
-
-    Args:
-        options: config of the first run.
     """
     if held.keys is None:
         return []
@@ -97,7 +94,6 @@ def refresh_requests(
 
 @contextmanager
 def _set_after(seconds: float) -> Iterator[threading.Event]:
-    """An event that is set when the block takes longer than these seconds."""
     over = threading.Event()
     timer = threading.Timer(seconds, over.set)
     timer.daemon = True

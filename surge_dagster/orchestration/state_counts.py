@@ -31,7 +31,6 @@ _TEXTS = {
     "waiting": "waiting after a failure",
     "canceled": "left alone after a canceled run",
 }
-_CHANGED_BY_RUNS = ("up_to_date", "held")
 
 
 def report_states(
@@ -44,13 +43,7 @@ def report_states(
     undone: Mapping[str, Undone],
     unregistered: Collection[str],
 ) -> str:
-    """Count the partitions of a catalog by state, observe `embeddings` with the counts and return them as one line.
-
-    Args:
-        states: of files that are not fresh or not on record, by partition key.
-        refused: partition keys whose content was refused as it is.
-        unregistered: partition keys that are left to the next ticks.
-    """
+    """Count the partitions of a catalog by state, observe `embeddings` with the counts and return them as one line."""
 
     def state_of(key: str) -> str:
         """The first state that applies; a partition that is due again counts as missing or stale."""
@@ -71,12 +64,10 @@ def report_states(
     counted_states["up_to_date"] = len(listing.partitions) - len(states)
     counts = {state: counted_states[state] for state in _TEXTS}
     summary = _summary(counts, held, [each for key, each in undone.items() if key not in held])
-    # An active run changes some counts at any moment.
     newest = instance.fetch_observations(names.embeddings, limit=1).records
     metadata = event.metadata if newest and (event := newest[0].asset_observation) else {}
     before = {state: metadata[state].value for state in counts if state in metadata}
-    ignored = _CHANGED_BY_RUNS if counts["held"] and before.get("held") else ()
-    if any(before.get(state) != count for state, count in counts.items() if state not in ignored):
+    if before != counts:
         report_events(instance, None, [dg.AssetObservation(names.embeddings, description=summary, metadata=counts)])
     return summary
 

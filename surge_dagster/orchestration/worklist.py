@@ -36,32 +36,15 @@ _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What a run was launched for.
-
-    Attributes:
-        partitions: those that the catalog has, by key.
-        removed: keys that the catalog no longer has; the run leaves their files and events as they are.
-        unknown: partition keys of Dagster's that are not how a key of the catalog is written.
-    """
-
-    partitions: dict[str, Partition]
-    removed: list[str]
-    unknown: list[str]
+    partitions: dict[str, Partition]  # those that the catalog has, by key
+    removed: list[str]  # keys that the catalog no longer has; the run leaves their files and events as they are
+    unknown: list[str]  # partition keys of Dagster's that are not how a key of the catalog is written
 
 
 def requested_partitions(
     catalog: Source, registered: Collection[str], partition_keys: Iterable[str] | None, *, is_typed: bool
 ) -> Requested:
-    """Look up what a run was launched for in the catalog.
-
-    Args:
-        registered: partition keys that Dagster has.
-        partition_keys: what was launched, None for the whole catalog.
-        is_typed: an operator named the keys, as in the catalog or as Dagster shows them, and may be mistaken.
-
-    Raises:
-        ConfigError: a typed key is not in the catalog, or could mean two of its keys.
-    """
+    """Look up what a run was launched for in the catalog; an operator who typed the keys may be mistaken."""
     listed = {partition.key: partition for partition in with_short_keys(catalog, registered)}
     if partition_keys is None:
         return Requested(listed, [], [])
@@ -81,29 +64,20 @@ def requested_partitions(
 
 @dataclass(frozen=True, slots=True)
 class OnRecord:
-    """What Dagster's records say before a run.
-
-    Attributes:
-        failed: partition keys that Dagster shows as failed.
-        done: partition keys that earlier attempts at the same run have embedded, where the launch says `force`.
-    """
-
     catalogued: Catalogued
-    failed: set[str]
-    done: set[str]
+    failed: set[str]  # partition keys that Dagster shows as failed
+    done: set[str]  # partition keys that earlier attempts at this run have embedded, where the launch says `force`
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
-        """Whether Dagster shows a file as materialized from this source version."""
         key = to_partition_key(file.facts.partition_key)
         return key not in self.failed and self.catalogued.knows(key, file.facts.desired_version, source_version)
 
 
 def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
-    """Partition keys that earlier attempts at this run have embedded.
+    """Partition keys that earlier attempts at this run have embedded, where a launch says `force`.
 
-    Where a launch says `force`, the files do not show what the run has done already, and Dagster's records do. Attempts
-    are those of the run itself, and the runs that it continues: launched by Dagster after a crash, or by an operator
-    "from failure". A run that is executed again as a whole starts from the beginning.
+    Attempts are those of the run itself, and the runs that it continues: launched by Dagster after a crash, or by an
+    operator "from failure". A run that is executed again as a whole starts from the beginning.
     """
     instance = context.instance
     attempts = [context.run_id]
@@ -130,23 +104,12 @@ def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) ->
 
 @dataclass(frozen=True, slots=True)
 class Worklist:
-    """What a run has to do with each partition.
-
-    Attributes:
-        outputs: the files of the run's space; those that differ from their source count as missing there.
-        todo: partitions that are selected and need work.
-        fresh: receipts of files that stay as they are and are on record.
-        adopted: receipts of files that stay as they are, were read back and are not on record.
-        differing: how files differ from their sources that looked fresh.
-        failures: partitions whose files cannot be read now.
-    """
-
-    outputs: OutputState
-    todo: list[Partition] = field(default_factory=list)
-    fresh: list[Receipt] = field(default_factory=list)
-    adopted: list[Receipt] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    outputs: OutputState  # of the run's space; files that differ from their source count as missing there
+    todo: list[Partition] = field(default_factory=list)  # partitions that are selected and need work
+    fresh: list[Receipt] = field(default_factory=list)  # of files that stay as they are and are on record
+    adopted: list[Receipt] = field(default_factory=list)  # of files that were read back and are not on record
+    differing: list[str] = field(default_factory=list)  # how files differ from their sources that looked fresh
+    failures: list[Failure] = field(default_factory=list)  # partitions whose files cannot be read now
 
 
 def make_worklist(
@@ -156,11 +119,7 @@ def make_worklist(
     config: LaunchConfig,
     record: OnRecord,
 ) -> Worklist:
-    """Sort the partitions of a run into fresh ones and ones that need work.
-
-    Raises:
-        StoreUnavailable: the store is down.
-    """
+    """Sort the partitions of a run into fresh ones and ones that need work."""
     work, unrecorded = Worklist(outputs), dict[str, tuple[Partition, PublishedFile]]()
     for partition in outputs.looked_at(candidates):
         partition_key = to_partition_key(partition.key)

@@ -22,11 +22,7 @@ class NoBrowser(Exception):
 
 @contextmanager
 def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
-    """Start a browser and give an empty page of it.
-
-    Raises:
-        NoBrowser: Chromium or Playwright is missing.
-    """
+    """Start a browser and give an empty page of it, or raise `NoBrowser`."""
     program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if program is None:
         raise NoBrowser("not installed: the Debian package chromium (apt-get install chromium)")

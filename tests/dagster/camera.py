@@ -41,25 +41,19 @@ class Camera:
         self._folder = folder
 
     def take(self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT) -> None:
-        """Take a screenshot of a page when it shows these texts.
-
-        Args:
-            click: text to click first; `shows` is expected after that.
-        """
+        """Take a screenshot of a page when it shows these texts, after a click on the text `click`."""
         self._open(path, height)
         if click is not None:
             self._page.get_by_text(click, exact=True).first.click(timeout=_MILLISECONDS)
         self._take(name, shows)
 
     def take_entry(self, name: str, path: str, entry: str, *shows: str) -> None:
-        """Take a screenshot of a metadata entry after clicking it."""
         self._open(path, _HEIGHT)
         row = self._page.locator("tr").filter(has=self._page.get_by_text(entry, exact=True))
         row.get_by_text("[Show Markdown]").click(timeout=_MILLISECONDS)
         self._take(name, shows)
 
     def take_chart(self, name: str, path: str, entry: str) -> None:
-        """Take a screenshot of a chart in the metadata."""
         self.take_entry(name, path, entry)
         widths = self._page.evaluate(
             "[...document.querySelectorAll('img[alt=chart]')].map(image => image.naturalWidth)"
@@ -67,7 +61,6 @@ class Camera:
         assert len(widths) == 1 and widths[0] > 0, f"{entry} is no image"
 
     def lines(self) -> set[str]:
-        """The lines of text on the last opened page."""
         return set(self._page.locator("body").inner_text().splitlines())
 
     def _open(self, path: str, height: int) -> None:

@@ -77,8 +77,6 @@ class _CompiledStatements(dict[Any, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run that ended, as Dagster recorded it."""
-
     instance: dg.DagsterInstance
     run_id: str
     success: bool
@@ -96,7 +94,6 @@ class Ran:
         }
 
     def superbatches(self) -> list[dict[str, Any]]:
-        """Metrics of each SuperBatch."""
         return [metrics for event in self._of_superbatches() if (metrics := superbatch_metrics(event))]
 
     def charts(self) -> dict[str, Any]:
@@ -110,12 +107,10 @@ class Ran:
         return [e.step_materialization_data.materialization for e in events if e.asset_key == NAMES.superbatches]
 
     def sources(self) -> dict[str | None, str]:
-        """Reported source versions by partition key."""
         reported = self.materialized(NAMES.source_partitions)
         return {key: (event.tags or {})["dagster/data_version"] for key, event in reported.items()}
 
     def checks(self) -> dict[str, dg.AssetCheckEvaluation]:
-        """Check results by name."""
         events = self._events(dg.DagsterEventType.ASSET_CHECK_EVALUATION)
         return {event.asset_check_evaluation_data.check_name: event.asset_check_evaluation_data for event in events}
 
@@ -125,17 +120,14 @@ class Ran:
         return defaultdict(int, {name: value.value for name, value in metadata.items()})
 
     def logged(self) -> list[str]:
-        """The lines that the run wrote to its log."""
         return [entry.user_message for entry in self.instance.all_logs(self.run_id) if entry.dagster_event is None]
 
     def failure(self) -> str:
-        """The description of the run's failure."""
         event = self._events(dg.DagsterEventType.STEP_FAILURE)[-1]
         data = event.step_failure_data.user_failure_data
         return data.description if data else event.step_failure_data.error_display_string
 
     def count(self, kind: dg.DagsterEventType) -> int:
-        """How many events of a kind the run has."""
         return len(self._events(kind))
 
 
@@ -167,27 +159,22 @@ class Workbench:
         return _DEFINITIONS[name]
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
-        """Write a partition; an existing one is replaced."""
         write_partition(self.catalog, key, numbered_rows(key, rows) if isinstance(rows, int) else rows, version=version)
 
     def fill(self, keys: Iterable[str], rows: int = 3) -> None:
-        """Write partitions of so many rows each."""
         for key in keys:
             self.write(key, rows)
 
     @property
     def space(self) -> str:
-        """The name of the output's only space."""
         [space] = list_spaces(open_store(self.output))
         return space.name
 
     def file(self, key: str) -> Path:
-        """A partition's output file, in any space."""
         [path] = self.output.glob(f"*/{key}.parquet")
         return path
 
     def run(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> Ran:
-        """Execute a job in this process."""
         return execute(self.instance, self.definitions.resolve_job_def(job), config, tags)
 
     def materialize(
@@ -198,13 +185,11 @@ class Workbench:
         return execute(self.instance, job, config, tags, asset_selection=[asset])
 
     def run_downstream(self, *assets: dg.AssetsDefinition) -> Ran:
-        """Materialize assets that are after the catalog, in one run."""
         job = dg.define_asset_job("downstream", selection=dg.AssetSelection.assets(*assets))
         definitions = dg.Definitions.merge(self.definitions, dg.Definitions(assets=assets, jobs=[job]))
         return execute(self.instance, definitions.resolve_job_def("downstream"))
 
     def refresh(self, **options: Any) -> Ran:
-        """Launch `catalog_refresh` without a selection."""
         return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {})
 
     def embed_keys(self, tags: Mapping[str, str] | None = None, **options: Any) -> Ran:
@@ -219,42 +204,35 @@ class Workbench:
         return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
 
     def tick(self, sensor: str = NAMES.sensor) -> SensorExecutionData:
-        """Evaluate a sensor without launching runs."""
         repository, resources = self.definitions.get_repository_def(), self.definitions.resources
         with dg.build_sensor_context(self.instance, repository_def=repository, resources=resources) as context:
             return repository.get_sensor_def(sensor).evaluate_tick(context)
 
     def scheduled(self, name: str = NAMES.schedule) -> list[dg.RunRequest] | str:
-        """The runs that a schedule requests, or why it requests none."""
         schedule = self.definitions.get_repository_def().get_schedule_def(name)
         with dg.build_schedule_context(self.instance, resources=self.definitions.resources) as context:
             ticked = schedule.evaluate_tick(context)
         return list(ticked.run_requests or []) or ticked.skip_message or ""
 
     def nightly(self) -> Ran:
-        """Execute the one run that the nightly schedule requests."""
         [request] = self.scheduled()
         assert isinstance(request, dg.RunRequest)
         return self.run(NAMES.refresh_job, request.run_config, request.tags)
 
     def later(self, **time: float) -> SensorExecutionData:
-        """Evaluate the sensor after some time (hours, minutes, …)."""
         self.ahead += timedelta(**time)
         return self.tick()
 
     def launch(self, found: SensorExecutionData) -> list[Ran]:
-        """Execute the runs that a tick requested."""
         return [self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests or []]
 
     def pretend(self, found: SensorExecutionData, status: dg.DagsterRunStatus) -> list[dg.DagsterRun]:
-        """Record the runs that a tick requested without executing them."""
         return [
             self.pretend_run("embed_partitions", status, tags=each.tags, run_config=each.run_config)
             for each in found.run_requests or []
         ]
 
     def sources(self) -> dict[str, str]:
-        """The source version of each partition that was reported last."""
         kind, tag = dg.DagsterEventType.ASSET_MATERIALIZATION, "dagster/data_version"
         storage = self.instance.event_log_storage
         found = storage.get_latest_tags_by_partition(NAMES.source_partitions, kind, [tag])
@@ -273,7 +251,6 @@ class Workbench:
         return answer.data or {}
 
     def pretend_run(self, job: str, status: dg.DagsterRunStatus, **how: Any) -> dg.DagsterRun:
-        """Record a run without executing it."""
         definition = self.definitions.resolve_job_def(job)
         failed = status is dg.DagsterRunStatus.FAILURE
         begun = dg.DagsterRunStatus.STARTED if failed else status
@@ -290,7 +267,6 @@ def execute(
     tags: Mapping[str, str] | None = None,
     **how: Any,
 ) -> Ran:
-    """Execute a job in this process, without a line on the console."""
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     result = job.execute_in_process(
         instance=instance, run_config={**(config or {}), **quiet}, tags=dict(tags or {}), raise_on_error=False, **how
@@ -299,7 +275,6 @@ def execute(
 
 
 def run_op(bench: Workbench, op: dg.OpDefinition) -> Ran:
-    """A run of one op."""
     return execute(bench.instance, job_of("job", op, ""))
 
 
@@ -310,7 +285,6 @@ def stale_status(bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddin
 
 
 def shown(bench: Workbench) -> tuple[set[str], set[str]]:
-    """The partitions that Dagster shows as materialized and as failed."""
     cached = get_and_update_asset_status_cache_value(bench.instance, NAMES.embeddings, NAMES.partitions)
     assert cached is not None
     failed = set(cached.deserialize_failed_partition_subsets(NAMES.partitions).get_partition_keys())
@@ -319,7 +293,6 @@ def shown(bench: Workbench) -> tuple[set[str], set[str]]:
 
 
 def values_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str, Any]:
-    """The metadata of an event as plain values."""
     return {name: value.value for name, value in event.metadata.items()}
 
 
@@ -345,7 +318,6 @@ def when_footers_are_checked(monkeypatch: pytest.MonkeyPatch, before: Callable[[
 
 
 def requested(found: SensorExecutionData) -> list[list[str]]:
-    """The partition keys of each run that a tick requested."""
     return [request.run_config["ops"]["embeddings"]["config"]["keys"] for request in found.run_requests or []]
 
 
@@ -413,7 +385,6 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def workbench(root: Path, home: Path) -> Iterator[Workbench]:
-    """A workbench in a folder, with a copy of a DAGSTER_HOME."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SURGE_CONFIG", "SURGE_SOURCE", "SURGE_OUTPUT", "SURGE_MODEL"):
             patch.delenv(name, raising=False)
@@ -431,7 +402,6 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
 
 @pytest.fixture
 def bench(tmp_path: Path, empty_home: Path) -> Iterator[Workbench]:
-    """An empty workbench with its own DAGSTER_HOME."""
     with workbench(tmp_path, empty_home) as made:
         yield made
 
@@ -457,7 +427,6 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def postgres_home(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's settings with Postgres as the storage."""
     home = tmp_path_factory.mktemp("postgres-home")
     postgres.create_database(_TABLES)
     _write_settings(home, postgres.url(_TABLES))
@@ -468,7 +437,6 @@ def postgres_home(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def postgres_bench(bench: Workbench, postgres: PostgresServer, postgres_home: Path) -> Iterator[Workbench]:
-    """A workbench on Postgres."""
     home = bench.root / "postgres"
     shutil.copytree(postgres_home, home)
     _write_settings(home, postgres.create_database(bench.root.name, like=_TABLES))
@@ -479,7 +447,6 @@ def postgres_bench(bench: Workbench, postgres: PostgresServer, postgres_home: Pa
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Workbench:
-    """A workbench on each storage."""
     return bench if request.param == "sqlite" else request.getfixturevalue("postgres_bench")
 
 

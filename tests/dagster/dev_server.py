@@ -46,26 +46,19 @@ def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What Dagster records about a run.
-
-    Attributes:
-        keys: partitions that its config names.
-        parent: the run that it continues, if any.
-        created, started, ended: seconds of the epoch; the last two are None until then.
-    """
+    """What Dagster records about a run; times are seconds of the epoch."""
 
     id: str
     status: str
     tags: Mapping[str, str]
-    keys: tuple[str, ...]
-    parent: str | None
+    keys: tuple[str, ...]  # partitions that its config names
+    parent: str | None  # the run that it continues
     created: float
     started: float | None
     ended: float | None
 
 
 def most_concurrent(runs: Sequence[RunRecord]) -> int:
-    """The maximum number of these runs that were concurrent, as Dagster recorded it."""
     spans = [(run.started, run.ended) for run in runs if run.started and run.ended]
     return max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)
 
@@ -78,7 +71,6 @@ class DevServer:
     folder: Path
 
     def ask(self, query: str, **variables: Any) -> Any:
-        """Send one GraphQL request and return its `data`."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
@@ -91,28 +83,15 @@ class DevServer:
         assert "errors" not in answer, answer["errors"]
         return answer["data"]
 
-    def materialize(self, asset: str) -> str:
-        """Materialize an asset without partitions; returns the run's id."""
-        return self.launch("__ASSET_JOB", assetSelection=[{"path": [asset]}])
-
-    def launch(self, job: str, config: dict[str, Any] | None = None, **selected: Any) -> str:
-        """Launch a job without choosing partitions; returns the run's id."""
+    def launch(self, job: str, config: dict[str, Any] | None = None) -> str:
         params = {
-            "selector": {**_SELECTOR, "pipelineName": job, **selected},
+            "selector": {**_SELECTOR, "pipelineName": job},
             "runConfigData": json.dumps(config or {}),
             "executionMetadata": {"tags": []},
         }
         query = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) {
             __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
         answer = self.ask(query, p=params)["launchRun"]
-        assert answer["__typename"] == "LaunchRunSuccess", answer
-        return answer["run"]["runId"]
-
-    def reexecute(self, run_id: str) -> str:
-        """Execute a run again from its failure; returns the id of the new run."""
-        query = """mutation($p: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $p) {
-            __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
-        answer = self.ask(query, p={"parentRunId": run_id, "strategy": "FROM_FAILURE"})["launchRunReexecution"]
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return answer["run"]["runId"]
 
@@ -127,7 +106,6 @@ class DevServer:
         return eventually(f"another run after {run_id}", look)
 
     def launch_backfill(self, partition_keys: list[str]) -> str:
-        """Launch a backfill over partitions of `embeddings`; returns its id."""
         params = {"assetSelection": [{"path": ["embeddings"]}], "partitionNames": partition_keys}
         query = """mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) {
             __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
@@ -136,7 +114,6 @@ class DevServer:
         return answer["backfillId"]
 
     def backfill(self, backfill_id: str, *, seconds: float = 100) -> dict[str, Any]:
-        """Wait for a backfill to end; returns its status and its runs."""
         return eventually("the end of a backfill", lambda: self._backfill_if_ended(backfill_id), seconds=seconds)
 
     def _backfill_if_ended(self, backfill_id: str) -> dict[str, Any] | None:
@@ -146,7 +123,6 @@ class DevServer:
         return None if seen["status"] in ("REQUESTED", "CANCELING") else seen
 
     def sensor(self, on: bool) -> None:
-        """Turn the sensor on or off."""
         selector = {**_SELECTOR, "sensorName": "new_partitions"}
         if on:
             query = """mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) {
@@ -170,25 +146,21 @@ class DevServer:
         return [key for request in tick["runRequests"] or () for key in _named_keys(request["runConfigYaml"])]
 
     def terminate(self, run_id: str) -> None:
-        """Terminate a run, like the UI's button."""
         query = "mutation($r: String!) { terminateRun(runId: $r, terminatePolicy: SAFE_TERMINATE) { __typename } }"
         answer = self.ask(query, r=run_id)["terminateRun"]
         assert answer["__typename"] == "TerminateRunSuccess", answer
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """A run's status and tags."""
         query = "query($r: ID!) { runOrError(runId: $r) { ... on Run { status jobName tags { key value } } } }"
         found = self.ask(query, r=run_id)["runOrError"]
         return {**found, "tags": {tag["key"]: tag["value"] for tag in found["tags"]}}
 
     def checked(self) -> dict[str, str]:
-        """The last result of the run's check: the run and its status."""
         query = """{ assetCheckExecutions(assetKey: {path: ["embeddings"]}, limit: 1,
             checkName: "published_partitions_are_valid") { runId status } }"""
         return self.ask(query)["assetCheckExecutions"][0]
 
     def process(self, run_id: str) -> psutil.Process:
-        """The process that executes a run."""
         query = """query($r: ID!) { logsForRun(runId: $r, limit: 100) { ... on EventConnection { events {
             ... on EngineEvent { metadataEntries { label ... on TextMetadataEntry { text } } } } } } }"""
         events = self.ask(query, r=run_id)["logsForRun"]["events"]
@@ -196,7 +168,6 @@ class DevServer:
         return psutil.Process(int(next(entry["text"] for entry in entries if entry["label"] == "pid")))
 
     def runs(self) -> list[dict[str, Any]]:
-        """All runs, the newest first."""
         return self.ask("{ runsOrError { ... on Runs { results { runId status jobName } } } }")["runsOrError"][
             "results"
         ]
@@ -221,7 +192,6 @@ class DevServer:
         return sorted(found, key=lambda run: run.created)
 
     def finished(self, run_id: str) -> str:
-        """Wait for a run to end; returns its status."""
         return eventually(f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=80)
 
     def partitions(self) -> dict[str, list[str]]:
@@ -237,12 +207,6 @@ class DevServer:
             "in progress": "materializingPartitions",
         }
         return {"all": node["partitionKeys"], **{short: sorted(bar.get(long, [])) for short, long in names.items()}}
-
-    def is_unsynced(self, key: str) -> bool:
-        """Whether the page of a partition of `embeddings` shows "Unsynced"."""
-        query = """query($k: String!) { assetNodeOrError(assetKey: {path: ["embeddings"]}) {
-            ... on AssetNode { staleStatus(partition: $k) } } }"""
-        return self.ask(query, k=key)["assetNodeOrError"]["staleStatus"] == "STALE"
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
         """Materializations of a run in the order they were stored: asset, partition, numbers in the metadata."""
@@ -261,7 +225,6 @@ class DevServer:
         ]
 
     def encoded(self, run_id: str) -> int:
-        """Texts that a run has encoded."""
         return sum(event.get("texts") or 0 for event in self.events(run_id) if event["asset"] == "superbatches")
 
     def encoder_workers(self) -> list[psutil.Process]:
@@ -270,28 +233,16 @@ class DevServer:
         return [process for process in self.processes() if name in _command(process)]
 
     def processes(self) -> list[psutil.Process]:
-        """All living descendants of this server's process."""
         return processes_with(_MARK, str(self.folder))
 
 
 def processes_with(variable: str, value: str) -> list[psutil.Process]:
-    """Living processes whose environment has a variable with this value."""
     return [process for process in psutil.process_iter() if _environment(process).get(variable) == value]
 
 
 @contextmanager
-def dev_server(
-    folder: Path, pool_limit: int = 1, gated: bool = False, code: Path | None = None, /, **settings: str
-) -> Iterator[DevServer]:
-    """Start `dagster dev` in its own project folder and stop it at the end.
-
-    Args:
-        folder: receives the project's workspace.yaml and .env, and a DAGSTER_HOME.
-        pool_limit: runs that encode concurrently.
-        gated: whether encoders use the backend of `gated_backend`.
-        code: the file of the code location, where it is not the project's own.
-        settings: variables of the project, without `SURGE_`, besides the catalog, the output and a model.
-    """
+def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **settings: str) -> Iterator[DevServer]:
+    """Start `dagster dev` in its own project folder; `settings` are variables without `SURGE_`."""
     settings = {
         "source": str(folder / "catalog"),
         "output": str(folder / "output"),
@@ -300,9 +251,6 @@ def dev_server(
     }
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)
-    if code is not None:
-        location = {"relative_path": str(code), "location_name": _SELECTOR["repositoryLocationName"]}
-        (folder / "workspace.yaml").write_text(yaml.safe_dump({"load_from": [{"python_file": location}]}))
     (folder / "home").mkdir()
     instance = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
     instance["concurrency"]["pools"]["default_limit"] = pool_limit

@@ -19,19 +19,15 @@ _BAD: Rows = [("id-0", "a text"), ("id-1", None)]
 
 @dataclass(slots=True)
 class Moved:
-    """The changes before one nightly run, by catalog key.
-
-    Attributes:
-        changed: other rows; touched: another source version of the same rows; new, removed, returned.
-        spoiled: changed into something that is refused; repaired: changed back into something that is not.
-    """
+    """The changes before one nightly run, by catalog key."""
 
     changed: set[str] = field(default_factory=set)
+    # Another source version of the same rows.
     touched: set[str] = field(default_factory=set)
     new: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
-    spoiled: set[str] = field(default_factory=set)
+    spoiled: set[str] = field(default_factory=set)  # changed into something that is refused
     repaired: set[str] = field(default_factory=set)
 
     @property
@@ -42,13 +38,7 @@ class Moved:
 
 @dataclass(slots=True)
 class MovingCatalog:
-    """The folder and, beside it, what was last written there.
-
-    Attributes:
-        root: of the catalog.
-        rows: of every partition that is there, by catalog key.
-        removed: partitions that were removed from the source.
-    """
+    """The folder and, beside it, what was last written there."""
 
     root: Path
     rows: dict[str, Rows] = field(default_factory=dict)
@@ -59,11 +49,9 @@ class MovingCatalog:
 
     @property
     def bad(self) -> set[str]:
-        """Partitions whose present content is refused."""
         return {key for key, rows in self.rows.items() if rows is _BAD}
 
     def fill(self, partitions: int) -> Moved:
-        """The catalog of the first nightly run."""
         return Moved(new={self.appear() for _ in range(partitions)})
 
     def move(self) -> Moved:
@@ -99,7 +87,6 @@ class MovingCatalog:
         return repaired
 
     def appear(self) -> str:
-        """A partition that was never there; gives its key."""
         number, self._made = self._made, self._made + 1
         key = f'Köln, "{number}"' if number % 25 == 7 else f"category {number:05}"
         self._change(key, _LARGE if number % 500 == 250 else None)

@@ -47,21 +47,15 @@ class Ended:
 
 @dataclass(slots=True)
 class Production:
-    """A catalog, its bucket, its Dagster instance, and the machine that it is all on.
-
-    Attributes:
-        moving: the catalog.
-        spaces: names of the bucket's spaces, in the order they were begun.
-    """
+    """A catalog, its bucket, its Dagster instance, and the machine that it is all on."""
 
     bench: Workbench
     server: ObjectServer
     moving: MovingCatalog
-    spaces: list[str] = field(default_factory=list)
+    spaces: list[str] = field(default_factory=list)  # names of the bucket's spaces, in the order they were begun
 
     @classmethod
     def begin(cls, bench: Workbench, server: ObjectServer, **settings: Any) -> Production:
-        """An empty catalog and an empty bucket."""
         (bench.root / "tmp").mkdir()
         bench.catalog.mkdir()
         options = {"endpoint": server.url, "access_key_id": "anybody", "secret_access_key": "anything"}
@@ -69,17 +63,14 @@ class Production:
         return cls(bench, server, MovingCatalog(bench.catalog))
 
     def settings(self) -> Settings:
-        """As a run of tonight reads them."""
         return load_settings(source=str(self.bench.catalog), **{"model": "hash://16", **self.bench.settings})
 
     # What the daemon and an operator do
 
     def tick(self, hours: float) -> list[dg.RunRequest]:
-        """The sensor, some hours later; returns the runs that it requests."""
         return list(self.bench.later(hours=hours).run_requests or [])
 
     def requested_tonight(self) -> list[dg.RunRequest]:
-        """The runs that the nightly schedule requests."""
         requests = self.bench.scheduled()
         assert not isinstance(requests, str), requests
         return requests
@@ -93,13 +84,9 @@ class Production:
         killed_at: int = 0,
         down_at: int = 0,
     ) -> Ended:
-        """A run, to its end.
+        """A run, to its end, in a process of its own if `apart`.
 
-        Args:
-            apart: in a process of its own; else in this one.
-            killed_at: SIGKILL reaches the process when the bucket is sent so many files; that one and those that are on
-                their way are lost with it.
-            down_at: the bucket answers nothing but 503 from this file on.
+        When the bucket is sent so many files, SIGKILL reaches the process, or it answers nothing but 503 from then on.
         """
         before = self.server.objects()
         config, tags = (request.run_config, request.tags) if request else ({}, {})
@@ -166,7 +153,6 @@ class Production:
     # What is there
 
     def named(self, request: dg.RunRequest) -> list[str]:
-        """The partition keys that a run is launched for."""
         config = request.run_config["ops"][NAMES.embeddings_op]["config"]
         return keys_of(config.get("keys"), config.get("keys_file")) or []
 
@@ -184,7 +170,6 @@ class Production:
         return {f"out/{file_name(space, key)}": key for space in self.spaces for key in keys}
 
     def stored(self, space: str) -> set[str]:
-        """Catalog keys that have an object in a space."""
         objects = self.server.objects()
         return {key for key in {*self.moving.rows, *self.moving.removed} if f"out/{file_name(space, key)}" in objects}
 
@@ -197,7 +182,6 @@ class Production:
         return Counter({(kind, json.loads(asset)[-1] if asset else ""): count for kind, asset, count in rows})
 
     def rows_of_runs(self) -> int:
-        """Rows of the databases that runs have for themselves."""
         total = 0
         for path in (self.bench.root / "home" / "history" / "runs").glob("*-*-*-*-*.db"):
             with closing(sqlite3.connect(path)) as database:
@@ -205,11 +189,9 @@ class Production:
         return total
 
     def temporary_files(self) -> list[Path]:
-        """What runs have left where temporary files go."""
         return list((self.bench.root / "tmp").iterdir())
 
     def living(self) -> list[psutil.Process]:
-        """Processes that runs have left behind."""
         return processes_with(MARK, str(self.bench.root))
 
     def statuses(self) -> dict[str, set[str]]:

@@ -48,11 +48,7 @@ class PostgresServer:
 
 
 def postgres_programs() -> Path:
-    """The folder of the newest Postgres that Debian's packages have installed.
-
-    Raises:
-        NoPostgres: it is not installed; the message names the package.
-    """
+    """The folder of the newest Postgres that Debian's packages have installed, or `NoPostgres`."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4]))
     if not folders:
         raise NoPostgres("not installed: the Debian package postgresql (apt-get install postgresql)")
@@ -111,7 +107,6 @@ def _connect(port: int) -> psycopg2.extensions.connection:
 
 
 def _wait_for(process: subprocess.Popen[Any], port: int, log: Path) -> str:
-    """Wait until the server answers; gives its version."""
     import psycopg2
 
     deadline = time.monotonic() + _START_SECONDS

@@ -82,12 +82,10 @@ def run_dg(project: Path, *arguments: str, code: int = 0) -> str:
 
 
 def load(**attributes: Any) -> EmbeddingCatalog:
-    """The component that a `defs.yaml` with these attributes describes."""
     return EmbeddingCatalog.from_attributes_dict(attributes=attributes)
 
 
 def write_defs(project: Path, name: str, attributes: dict[str, Any]) -> None:
-    """Add a catalog to a project."""
     folder = project / "src" / "my_project" / "defs" / name
     folder.mkdir()
     document = {"type": "surge_dagster.EmbeddingCatalog", "attributes": attributes}
@@ -112,20 +110,6 @@ def test_project_with_two_catalogs_passes_dg_check_and_embeds_one(
     ran = Ran(bench.instance, result.run_id, result.success)
     assert ran.success and ran.materialized(DOCS.embeddings)["a"].metadata["dimension"].value == 24
     assert len(list(project.glob("vectors/*/a.parquet"))) == 1 and not (project / "data").exists()
-
-
-@pytest.mark.soak
-def test_dg_names_the_lines_of_wrong_attributes(project: Path) -> None:
-    """Takes long because `dg` imports everything twice."""
-    write_defs(project, "shop", {"name": "shop", "source": "c", "output": "o", "bmin": 3, "shards": "many"})
-    [path] = project.rglob("defs.yaml")
-    lines = {line.partition(":")[0].strip(): number for number, line in enumerate(path.read_text().splitlines(), 1)}
-    output = run_dg(project, "check", "yaml", code=1)
-    assert f"defs.yaml:{lines['bmin']} - surge_dagster.EmbeddingCatalog attributes.bmin" in output
-    assert f"defs.yaml:{lines['shards']} - surge_dagster.EmbeddingCatalog attributes.shards 'many'" in output
-    write_defs(project, "docs", ATTRIBUTES)
-    path.unlink()
-    assert "All component YAML validated" in run_dg(project, "check", "yaml")
 
 
 def test_scaffolded_catalog_lies_in_the_project_whatever_the_working_folder(

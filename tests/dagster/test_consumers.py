@@ -22,7 +22,6 @@ CHECK = "table_matches_files"
 
 
 def hand_over(bench: Workbench) -> Ran:
-    """Execute the job of the tables."""
     return bench.run(NAMES.hand_over_job)
 
 

@@ -62,7 +62,7 @@ def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workb
     assert read_current(made.store) == CurrentSpace(first, second, 3)
 
 
-def test_asset_is_executed_by_nothing_and_what_depends_on_it_is_stale_after_a_switch(
+def test_current_space_is_materialized_by_a_switch_alone_and_makes_downstream_assets_stale(
     bench: Workbench, made: Spaces
 ) -> None:
     @dg.asset(deps=[NAMES.current_space])

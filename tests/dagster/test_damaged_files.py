@@ -7,9 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import read_back
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Workbench, requested, shown
 from tests.dagster.test_failures import damage_when_published
@@ -111,23 +109,3 @@ def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
     assert ran.success and ran.metrics()["texts_encoded"] == 0
     assert ran.materialized()["a"].metadata["action"].value == "adopted" and shown(bench) == ({"a"}, set())
     assert requested(bench.later(days=1)) == []
-
-
-def test_store_that_is_down_is_tried_once_and_not_for_each_partition(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
-    reads: list[str] = []
-
-    def down(partition: Partition, *_: object) -> None:
-        reads.append(partition.key)
-        raise StoreUnavailable("the store is down")
-
-    bench.fill("abc")
-    assert bench.refresh().success
-    bench.instance.wipe_assets([NAMES.embeddings])
-    with monkeypatch.context() as patch:
-        patch.setattr(read_back, "difference", down)
-        assert not bench.refresh().success and len(reads) == 1, "files that are not on record are read"
-    assert bench.refresh().success
-    assert shown(bench) == (set("abc"), set())

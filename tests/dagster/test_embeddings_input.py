@@ -90,7 +90,7 @@ def test_an_asset_without_partitions_gets_everything_as_the_type_it_names(embedd
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_input_that_names_no_manager_is_loaded_too(embedded: Workbench, partitioned: bool) -> None:
+def test_argument_embeddings_is_loaded_without_naming_an_io_manager(embedded: Workbench, partitioned: bool) -> None:
     downstream = Downstream(embedded, partitioned=partitioned, ins=NO_MANAGER)
     ran = downstream.run({"dagster/partition": "a"} if partitioned else None)
     assert ran.success

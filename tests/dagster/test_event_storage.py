@@ -70,7 +70,7 @@ def tables(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
-def test_a_batch_leaves_the_rows_that_dagsters_own_class_leaves_event_by_event(tmp_path: Path) -> None:
+def test_batch_stores_the_same_rows_as_dagsters_storage_event_by_event(tmp_path: Path) -> None:
     events = entries()
     for name, kind in (("stock", SqliteEventLogStorage), ("batched", BatchingSqliteEventLogStorage)):
         storage = kind(str(tmp_path / name))
@@ -124,7 +124,7 @@ def test_events_that_one_runs_log_refuses_are_not_in_the_shared_log(tmp_path: Pa
         assert connection.execute("SELECT COUNT(*) FROM event_logs").fetchone() == (1,)
 
 
-def test_an_instance_can_change_to_it_and_back(tmp_path: Path) -> None:
+def test_instance_can_change_to_the_batching_storage_and_back(tmp_path: Path) -> None:
     """The settings name no folder: the databases of the instance are found where Dagster has made them."""
     settings = "event_log_storage:\n  module: surge_dagster.event_storage\n  class: BatchingSqliteEventLogStorage\n"
     events = entries()

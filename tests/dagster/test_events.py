@@ -9,7 +9,7 @@ import signal
 import string
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
@@ -24,11 +24,8 @@ from surge_dagster.orchestration import asset_events, run_events
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
-from surge_dagster.orchestration.records import read_catalogued
 from surge_dagster.orchestration.refresh import Refresh
-from surge_dagster.orchestration.run_events import RunEvents
 from tests.dagster.conftest import NAMES, ROOT, Workbench, run_op, shown, stale_status, values_of
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder
 
@@ -78,27 +75,6 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert_complete_record(recorded, keys)
     again = recorded.refresh()
     assert again.materialized() == {} and again.sources() == {}
-
-
-def test_making_an_event_does_not_walk_over_the_superbatches_of_the_run(bench: Workbench) -> None:
-    class Ids(dict[int, int]):
-        def __iter__(self) -> Iterator[int]:
-            raise AssertionError("each partition would take as long as the run has SuperBatches")
-
-    @dg.op
-    def work(context) -> None:
-        receipts = [
-            Receipt("k", "encoded", "/a", 1, 8, 9, "d", 0, "s", "c", "w", "space", superbatch=n) for n in (0, 1)
-        ]
-        records = read_catalogued(NAMES, bench.instance)
-        events = RunEvents(NAMES, context, records, Outcome.after(None, 0.2), 1)
-        events._superbatch_ids = Ids({0: 7, 1: 8})
-        events._store_batch([run_events._Embedding(receipt, False, False) for receipt in receipts])
-
-    assert run_op(bench, work).success
-    stored = bench.instance.fetch_materializations(NAMES.embeddings, limit=9).records
-    tags = [record.asset_materialization.tags for record in stored if record.asset_materialization]
-    assert [tag["dagster/input_event_pointer/superbatches"] for tag in tags if tag] == ["8", "7"]
 
 
 def events_of_every_kind() -> list[Event]:

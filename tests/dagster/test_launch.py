@@ -11,11 +11,9 @@ import pytest
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, ROOT_RUN_ID_TAG
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.run.report import Failure
 from surge_dagster.orchestration.launch import LaunchConfig, Select, catalog_keys, read_keys
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from surge_dagster.orchestration.refresh import Refresh
-from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked
+from tests.dagster.conftest import NAMES, Workbench
 
 NULL_TEXT = [("x", None)]
 
@@ -121,40 +119,6 @@ def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbenc
     assert resumed.success and (set(resumed.materialized()), resumed.metrics()["texts_encoded"]) == ({"b"}, 5)
     whole = bench.embed_keys(parent, force=True)
     assert whole.metrics()["texts_encoded"] == 8, "executed again as a whole, it begins anew"
-
-
-def test_forced_run_that_continues_another_encodes_what_a_backfill_only_reported(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a", 3)
-    bench.write("b", 4)
-    bench.refresh()
-
-    def fail(*_: object) -> None:
-        raise ConfigError("nothing was done")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Refresh, "_bring_up_to_date", fail)
-        first = bench.embed_keys(force=True)
-    reported = bench.embed("a", "b", backfill="x").materialized()
-    assert all("reused" in event.metadata for event in reported.values()) and set(reported) == {"a", "b"}
-    tags = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id, RESUME_RETRY_TAG: "true"}
-    resumed = bench.embed_keys(tags, force=True)
-    assert resumed.success and resumed.metrics()["texts_encoded"] == 7
-
-
-def test_retry_of_a_forced_run_encodes_nothing_twice_when_its_parent_never_started(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a", 3)
-    bench.write("b", 4)
-    parent = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE)
-    failures = [Failure("b", "the disk failed once", transient=True)]
-    when_footers_are_checked(monkeypatch, lambda key: failures.pop() if key == "b" and failures else None)
-    tags = {PARENT_RUN_ID_TAG: parent.run_id, ROOT_RUN_ID_TAG: parent.run_id, "dagster/retry_number": "1"}
-    ran = bench.embed_keys(tags, force=True)
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert ran.metrics()["texts_encoded"] == 7
 
 
 def test_run_with_a_config_that_the_launchpad_kept_names_the_settings_that_differ(bench: Workbench) -> None:

@@ -7,7 +7,6 @@ poll.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from tests.dagster.camera import camera_on
 from tests.dagster.dev_server import DevServer, dev_server, eventually
-from tests.small_catalogs import numbered_rows, partition_folder, write_partition
+from tests.small_catalogs import numbered_rows, write_partition
 
 ROWS = 20
 
@@ -152,30 +151,6 @@ def test_killed_run_frees_its_slot_and_dagster_launches_a_run_that_finishes_it(s
     assert [event["partition"] for event in server.events(retry) if event["asset"] == "embeddings"] == ["r01"]
 
 
-@pytest.mark.soak  # tests/dagster/test_launch.py has its runs, with the tags that Dagster gives to those executed again
-@pytest.mark.timeout(150)
-def test_scattered_keys_are_one_run_whose_reexecution_encodes_only_failed_partitions(
-    server: DevServer, folder: Path
-) -> None:
-    keys = ["s,0", "s,2", "s,4"]
-    for number in range(5):
-        write(folder, f"s,{number}")
-    write_partition(folder / "catalog", "s,2", [("x", None)])
-    config = {"ops": {"embeddings": {"config": {"keys": keys, "force": True}}}}
-    run_id = server.launch("embed_partitions", config)
-    assert server.finished(run_id) == "FAILURE"
-    bar = server.partitions()
-    assert bar["failed"] == ["s%2C2"] and not bar["in progress"]
-    assert {key for key in bar["materialized"] if key.startswith("s")} == {"s%2C0", "s%2C4"}
-    assert server.checked() == {"runId": run_id, "status": "FAILED"} and server.encoded(run_id) == 2 * ROWS
-    write(folder, "s,2", version="v2")
-    again = server.reexecute(run_id)
-    assert server.finished(again) == "SUCCESS"
-    assert server.encoded(again) == ROWS, "forced as the run before it was, which had encoded the others"
-    assert [event["partition"] for event in server.events(again) if event["asset"] == "embeddings"] == ["s%2C2"]
-    assert not server.partitions()["failed"]
-
-
 @pytest.mark.timeout(150)
 def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(server: DevServer, folder: Path) -> None:
     (folder / "gate").touch()
@@ -191,26 +166,6 @@ def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(se
     assert sorted(event["partition"] for event in files) == sorted(bar["all"])
     encoded = [event["partition"] for event in files if not event.get("reused")]
     assert sorted(encoded) == sorted({"p03", *missing})
-
-
-@pytest.mark.soak  # of its six runs, tests/dagster/test_removed_partitions.py has all but the daemon's verdict
-@pytest.mark.timeout(150)
-def test_backfill_leaves_a_removed_partition_unsynced_and_succeeds(server: DevServer, folder: Path) -> None:
-    for key in ("w00", "w01", "w02"):
-        write(folder, key)
-    first = server.launch("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["w00", "w01"]}}}})
-    assert server.finished(first) == "SUCCESS"
-    server.keys_of_a_tick()  # registers the third one
-    for key in ("w01", "w02"):
-        shutil.rmtree(partition_folder(folder / "catalog", key))
-    report = server.launch("catalog_refresh", {"ops": {"refresh": {"config": {"removed_partitions": "report"}}}})
-    (folder / "gate").touch()
-    assert server.finished(report) == "SUCCESS"
-    for keys, ended in ((["w00", "w01"], "COMPLETED_SUCCESS"), (["w00", "w01", "w02"], "COMPLETED_FAILED")):
-        backfill = server.backfill(server.launch_backfill(keys))
-        assert backfill["status"] == ended and [run["status"] for run in backfill["runs"]] == ["SUCCESS"]
-        assert server.is_unsynced("w01") and not server.is_unsynced("w00")
-    assert "w02" not in server.partitions()["materialized"], "it has no event to repeat, which Dagster counts as failed"
 
 
 def test_console_of_make_ui_has_no_warning_about_dagsters_own_interfaces(server: DevServer, folder: Path) -> None:

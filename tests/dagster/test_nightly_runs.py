@@ -31,11 +31,7 @@ _ROWS_OF_A_RUN, _OWN_ROWS_OF_A_RUN = 6, 60
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The number of nightly runs and partitions, and the runs in which something fails.
-
-    Attributes:
-        apart: whether every run is a process of its own, or the killed one alone.
-    """
+    """The number of nightly runs and partitions, and the runs in which something fails."""
 
     nights: int
     partitions: int
@@ -43,7 +39,7 @@ class Plan:
     killed: int
     down: int
     model: int
-    apart: bool
+    apart: bool  # whether every run is a process of its own, or the killed one alone
 
 
 def test_three_nightly_runs_embed_exactly_what_is_due(
@@ -202,10 +198,7 @@ class Nights:
         return ended
 
     def _refusals(self, count: int) -> set[str]:
-        """The partitions that the refusals among the last observations are about, each reported once.
-
-        The others are the sensor's counts, at most one per tick.
-        """
+        """The partitions of which the last observations report a refusal; the others are the sensor's counts."""
         records = self.production.bench.instance.fetch_observations(NAMES.embeddings, limit=max(1, count)).records
         reported = [record.asset_observation.partition or "" for record in records[:count] if record.asset_observation]
         refused = [partition for partition in reported if partition]

@@ -36,7 +36,6 @@ def rows(tmp_path: Path) -> dict[str, Rows]:
 
 
 def waiting(server: DevServer, run: RunRecord) -> bool:
-    """Whether a run has come to a gate."""
     return any(gate_of(server.folder, key).with_suffix(".reached").exists() for key in run.keys)
 
 

@@ -25,9 +25,8 @@ from tests.dagster.test_failures import NULL_TEXT
 from tests.small_catalogs import rewrite
 
 
-@pytest.mark.parametrize("embedded_too", [False, True])
 def test_partition_fixed_during_the_run_does_not_count_as_refused(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, embedded_too: bool
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in ("bad", "worse"):
         bench.write(key, NULL_TEXT)
@@ -39,19 +38,15 @@ def test_partition_fixed_during_the_run_does_not_count_as_refused(
         patch.undo()
         bench.write("bad", 2, version="v2")
         bench.tick()  # it is reported before the run has reported any refusal
-        if embedded_too:
-            assert bench.embed_keys(keys=["bad"]).success
         report(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(embeddings, "report_failures", fixed_before)
         assert not bench.refresh().success
-    failed = {"worse"} if embedded_too else {"bad", "worse"}
-    assert shown(bench) == ({"good", "bad", "worse"} - failed, failed)
-    assert requested(bench.tick()) == ([] if embedded_too else [["bad"]])
-    if not embedded_too:
-        ran = bench.embed_keys(select="failed")
-        assert set(ran.materialized()) == {"bad"}
+    assert shown(bench) == ({"good"}, {"bad", "worse"})
+    assert requested(bench.tick()) == [["bad"]]
+    ran = bench.embed_keys(select="failed")
+    assert set(ran.materialized()) == {"bad"}
 
 
 def test_too_long_key_stops_no_other_partition(bench: Workbench) -> None:
@@ -87,9 +82,7 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     bench.write("good")
     with monkeypatch.context() as patch:
         when_footers_are_checked(patch, down)
-        patch.setattr(
-            "surge_dagster.orchestration.refresh.sweep_orphan_files", down
-        )  # by attempts with nothing to encode
+        patch.setattr(EmbeddingRun, "_end_without_encoding", down)  # by attempts with nothing to encode
         ran = bench.refresh()
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
     assert ran.failure().splitlines()[:2] == ["the store is down", "1 partition had failed by then:"]
@@ -161,23 +154,3 @@ def test_bad_data_is_not_read_again_when_another_partition_is_retried(
     assert read.count("bad") == 1
     assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
     assert set(ran.materialized()) == {"moving"}
-
-
-def test_refused_partition_is_read_again_by_the_next_attempt_if_its_source_changed(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("bad", NULL_TEXT)
-    bench.write("d", 4)
-    fixed: list[str] = []
-
-    def fixed_meanwhile(key: str) -> Failure | None:
-        if fixed:
-            return None
-        fixed.append("bad")
-        bench.write("bad", 2, version="v2")
-        return Failure(key, "the disk failed once", transient=True)
-
-    when_footers_are_checked(monkeypatch, fixed_meanwhile)
-    ran = bench.refresh()
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert set(ran.materialized()) == {"bad", "d"}

@@ -44,7 +44,6 @@ def events_of(bench: Workbench, key: str) -> list[dg.AssetMaterialization]:
 
 
 def catalog_of(bench: Workbench, *keys: str) -> None:
-    """Embed partitions."""
     bench.fill(keys)
     assert bench.refresh().success
 

@@ -139,13 +139,6 @@ def test_rows_of_the_last_runs_are_in_one_chart(bench: Workbench) -> None:
     assert heights == pytest.approx([heights[0], heights[0], heights[0] / 4], abs=1)
 
 
-def test_few_encoded_rows_are_seen_beside_many_reused_ones() -> None:
-    svg = drawn(runs_chart([(500, 200_000), (0, 200_000), (0, 0)]))
-    boxes = [(box.get("fill"), float(box.get("height", 0))) for box in svg.iter(f"{_SVG}rect")][1:]
-    assert [colour for colour, _ in boxes] == [boxes[0][0], boxes[1][0], boxes[0][0]] and boxes[1][1] == 2
-    assert "2 runs before" in words(svg)
-
-
 def test_axes_of_counts_have_whole_numbers() -> None:
     for chart in (runs_chart([(0, 0)]), sizes_chart(Counter({3: 1}), 0, 1)):
         assert "0.2" not in words(drawn(chart))

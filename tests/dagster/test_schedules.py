@@ -16,15 +16,6 @@ from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import Spaces
 
 
-def test_nightly_run_embeds_missing_and_changed_partitions(bench: Workbench) -> None:
-    bench.fill("abc")
-    bench.refresh()
-    bench.write("b", 4, version="v2")
-    bench.write("d")
-    ran = bench.nightly()
-    assert ran.success and set(ran.materialized()) == {"b", "d"}
-
-
 def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
     bench.settings |= {"nightly_cron": "30 4 * * 1", "check_cron": "0 5 * * 0", "timezone": "Europe/Berlin"}
     schedules = bench.definitions.get_repository_def().schedule_defs

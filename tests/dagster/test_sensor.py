@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -27,7 +26,6 @@ from surge_dagster.orchestration.launch import (
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from tests.dagster.conftest import NAMES, Workbench, requested, values_of
-from tests.small_catalogs import partition_folder
 
 
 def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: Workbench) -> None:
@@ -82,32 +80,6 @@ def test_counts_on_the_asset_are_those_after_the_run(bench: Workbench) -> None:
     assert record.asset_observation
     counts = values_of(record.asset_observation)
     assert (counts["up_to_date"], counts["held"], counts["missing"]) == (1, 0, 0)
-
-
-def test_folder_name_that_is_not_utf8_gets_a_key(bench: Workbench) -> None:
-    bench.write("a")
-    bench.write("z")
-    bench.write("k")
-    partition_folder(bench.catalog, "k").rename(bench.catalog / os.fsdecode(b"partition=caf\xe9"))
-    assert requested(bench.tick()) == [["a", "caf%25E9", "z"]]
-    assert bench.instance.get_dynamic_partitions("catalog") == ["a", "caf%25E9", "z"]
-
-
-def test_partition_is_requested_once(bench: Workbench) -> None:
-    bench.write("a")
-    bench.pretend(bench.tick(), dg.DagsterRunStatus.QUEUED)
-    assert requested(bench.tick()) == []
-    bench.write("a", 4, version="v2")
-    bench.write("b")
-    assert requested(bench.tick()) == [["b"]], "the run that waits reads what is there then"
-
-
-def test_partition_whose_file_was_lost_is_requested_again(bench: Workbench) -> None:
-    bench.write("a")
-    bench.launch(bench.tick())
-    bench.tick()
-    bench.file("a").unlink()
-    assert requested(bench.tick()) == [["a"]]
 
 
 def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> None:

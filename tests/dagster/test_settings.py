@@ -102,7 +102,7 @@ def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("a: : [", "surge.yaml cannot be read"),
     ],
 )
-def test_error_of_a_wrong_file_has_its_name_and_the_reason(text: str, message: str) -> None:
+def test_error_in_surge_yaml_names_the_file_and_the_reason(text: str, message: str) -> None:
     Path("surge.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         load_settings()

@@ -53,17 +53,14 @@ def both(bench: Workbench) -> dg.Definitions:
 
 
 def out_of(bench: Workbench, name: str) -> Path:
-    """The output folder of a catalog."""
     return bench.root / f"{name}-vectors"
 
 
 def run(bench: Workbench, both: dg.Definitions, job: str, **tags: str) -> Ran:
-    """Execute a job in this process."""
     return execute(bench.instance, both.resolve_job_def(job), tags=tags)
 
 
 def look(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> SensorExecutionData:
-    """Evaluate a catalog's sensor once without launching runs."""
     repository = both.get_repository_def()
     with dg.build_sensor_context(bench.instance, repository_def=repository, resources=both.resources) as context:
         return repository.get_sensor_def(names.sensor).evaluate_tick(context)

@@ -202,7 +202,7 @@ def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.
 
 
 @pytest.mark.usefixtures("gated")
-def test_living_run_that_was_declared_lost_does_not_replace_newer_files(bench: Workbench) -> None:
+def test_run_declared_lost_that_still_executes_does_not_replace_newer_files(bench: Workbench) -> None:
     first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}
     for key, rows in first.items():
         bench.write(key, rows)
