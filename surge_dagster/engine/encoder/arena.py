@@ -1,13 +1,12 @@
 """The arena: SuperBatches in memory shared with the workers, so that no text or vector is ever pickled.
 
-An arena is one anonymous memory file (`memfd_create`), mapped by this process and by every worker. It has no name, so
-no crash leaves a segment behind, and the size of /dev/shm does not limit it. Pages are allocated when they are first
-written and given back with their slot: a half-filled slot costs half, and a free one nothing. Texts are stored in
-Arrow's layout, so the rows of a slot are an Arrow array without a copy, and workers write each vector to its final row,
-so serializers read the memory that the encoder wrote.
+An arena is one anonymous memory file (`memfd_create`), mapped by this process and by every worker: no crash leaves a
+segment behind, and the size of /dev/shm does not limit it. Pages are allocated when they are first written and given
+back with their slot. Texts are stored in Arrow's layout, so rows are an Arrow array without a copy, and workers write
+each vector to its final row, so serializers read the memory that the encoder wrote.
 
 A slot belongs to its acquirer until `release()`; views of it are valid just as long. A slot that a worker may still
-write to (its encode call was abandoned) goes back to the arena only when the worker has finished with it.
+write to goes back to the arena only when the worker has finished with it.
 """
 
 from __future__ import annotations
@@ -39,14 +38,7 @@ class ArenaClosed(RuntimeError):
 
 
 class Arena:
-    """A fixed number of equal slots in shared memory. Get one from `EncoderPool.arena`.
-
-    Args:
-        slots: SuperBatches that can be alive concurrently.
-        max_texts, max_bytes: rows and UTF-8 bytes of a slot.
-        dimension, dtype: of a slot's matrix.
-        on_close: called once, when the arena is closed.
-    """
+    """A fixed number of equal slots in shared memory, from `EncoderPool.arena`; `on_close` is called once."""
 
     def __init__(
         self,
@@ -122,7 +114,7 @@ class Slot:
         self.arena = arena
         self.index = index
         self._memory = memory
-        self._data_start = index * arena.layout.slot_bytes + arena.layout.data_start
+        self._data_start = index * arena.layout.slot_bytes + arena.layout.starts[1]
         self._arrays = slot_arrays(memory, arena.layout, index)
         self._arrays.offsets[0] = 0
         self._rows = 0
@@ -146,7 +138,7 @@ class Slot:
         return self._arrays.offsets[: self._rows + 1]
 
     def lengths(self, start: int, stop: int) -> np.ndarray:
-        """UTF-8 bytes of the texts of rows start..stop, int64 [n]."""
+        """UTF-8 bytes of the texts of rows start..stop."""
         self._check(start, stop)
         return np.diff(self._arrays.offsets[start : stop + 1])
 
@@ -156,12 +148,7 @@ class Slot:
         parts: tuple[np.ndarray, memoryview] | None = None,
         known: KnownVectors | None = None,
     ) -> None:
-        """Appends a copy of `texts`; raises ValueError where they do not fit or one of them is null.
-
-        Args:
-            parts: their `value_parts`, if the caller has them already.
-            known: vectors that some of them have already.
-        """
+        """Appends a copy of `texts`; `parts` are their `value_parts`. ValueError if they do not fit or one is null."""
         count = len(texts)
         if count == 0:
             return
@@ -206,11 +193,10 @@ class Slot:
         return np.empty(0, np.intp) if self._known is None else np.flatnonzero(self._known[: self._rows] == _SAMPLED)
 
     def choose(self, rows: np.ndarray) -> None:
-        """Sets the rows of an encode call that is not for all of them."""
         self._arrays.chosen[: len(rows)] = rows
 
     def texts(self, start: int, stop: int) -> pa.LargeStringArray:
-        """Rows start..stop as an Arrow array over the shared memory."""
+        """An Arrow array over the shared memory."""
         self._check(start, stop)
         data = self._arrays.data[: self.text_bytes]
         return pa.LargeStringArray.from_buffers(
@@ -223,11 +209,9 @@ class Slot:
         return self._arrays.matrix[start:stop]
 
     def copy_vectors(self, rows: np.ndarray, to: np.ndarray) -> None:
-        """Gives rows `to` the vectors and truncation flags of `rows`, one by one."""
         self._arrays.matrix[to], self._arrays.truncated[to] = self._arrays.matrix[rows], self._arrays.truncated[rows]
 
     def truncated(self, start: int, stop: int) -> int:
-        """The number of rows in start..stop that were longer than the model reads."""
         return int(np.count_nonzero(self.truncation(start, stop)))
 
     def truncation(self, start: int, stop: int) -> np.ndarray:
@@ -260,13 +244,12 @@ class Slot:
                 freed = free_to
 
     def _matrix_page(self, row: int, up: int = 0) -> int:
-        """Where the page of a row of the matrix begins in the arena's memory, or the next one, with `up` added."""
+        """Where the page of a row of the matrix begins in the memory file; `up` rounds to the next one."""
         layout = self.arena.layout
-        place = self.index * layout.slot_bytes + layout.matrix_start + row * self._arrays.matrix.strides[0]
+        place = self.index * layout.slot_bytes + layout.starts[4] + row * self._arrays.matrix.strides[0]
         return (place + up) // mmap.PAGESIZE * mmap.PAGESIZE
 
     def truncate(self, rows: int) -> None:
-        """Drops the rows from `rows` on."""
         self._check(rows, self._rows)
         if self._known is not None:
             self._known[rows : self._rows] = 0

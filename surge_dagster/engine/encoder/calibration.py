@@ -24,17 +24,14 @@ OBSERVATIONS = 256  # kept of each kind
 
 
 class Calibration:
-    """The cached measurements of one space on one kind of device; `name` is that of `calibration_name`."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
     def read(self, value: str) -> Any:
-        """A measurement by its name; None when it was not made yet."""
+        """A measurement; None when it was not made yet."""
         return (disk_cache.read_json(self.name) or {}).get(value)
 
     def write(self, **values: Any) -> None:
-        """Adds measurements to the document."""
         with disk_cache.lock("calibration/.lock"):
             disk_cache.write_json(self.name, (disk_cache.read_json(self.name) or {}) | values)
 
@@ -58,6 +55,6 @@ def cache_key(*facts: object) -> str:
 
 
 def calibration_name(space: Space, *, backend: str, detail: str, precision: str, machine: str) -> str:
-    """The file name of a calibration; `machine` is the kind of device and the threads of a worker."""
+    """`machine` is the kind of device and the threads of a worker."""
     key = cache_key(space.vectors_key, backend, detail, precision, machine)
     return f"calibration/{key}.json"

@@ -13,12 +13,12 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 
 @dataclass(frozen=True, slots=True)
 class EncodeMetrics:
-    """What an encode call cost, and which of its texts failed.
+    """What an encode call cost, and which of its texts failed; GPU metrics are None where nothing measures them.
 
     Attributes:
-        failed: texts that ended every worker that encoded them, one of each group (see `EncoderPool.submit`).
-        gpu_utilisation: mean over devices and time, 0 to 1; None where nothing measures it.
-        gpu_memory_bytes: maximum in use on all devices together; None where nothing measures it.
+        failed: one text of each group that has texts that end every worker.
+        gpu_utilisation: mean over devices and time, 0 to 1.
+        gpu_memory_bytes: maximum in use on all devices together.
     """
 
     costs: Costs = NO_COSTS
@@ -51,8 +51,6 @@ def shared_seconds(costs: Costs, encode_seconds: float, chunks: int, workers: in
 
 
 class EncodeCall:
-    """The caller's view of a call under way. Made by `EncoderPool.submit`."""
-
     def __init__(self, job: Job, workers: int, abandon: Callable[[Job], None]) -> None:
         self._job = job
         self._workers = workers
@@ -82,7 +80,6 @@ class EncodeCall:
 
     @property
     def metrics(self) -> EncodeMetrics:
-        """The costs so far."""
         job = self._job
         samples = job.gpu_samples
         costs = replace(

@@ -2,13 +2,12 @@
 
     seconds of a call = c_ipc + c_length·min(texts, 32) + texts·(c_text + c_token·tokens of a text) / G
 
-The second term is for the first texts of a call: most of them have a length of their own and so a forward pass of their
-own, which later texts of that length share. Without it calls of a few texts make large ones look a third too slow.
+Most of the first texts of a call have a length of their own and so a forward pass of their own, which later texts of
+that length share. Without the second term calls of a few texts make large ones look a third too slow.
 
-A start times a few calls of growing size, with short texts and with long ones; runs add their SuperBatches. A time of
-two seconds varies by more than one of two milliseconds, so a call weighs 1/seconds: the fitted seconds of all calls
-together are then close to the measured ones, and a long run counts for more than a short measurement. The speed of a
-machine changes, so the calls of runs weigh less with each minute of encoding that came after them.
+A start times a few calls of growing size; runs add their SuperBatches. A call weighs 1/seconds, because long times vary
+by more: the fitted seconds of all calls together are then close to the measured ones, and a long run outweighs a short
+measurement. The speed of a machine changes, so calls of runs weigh less with each minute of encoding after them.
 """
 
 from __future__ import annotations
@@ -54,13 +53,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Seconds per unit of each column, none negative; `covariance` is None where there is too little to tell."""
+    """Seconds per unit of each column; `covariance` is None where there is too little to tell."""
 
     values: np.ndarray
     covariance: np.ndarray | None = None
 
     def seconds(self, amounts: np.ndarray) -> np.ndarray:
-        """The predicted seconds of each row of amounts."""
         return amounts @ self.values
 
     def margin(self, amounts: np.ndarray) -> float | None:
@@ -73,8 +71,7 @@ class Fit:
 def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | float = 1.0) -> Fit:
     """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with fewest costs.
 
-    Args:
-        amounts: [observations, columns]; `weights` of them are beside that of 1/seconds.
+    `amounts` are [observations, columns]; `weights` multiply that of 1/seconds.
     """
     rows, columns = amounts.shape
     best, values, covariance = np.inf, np.zeros(columns), None
@@ -104,7 +101,7 @@ class EncodeCosts:
 
     Attributes:
         fit: seconds of a call, of one of its first texts, of a text and of a token, on all workers together.
-        tokens_per_byte, tokens_per_text: encoded tokens; the bytes are those of equal texts too.
+        tokens_per_byte: encoded tokens; the bytes are those of equal texts too.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
     """
 
@@ -116,7 +113,6 @@ class EncodeCosts:
 
     @classmethod
     def of(cls, measured: Sequence[Call], of_runs: Sequence[Call], workers: int) -> EncodeCosts:
-        """Fit timed calls: of a measurement, and of the SuperBatches of runs."""
         texts, _, tokens, seconds, _ = np.array([astuple(call) for call in (*measured, *of_runs)]).reshape(-1, 5).T
         weights = np.ones(len(seconds))
         since = np.cumsum(seconds[len(measured) :][::-1])[::-1] - seconds[len(measured) :]
@@ -139,10 +135,7 @@ class EncodeCosts:
 
     @property
     def efficient_texts(self) -> float:
-        """The smallest SuperBatch that is encoded within 1 % of the speed of an endless one.
-
-        Its fixed cost is that of the call, and what the other stages spend on it.
-        """
+        """The smallest SuperBatch encoded within 1 % of the speed of an endless one, other stages included."""
         fixed = self.superbatch_seconds + SUPERBATCH_SECONDS
         return (1 / EFFICIENCY_LOSS - 1) * fixed * self.workers / self.text_seconds()
 
@@ -172,7 +165,7 @@ class EncodeCosts:
         return found if found >= _LENGTHS else self.call_seconds / (of_text - float(self.fit.values[1]))
 
     def seconds(self, texts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The predicted seconds of calls with so many texts and tokens; 0 where there are no texts."""
+        """The predicted seconds of each call."""
         return self.fit.seconds(_amounts(texts, tokens))
 
     def margin(self, texts: np.ndarray, tokens: np.ndarray) -> float | None:
@@ -188,7 +181,7 @@ class EncodeCosts:
 
     @property
     def texts_per_second(self) -> float:
-        """Texts of the usual length that the pool encodes per second."""
+        """Of the usual length."""
         return self.workers / self.text_seconds()
 
     def _of_text(self, tokens: float | None) -> np.ndarray:
@@ -196,7 +189,7 @@ class EncodeCosts:
 
 
 def _amounts(texts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """What the costs of a fit count, of each call, [calls, 4]."""
+    """[calls, 4]."""
     return np.column_stack([texts > 0, np.minimum(texts, _LENGTHS), texts, tokens]).astype(float)
 
 
@@ -206,8 +199,8 @@ _OF_CALL, _OF_SUPERBATCH = np.array([1.0, 0, 0, 0]), np.array([1.0, _LENGTHS, 0,
 def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]:
     """Time calls with growing numbers of short texts, then of long ones; of each size the faster of two.
 
-    All sizes are timed before the first one is timed again: a moment in which the machine was stopped or busy would
-    otherwise make small calls look as slow as large ones. `encode` gives the tokens and the seconds of a call.
+    All sizes are timed before the first one is timed again, so that a moment in which the machine is busy does not make
+    small calls look slow. `encode` gives the tokens and the seconds of a call.
     """
     calls: dict[tuple[int, int], Call] = {}
     for is_first in (True, False):
@@ -242,7 +235,7 @@ def timed_calls(
     *,
     anew: bool = False,
 ) -> tuple[list[Call], list[Call]]:
-    """The calls that were timed with these devices, measured now if there are none, and those of runs.
+    """The calls timed with these devices, measured now if there are none, and those of runs.
 
     `anew` measures now, and forgets both, with the waits of workers in runs.
     """

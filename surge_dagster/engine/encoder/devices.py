@@ -1,8 +1,7 @@
 """The devices of a pool: which ones encode, at what precision and why, how busy GPUs are, and facts of the machine.
 
-A GPU is used when the driver shows one and the installed torch is a build that can use it; otherwise the CPU is used,
-and the reason says which of the two was missing. `CUDA_VISIBLE_DEVICES` is respected. On the CPU one worker uses all
-cores: the model and its buffers are in memory once, and the backend's own streams fill the cores.
+A GPU is used when the driver shows one and the installed torch can use it; otherwise the CPU is, and the reason says
+what was missing. On the CPU one worker uses all cores: the model is in memory once.
 
 This module does not import torch: the versions of libraries come from package metadata.
 """
@@ -32,7 +31,7 @@ _PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "op
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The devices that encode, one worker each; naming a device twice gives it two workers."""
+    """The device of each worker."""
 
     devices: tuple[str, ...]
     reason: str
@@ -99,7 +98,7 @@ def device_kind(name: str) -> str | None:
 
 
 def choose_precision(requested: str, choice: DeviceChoice) -> str:
-    """The requested precision; "auto" is fp32 on the CPU and fp16 on GPUs."""
+    """ "auto" is fp32 on the CPU and fp16 on GPUs."""
     if requested == "auto":
         return "fp32" if choice.on_cpu else "fp16"
     if requested not in PRECISIONS:
@@ -115,7 +114,7 @@ def fallback_precision(requested: str, choice: DeviceChoice) -> str | None:
 
 
 def worker_environment(choice: DeviceChoice) -> dict[str, str]:
-    """Environment of one worker: thread counts, so that all workers together use each core once."""
+    """Thread counts, so that all workers together use each core once."""
     threads = str(worker_threads(choice))
     settings = {
         "OMP_NUM_THREADS": threads,
@@ -130,15 +129,13 @@ def worker_environment(choice: DeviceChoice) -> dict[str, str]:
 
 
 def worker_threads(choice: DeviceChoice) -> int:
-    """CPU threads of one worker."""
     return max(1, usable_cores() // len(choice.devices))
 
 
 class GpuMonitor:
     """Samples utilisation and memory of the pool's CUDA devices through NVIDIA's management library.
 
-    The pool's process samples, not the workers: the library answers for the whole device, needs no CUDA context and
-    does not delay a forward pass. Where the library or the driver is missing there are no samples.
+    The pool's process samples: the library answers for the whole device and needs no CUDA context.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -168,7 +165,7 @@ class GpuMonitor:
         return sum(rates) / len(rates), sum(used)
 
     def _handle(self, number: int) -> Any:
-        """The device that CUDA calls `number`; CUDA_VISIBLE_DEVICES renumbers devices, the library does not."""
+        """CUDA_VISIBLE_DEVICES renumbers devices, the library does not."""
         visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
         name = visible[number] if number < len(visible) else str(number)
         if name.isdecimal():
@@ -177,7 +174,7 @@ class GpuMonitor:
 
 
 def _usable_gpus() -> tuple[list[str], str]:
-    """CUDA devices as torch will number them, and the reason if there are none."""
+    """CUDA devices as torch will number them, or why there are none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         count = len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
@@ -196,7 +193,7 @@ def _usable_gpus() -> tuple[list[str], str]:
 
 
 def _torch_has_cuda() -> bool:
-    """Read from torch's version file: importing torch takes seconds and memory, which only workers should spend."""
+    """Read from torch's version file: importing torch takes seconds and memory."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return False
@@ -209,13 +206,13 @@ def _torch_has_cuda() -> bool:
 
 @lru_cache(maxsize=1)
 def library_versions() -> dict[str, str]:
-    """Versions of the libraries that compute vectors; "" where one is not installed."""
+    """Of the libraries that compute vectors; "" where one is not installed."""
     return {name: _version(name) for name in _PACKAGES}
 
 
 @lru_cache(maxsize=1)
 def processor() -> str:
-    """Model name and instruction set of the processor: a converted model or a speed belongs to one kind."""
+    """Model name and instruction set: a converted model or a speed belongs to one kind."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -238,7 +235,6 @@ def usable_cores() -> int:
 
 
 def _version(name: str) -> str:
-    """Version of an installed package, "" where it is not installed."""
     import importlib.metadata  # imported here to keep the start of workers short
 
     try:

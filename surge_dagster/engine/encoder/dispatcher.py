@@ -1,13 +1,11 @@
 """The thread that owns the workers of a pool: it starts them, assigns chunks, and replaces those that die or hang.
 
 Only this thread changes workers and jobs, so nothing is locked: other threads put a request into a queue and write one
-byte to wake it. It lives as long as the pool, because the kernel's parent-death signals belong to the thread that
-started a process; it ends only when every worker has ended or, when even SIGKILL does not end one, was given up.
+byte to wake it. It ends only when every worker has ended or, where even SIGKILL does not end one, was given up.
 
-A worker that dies, fails, or shows no progress for too long is replaced by a new process, and its unfinished chunks go
-into quarantine, where they are encoded alone. A seat that loses more than `max_respawns` processes in a row without
-such a chunk ends the pool, with the last output of the last process. So does the first process of a seat that is not
-ready in time, or that refuses its model.
+A worker that dies, fails, or shows no progress for too long is replaced, and its unfinished chunks go into quarantine,
+where they are encoded alone. A seat that loses more than `max_respawns` processes in a row without such a chunk ends
+the pool, with the last output of the last process; so does a first process that is not ready in time or refuses.
 """
 
 from __future__ import annotations
@@ -47,9 +45,8 @@ class Dispatcher:
 
     Attributes:
         started: set when every seat had a ready worker, or when the pool has failed.
-        ready_messages: the first ready message of each seat.
+        ready_messages: the first one of each seat.
         failure: the error that ended the pool.
-        replays: see `Costs`.
     """
 
     def __init__(self, seats: list[WorkerSeat], hang_timeout_seconds: float, max_respawns: int) -> None:
@@ -81,7 +78,7 @@ class Dispatcher:
     # Called from other threads.
 
     def encode(self, job: Job) -> None:
-        """Starts a job; its `done` is set when all of it is finished or has failed."""
+        """Starts a job; its `done` is set at its end."""
         self._post(lambda: self._accept(job))
 
     def abandon(self, job: Job) -> None:
@@ -95,15 +92,14 @@ class Dispatcher:
         self._post(lambda: self._add_arena(arena.key, descriptor))
 
     def drop_arena(self, arena: Arena) -> None:
-        """Removes an arena here and in the workers."""
         self._post(lambda: self._drop_arena(arena.key))
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the running workers, by seat."""
+        """Of the running workers, by seat."""
         return [worker.pid for _, worker in sorted(self._workers.items())]
 
     def close(self) -> None:
-        """Ends all workers and then the thread; unfinished jobs fail. Closing twice is harmless."""
+        """Ends all workers and then the thread; unfinished jobs fail."""
         if self._thread.is_alive():
             self._post(self._stop)
             wait_for_thread(self._thread)
@@ -137,7 +133,6 @@ class Dispatcher:
             self._shut_down()
 
     def _watch_gpus(self) -> None:
-        """Posts samples of the GPUs until the pool ends; returns immediately where nothing measures them."""
         gpus = GpuMonitor([seat.device for seat in self._seats])
         while not self._ended and (sample := gpus.sample()) is not None:
             self._post(partial(self._record_sample, sample))
@@ -224,7 +219,6 @@ class Dispatcher:
             self._replace(worker, message)
 
     def _release(self, chunk: Chunk) -> None:
-        """Unpins the slot of a chunk that is no longer with a worker."""
         chunk.job.slot.unpin()
         self._schedule.end_if_finished(chunk.job)
 
@@ -248,7 +242,7 @@ class Dispatcher:
             worker.assign(chunk, descriptor)
 
     def _cancel(self, job: Job, error: Exception | None) -> None:
-        """Ends a job early, with `error`; workers still finish the chunks that they have."""
+        """Workers still finish the chunks that they have."""
         job.abandon()
         self._schedule.end(job, error)
 
@@ -261,12 +255,7 @@ class Dispatcher:
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
 
     def _replace(self, worker: WorkerProcess, report: protocol.Message | None, hung: str = "") -> None:
-        """Ends a lost process, quarantines its chunks and starts a new process on its seat.
-
-        Args:
-            report: the worker's own message about its failure; None if it sent none.
-            hung: says why it was found to hang; "" if it ended by itself.
-        """
+        """Quarantines the chunks of a lost process; `report` is its own message, `hung` why it was found to hang."""
         self._unregister(worker)
         index = worker.seat.index
         del self._workers[index]
@@ -360,7 +349,7 @@ class Dispatcher:
 
 
 def _takes_no_second(worker: WorkerProcess) -> bool:
-    """Whether no chunk may wait behind the worker's first one: that one may end the worker, or may never end."""
+    """Whether the worker's first chunk may end it, or may never end."""
     return any(chunk.quarantined is not None or chunk.job.abandoned for chunk in worker.assigned[:1])
 
 

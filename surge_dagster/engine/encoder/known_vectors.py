@@ -12,9 +12,9 @@ class KnownVectors:
     """The vectors of some of the rows that are appended together.
 
     Attributes:
-        rows: places of these rows among the appended ones, int64 [n], ascending.
+        rows: their places among the appended ones, int64 [n], ascending.
         matrix: [n, dimension], of the slot's type.
-        truncated: whether the model saw only the first tokens of their texts, bool [n].
+        truncated: of their texts, bool [n].
         sampled: which of them are encoded all the same, to be compared, bool [n].
     """
 

@@ -23,9 +23,8 @@ class Costs:
         encode_seconds: of a call, from its first chunk, or the end of the call before, to the last answer.
         shared_seconds: what a call takes of a pool that has other calls as well (`calls.shared_seconds`).
         replays: chunks that were encoded again because their worker was lost.
-        texts_computed: rows that encode calls were given, those included whose old vectors were compared with new ones.
-        texts_encoded: texts with new vectors.
-        texts_deduplicated: those of them that got the vector of an equal text of the same SuperBatch.
+        texts_computed: rows that encode calls were given, those included whose old vectors were compared.
+        texts_deduplicated: those with new vectors that got that of an equal text of the same SuperBatch.
         rows_reused: texts that kept the vector of the file that is replaced.
         read_seconds: of the reader, without its waits for memory.
         serialize_seconds, upload_seconds: summed over the publishing threads.
@@ -51,7 +50,6 @@ class Costs:
     publish_seconds: float = 0.0
 
     def plus(self, other: Costs) -> Costs:
-        """The sum of both."""
         return Costs(*map(add, _amounts(self), _amounts(other)))
 
     def measured(self) -> dict[str, Any]:
@@ -76,7 +74,6 @@ class Costs:
 
     @property
     def overlap_ratio(self) -> float:
-        """See the function `overlap_ratio`."""
         return overlap_ratio(self.publish_seconds, self.encode_seconds)
 
     def worker_idle_ratio(self, workers: int, seconds: float) -> float:

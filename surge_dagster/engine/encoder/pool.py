@@ -6,11 +6,9 @@
         metrics = pool.encode(slot)
         vectors = slot.matrix(0, len(slot))
 
-`submit` does not wait: when the next SuperBatch is submitted early, no worker idles between two of them.
-
-Workers are started once, by the first call that needs them, and serve every call, from any thread. A start compares the
-backend with sentence-transformers and measures its speed; both answers are cached on disk, so the second start only
-loads the model. The pool's own process imports neither torch nor a model: it holds the arenas.
+`submit` does not wait: when the next SuperBatch is submitted early, no worker idles between two of them. A first start
+compares the backend with sentence-transformers and measures its speed; both answers are cached on disk. The pool's own
+process imports neither torch nor a model: it holds the arenas.
 """
 
 from __future__ import annotations
@@ -58,11 +56,10 @@ class PoolFacts:
     """What is known of a pool once its workers are ready.
 
     Attributes:
-        backend, backend_detail: the library that computes, and its version and settings.
+        backend_detail: version and settings of the library that computes.
         lowest_cosine: to sentence-transformers' own vectors; None where there is no model to compare with.
         notes: one line for each thing that an operator should know.
         device_reason: why these devices and this backend.
-        calibration: what earlier starts and runs measured.
     """
 
     backend: str
@@ -75,14 +72,10 @@ class PoolFacts:
 
 
 class EncoderPool:
-    """Worker processes that encode into one vector space. Close it, or use `with`.
-
-    Constructing it starts nothing: the first call that needs the workers does, or `start`.
+    """Worker processes that encode into one vector space, started by the first call that needs them. Use `with`.
 
     Args:
-        spec: the settings that shape a vector, or a resolved space.
-        task: "document" for the texts of a catalog, "query" for those of a search: models may have other prompts and
-            modules for each.
+        task: "document" for the texts of a catalog, "query" for those of a search: models may treat them apart.
         devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
         precision: "auto" (fp32 on the CPU; on GPUs fp16, or bf16 where fp16 overflows), "fp32", "fp16" or "bf16".
         backend: "auto", "torch", "openvino", or "module:Class" for your own.
@@ -92,8 +85,7 @@ class EncoderPool:
     Attributes:
         device, hardware: the devices, as torch and as people name them.
         all_devices: the device of each worker.
-        workers: how many there are.
-        start_seconds: that the start took; 0 before it.
+        start_seconds: 0 before the start.
 
     Raises:
         ConfigError: a device or a setting is wrong.
@@ -139,7 +131,6 @@ class EncoderPool:
 
     @property
     def dimension(self) -> int:
-        """Numbers in a vector."""
         return self.space.dimension
 
     def start(self) -> PoolFacts:
@@ -198,7 +189,7 @@ class EncoderPool:
         )
 
     def _running(self) -> Dispatcher:
-        """The dispatcher of the ready workers, started now if it was not; the start itself times calls with it."""
+        """The dispatcher of the ready workers; starts them if they were not."""
         if self._facts is None:
             self.start()
         assert self._dispatcher is not None
@@ -214,7 +205,6 @@ class EncoderPool:
 
     @property
     def costs(self) -> EncodeCosts:
-        """The costs of encode calls, as far as they were timed."""
         self.start()
         assert self._costs is not None
         return self._costs
@@ -232,7 +222,6 @@ class EncoderPool:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the running workers."""
         return self._dispatcher.worker_pids() if self._dispatcher else []
 
     def require_documents(self) -> None:
@@ -241,7 +230,7 @@ class EncoderPool:
             raise ConfigError('the pool encodes queries; start it with task="document" for the texts of a catalog')
 
     def arena(self, *, slots: int, max_texts: int, max_bytes: int) -> Arena:
-        """Shared memory for SuperBatches of this pool's space. Close it when its vectors are no longer needed."""
+        """Close it when its vectors are no longer needed."""
         dispatcher = self._running()
         arena = Arena(
             slots=slots,
@@ -258,11 +247,10 @@ class EncoderPool:
         """Starts to fill the slot's matrix with the vectors of its texts. Several threads may call it concurrently.
 
         Args:
-            slot: with texts; it must not be released before the call has ended.
+            slot: must not be released before the call has ended.
             borders: first rows of the groups (partitions) that fail as a whole when one of their texts cannot be
                 encoded, ascending, beginning with 0; None: each row is a group.
-            rows: the rows to encode, ascending; the others keep the vectors that they have. None: all. A slot has one
-                such call at a time.
+            rows: to encode, ascending; the others keep the vectors that they have. A slot has one such call at a time.
 
         Raises:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
@@ -289,7 +277,7 @@ class EncoderPool:
         return metrics
 
     def vectors(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """The vectors of some texts as float32, [n, dimension], for callers that have no arena."""
+        """float32 [n, dimension], for callers that have no arena."""
         return self._encode_copy(texts)[1]
 
     def close(self) -> None:
@@ -308,7 +296,7 @@ class EncoderPool:
         return costs, vectors
 
     def _time(self, texts: list[str]) -> tuple[float, float]:
-        """Tokens of `texts`, and the seconds of their call in a pool that has other calls as well."""
+        """Tokens of `texts`, and the seconds of their call."""
         costs, _ = self._encode_copy(pa.array(texts, pa.large_string()))
         return costs.tokens, costs.shared_seconds
 
@@ -320,14 +308,12 @@ class EncoderPool:
 
 
 def _unfailed(dispatcher: Dispatcher) -> Dispatcher:
-    """The dispatcher; raises the error that ended it."""
     if dispatcher.failure is not None:
         raise copy_of(dispatcher.failure)
     return dispatcher
 
 
 def _common_precision(ready: Sequence[Mapping[str, Any]]) -> str:
-    """The precision of all workers, which each chose for its own device."""
     found = sorted({message["precision"] for message in ready})
     if len(found) > 1:
         raise ConfigError(
@@ -338,7 +324,7 @@ def _common_precision(ready: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _with_folder(spec: EncodingSpec | Space) -> Space:
-    """The space to encode into, with a model folder; a space read from a space.json is resolved again."""
+    """A space read from a space.json has no model folder and is resolved again."""
     if isinstance(spec, EncodingSpec):
         return spec.resolve()
     if spec.model_path or spec.is_hash:

@@ -1,14 +1,12 @@
 """Quarantine: finds the text that ends workers, so that it costs its partition and nothing else.
 
-A lost worker does not say why it ended: it may have been killed from outside, or one of its texts may end every worker
-that encodes it. So its rows go into quarantine, where each chunk is encoded alone: when a worker is lost again, that
-chunk is the cause. It is bisected, into sixteen pieces instead of two, until a single text is left; a text that has
-ended two workers by itself has failed. Sixteen, because a harmless piece costs little and a lost worker costs a model
-load: one text among 8,192 is found after six losses, where halving would take sixteen.
+A lost worker may have been killed from outside, or one of its texts may end every worker that encodes it. So its rows
+go into quarantine, where each chunk is encoded alone: when a worker is lost again, that chunk is the cause. It is cut
+into sixteen pieces until a single text is left; a text that has ended two workers by itself has failed. Sixteen,
+because a harmless piece costs little and a lost worker costs a model load.
 
-A worker that takes a quarantined chunk has just loaded its model and encoded a text of its own, so these losses count
-against the text and not against the worker's seat. Rows that share a group with a failed text (the caller's
-partitions) are skipped, so a partition full of such texts costs no more than one text.
+Such a worker has just loaded its model and encoded a text of its own, so these losses count against the text and not
+against its seat. Rows that share a group (the caller's partitions) with a failed text are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class FailedRow:
 
 @dataclass(slots=True)
 class QuarantinedRows:
-    """Rows of a lost worker; `losses` counts the workers that were lost while encoding these rows alone."""
+    """`losses` counts the workers that were lost while encoding these rows alone."""
 
     start: int
     stop: int
@@ -44,12 +42,8 @@ class QuarantinedRows:
 class Quarantine:
     """The quarantined rows of one SuperBatch.
 
-    Args:
-        borders: first rows of the groups that fail as a whole, ascending, beginning with 0; None: each row is a group.
-        rows: rows of the SuperBatch.
-
     Attributes:
-        failed: one text of each failed group, the first that was found.
+        failed: one text of each failed group.
         losses: workers lost to quarantined rows so far.
     """
 
@@ -65,7 +59,6 @@ class Quarantine:
         return bool(self._waiting)
 
     def add(self, start: int, stop: int) -> None:
-        """Quarantines rows of a lost worker that had other rows too."""
         self._waiting.append(QuarantinedRows(start, stop))
 
     def bisect(self, rows: QuarantinedRows, reason: str) -> int:
@@ -105,7 +98,7 @@ class Quarantine:
         self._waiting.clear()
 
     def _needed(self, rows: QuarantinedRows) -> list[QuarantinedRows]:
-        """The parts of `rows` that belong to no failed group."""
+        """The parts that belong to no failed group."""
         parts = [rows]
         for first, end in self._failed_groups:
             left = []

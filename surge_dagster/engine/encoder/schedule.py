@@ -1,13 +1,12 @@
 """How the rows of encode calls are shared out: jobs, their chunks, and which chunk each worker gets next.
 
 Idle workers pull chunks; nothing is assigned in advance, so a slow or lost device costs little. With several workers a
-chunk is a share of the remaining rows, in proportion to the worker's speed so far: chunks shrink towards the end, a
-slow worker gets small ones, and all workers finish together. Chunks come from the oldest job that has rows; the next
-job's rows follow without a pause. Each chunk is batched by itself, so it must hold many texts of each length; it is
-also what a dying worker loses, so it must not be too large.
+chunk is a share of the remaining rows, in proportion to the worker's speed so far, so chunks shrink and all workers
+finish together. Chunks come from the oldest job that has rows; the next job's follow without a pause. A chunk is
+batched by itself, so it must hold many texts of each length; it is also what a dying worker loses.
 
-The weight of a row is its bytes plus a constant: close enough to tokens to share out work, and known before anything is
-tokenized. All of this belongs to the dispatcher's thread and does no input or output.
+The weight of a row is its bytes plus a constant, close enough to tokens and known before anything is tokenized. All of
+this belongs to the dispatcher's thread and does no input or output.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SMALLEST_TIMED_WEIGHT = SMALLEST_CHUNK_WEIGHT // 8
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a job that one worker encodes together; `quarantined` is set when it must be encoded alone."""
+    """Rows of a job that one worker encodes together; with `quarantined` it must be encoded alone."""
 
     job: Job
     start: int
@@ -47,7 +46,7 @@ class Chunk:
 
     @property
     def weight(self) -> int:
-        """Estimated cost, in weighted bytes."""
+        """In weighted bytes."""
         return int(self.job.ends[self.stop] - self.job.ends[self.start])
 
 
@@ -55,15 +54,13 @@ class Chunk:
 class Job:
     """The state of one encode call: rows that are not assigned, and the costs of the finished chunks.
 
-    Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final. It counts its rows from
-    0 on: where only some rows of the slot are encoded, these are places in `chosen`.
+    Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final. Rows count from 0: where
+    only some rows of the slot are encoded, they are places in `chosen`.
 
     Attributes:
         borders, chosen: `borders` and `rows` of `EncoderPool.submit`.
         ends: total weight of the rows before each row, int64 [rows + 1].
         encoded: ranges of rows that have their vectors.
-        costs: of finished chunks.
-        encode_seconds: see `Costs`.
         gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
     """
 
@@ -100,7 +97,7 @@ class Job:
 
     @property
     def failed(self) -> tuple[FailedRow, ...]:
-        """Texts that cannot be encoded, with their rows in the slot; one of each failed group."""
+        """With their rows in the slot; one of each failed group."""
         failed = self.quarantine.failed
         if self.chosen is None:
             return tuple(failed)
@@ -108,18 +105,16 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether every row has its vector or has failed."""
         return self.finished_rows >= self.rows
 
     def take(self, share: float, workers: int, rate: float | None = None) -> Chunk | None:
-        """The next unassigned rows, as `chunk_end` has it; None when none are left."""
+        """The next unassigned rows; None when none are left."""
         if self.next_row >= self.rows:
             return None
         start, self.next_row = self.next_row, chunk_end(self.ends, self.next_row, share, workers, rate)
         return Chunk(self, start, self.next_row)
 
     def take_quarantined(self) -> Chunk | None:
-        """The next chunk that must be encoded alone."""
         rows, skipped = self.quarantine.next()
         self.finished_rows += skipped
         return None if rows is None else Chunk(self, rows.start, rows.stop, rows)
@@ -131,7 +126,7 @@ class Job:
         self.encoded.append((chunk.start, chunk.stop))
 
     def lose(self, chunk: Chunk, reason: str) -> None:
-        """Records that a worker was lost with this chunk, and quarantines its rows."""
+        """Quarantines the rows of a chunk whose worker was lost."""
         if self.abandoned:
             return
         self.replays += 1
@@ -148,7 +143,7 @@ class Job:
 
 
 class Schedule:
-    """The jobs of one pool and the measured speeds of its workers, which are numbered by their seats."""
+    """The jobs of one pool, oldest first, and the measured speeds of its workers, by seat."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -157,14 +152,13 @@ class Schedule:
 
     @property
     def jobs(self) -> list[Job]:
-        """Jobs that have not ended, oldest first."""
         return list(self._jobs)
 
     def add(self, job: Job) -> None:
         self._jobs.append(job)
 
     def next_chunk(self, seat: int, *, idle: bool) -> Chunk | None:
-        """The next chunk for a seat's worker; None when there is none. Only idle workers get quarantined ones."""
+        """None when there is none. Only idle workers get quarantined ones."""
         for job in self.jobs:
             chunk = None
             if idle and job.quarantine:
@@ -207,7 +201,7 @@ class Schedule:
         job.done.set()
 
     def _share(self, seat: int) -> float:
-        """The seat's share of the pool's speed so far; workers of unknown speed count as average ones."""
+        """The seat's share of the pool's speed; workers of unknown speed count as average ones."""
         known = list(self._rates.values())
         average = sum(known) / len(known) if known else 1.0
         total = sum(known) + average * (self._workers - len(known))
@@ -215,10 +209,9 @@ class Schedule:
 
 
 def chunk_end(ends: np.ndarray, start: int, share: float, workers: int, rate: float | None = None) -> int:
-    """The end of the chunk that begins at row `start`.
+    """The end of the chunk that begins at row `start`; `ends` as in `Job`.
 
     Args:
-        ends: see `Job`.
         share: of the pool's speed that this worker has, in (0, 1].
         rate: weight per second of this worker, where it is known.
     """

@@ -40,7 +40,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeat:
-    """The place of a worker: a device as the user names it, and an environment; its process may be replaced."""
+    """The place of a worker, whose process may be replaced."""
 
     index: int
     device: str
@@ -49,11 +49,11 @@ class WorkerSeat:
 
 
 class WorkerProcess:
-    """A running worker. Only the dispatcher's thread starts, uses and ends it.
+    """A running worker. Only the dispatcher's thread uses it.
 
     Attributes:
         ready: whether it has loaded the model.
-        assigned: chunks that it was sent and has not answered, in their order; it answers in the same order.
+        assigned: chunks that it was sent and has not answered; it answers in the same order.
         moved_at: when it last showed progress.
     """
 
@@ -103,18 +103,18 @@ class WorkerProcess:
 
     @property
     def name(self) -> str:
-        """Of this process in messages."""
+        """In messages."""
         return f"worker {self.pid} on {self.seat.device}"
 
     def note_progress(self, progress: int | None = None) -> None:
-        """Records that the worker progressed: it sent an answer (None), or its progress counter changed."""
+        """The worker sent an answer (None), or its progress counter."""
         if progress is None or progress != self._progress:
             self.moved_at = time.monotonic()
         if progress is not None:
             self._progress = progress
 
     def assign(self, chunk: Chunk, descriptor: int) -> None:
-        """Sends a chunk, and the descriptor of its arena's memory file before the first chunk of that arena."""
+        """The descriptor is that of the arena's memory file; a worker gets it once."""
         arena = chunk.job.slot.arena
         if not self.assigned:
             self.note_progress()
@@ -129,13 +129,12 @@ class WorkerProcess:
         self._send({"op": "encode", "chosen": chunk.job.chosen is not None, **place})
 
     def finish_chunk(self) -> tuple[Chunk, float]:
-        """Removes the chunk that the worker has just answered; returns it with its seconds."""
+        """The chunk that the worker has just answered, and its seconds."""
         now = time.monotonic()
         seconds, self._chunk_started_at = now - self._chunk_started_at, now
         return self.assigned.pop(0), seconds
 
     def drop_arena(self, key: int) -> None:
-        """Lets the worker unmap an arena."""
         if key in self.known_arenas:
             self.known_arenas.discard(key)
             self._send({"op": "drop", "arena": key})
@@ -164,7 +163,6 @@ class WorkerProcess:
             pass
 
     def with_output(self, reason: str) -> str:
-        """A reason for its end, followed by its last output."""
         lines = "\n".join(f"  {line}" for line in self.last_lines)
         return f"{reason}\nIts last output:\n{lines}" if lines else f"{reason}; it printed nothing"
 
@@ -174,7 +172,7 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code of the process; None when it has not ended by then."""
+        """The exit code; None when the process has not ended by then."""
         try:
             return self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -183,9 +181,8 @@ class WorkerProcess:
     def end(self, grace_seconds: float) -> int | None:
         """Waits for the process, kills it after `grace_seconds`, frees everything, and returns its exit code.
 
-        None: it was killed and hangs inside the kernel, where no signal ends it, so it is given up. Other workers may
-        still encode its chunks: it never runs its own code again, and what the kernel or a device still finishes for
-        it goes to its own memory, never to an arena.
+        None: it was killed and hangs inside the kernel, so it is given up. Others may still encode its chunks: it
+        never runs its own code again, and what the kernel or a device still finishes for it never goes to an arena.
         """
         code = self.wait(grace_seconds)
         if code is None:
@@ -222,7 +219,6 @@ class WorkerProcess:
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit code in words; None means that the process was killed and did not end."""
     if code is None:
         return "it was killed and hangs inside the kernel"
     if code >= 0:
@@ -236,7 +232,6 @@ def describe_exit(code: int | None) -> str:
 
 
 def _environment_without_secrets() -> dict[str, str]:
-    """The variables of this process, without those that may hold a secret."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -198,9 +198,9 @@ class Aggregator:
         # Known vectors are a part of the SuperBatch's result, which is booked when it is flushed.
         current, rows = self._require_open(), len(batch)
         vector_bytes = 0 if known is None else known.matrix.nbytes
-        self._reserve(size + vector_bytes)
         if self._slot is None:
             self._slot = self._acquire()
+        self._reserve(size + vector_bytes)
         self._slot.append(batch.texts, (batch.text_offsets, batch.text_values), known)
         current.ids.append(batch.ids)
         if batch.carried is not None:

@@ -26,7 +26,6 @@ from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.timeline import Span
-from surge_dagster.engine.support.waiting import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +73,9 @@ class ReadAhead:
     def close(self) -> None:
         """End the reader, and wait for it until the grace time is over; what it still hands over is dropped."""
         self._memory.stop.stopping.set()
-        while self._thread.is_alive() and self._memory.stop.seconds_left() != 0:
+        while (self._thread.is_alive() and self._memory.stop.seconds_left() != 0) or not self._ready.empty():
             with contextlib.suppress(queue.Empty):
-                self._ready.get(timeout=_POLL_SECONDS)
+                self._drop(self._ready.get(timeout=_POLL_SECONDS))
 
     def _run(self) -> None:
         io = self._memory.exposed_io
@@ -97,11 +96,16 @@ class ReadAhead:
                 self._put(error)
 
     def _put(self, item: SuperBatch | BaseException | None) -> None:
-        while True:
-            self._memory.stop.require_running()
+        while not self._memory.stop.stopping.is_set():
             with contextlib.suppress(queue.Full):
                 self._ready.put(item, timeout=_POLL_SECONDS)
                 return
+        self._drop(item)
+        raise Cancelled
+
+    def _drop(self, item: SuperBatch | BaseException | None) -> None:
+        if isinstance(item, SuperBatch):
+            self._memory.release(item, item.texts)
 
 
 def encoded_superbatches(
@@ -130,30 +134,29 @@ def encoded_superbatches(
                 yield measures.of(calls.popleft())
     except Exception as caught:
         error = caught
-    yield from _encoded_so_far(calls, memory.stop)
+    yield from _encoded_so_far(calls, memory)
     if error is not None:
         raise error
 
 
-def _encoded_so_far(calls: deque[SuperBatchCall], stop: StopSignal) -> Iterator[EncodedSuperBatch]:
+def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator[EncodedSuperBatch]:
     """The segments of unfinished calls that are encoded by now or soon; none where the store is down."""
-    over = stop.over
+    stop, over = memory.stop, memory.stop.over
     left = stop.seconds_left(_ENCODE_SHARE)
     patience = stop.grace_seconds * _ENCODE_SHARE if left is None else left
     deadline = time.monotonic() + (0.0 if over.is_set() else patience)
     for call in calls:
-        if not call.batch.texts:
-            continue
         # The call that failed first has raised its error; what the pool encoded before is valid.
         with contextlib.suppress(EncoderError):
             call.result(max(0.0, deadline - time.monotonic()))
         call.end()
-        if over.is_set():
-            continue
-        whole = tuple(segment for segment in call.batch.segments if call.is_encoded(segment))
+        segments = call.batch.segments if call.batch.texts and not over.is_set() else ()
+        whole = tuple(segment for segment in segments if call.is_encoded(segment))
         if whole:
             batch = replace(call.batch, segments=whole)
             yield EncodedSuperBatch(batch, call.metrics, deduplicated=call.deduplicated, cosines=call.cosines)
+        else:
+            memory.release(call.batch, call.batch.texts)
 
 
 class _Measures:

@@ -115,26 +115,6 @@ def test_vectors_and_flags_go_to_the_rows_of_their_texts_and_to_no_other(tmp_pat
         assert (np.delete(matrix, places, axis=0) == 7).all() and (np.delete(truncated, places) == 7).all()
 
 
-def test_token_budget_does_not_change_vectors(tmp_path: Path) -> None:
-    model = _made("bert_cls", tmp_path)
-    found = []
-    for budget in (1, 64, 100_000):
-        settings = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=budget)
-        found.append(_vectors(make_backend("torch", model.space, settings), model.space)[0])
-    assert parity.lowest_cosine(found[0], found[2]) >= FLOOR
-    assert parity.lowest_cosine(found[1], found[2]) >= FLOOR
-
-
-def test_static_embeddings_use_sentence_transformers_and_a_note_says_so(tmp_path: Path) -> None:
-    model = _made("static_embedding", tmp_path)
-    loaded = load_backend(model.space, _SETTINGS, "auto")
-    assert parity.lowest_cosine(_vectors(loaded.backend, model.space)[0], model.expected) >= FLOOR
-    assert "through sentence-transformers' encode" in loaded.backend.detail
-    if importlib.util.find_spec("openvino") is not None:
-        line = "torch is used instead of openvino: this model's texts do not go through a plain fast tokenizer"
-        assert loaded.notes == (line,)
-
-
 def test_texts_with_names_of_special_tokens_equal_sentence_transformers_where_these_are_split(tmp_path: Path) -> None:
     folder = tiny_model("bert_cls", tmp_path)
     file = folder / "tokenizer_config.json"

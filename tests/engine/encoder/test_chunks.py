@@ -19,7 +19,6 @@ from surge_dagster.engine.encoder.quarantine import Quarantine
 from surge_dagster.engine.encoder.schedule import (
     LARGEST_CHUNK_TEXTS,
     LARGEST_CHUNK_WEIGHT,
-    ROW_WEIGHT,
     Job,
     Schedule,
     chunk_end,
@@ -44,9 +43,8 @@ def test_chunks_cover_all_rows_within_their_size_limits(
         start = stop
 
 
-def _job(rows: int, borders: list[int] | None = None, text_bytes: int = 47) -> Job:
-    slot: Any = SimpleNamespace(offsets=np.arange(rows + 1) * text_bytes, __len__=lambda: rows)
-    slot = type("Slot", (), {"offsets": slot.offsets, "__len__": lambda self: rows})()
+def _job(rows: int, borders: list[int] | None = None) -> Job:
+    slot: Any = type("Slot", (), {"offsets": 47 * np.arange(rows + 1), "__len__": lambda self: rows})()
     return Job(slot, None if borders is None else np.array(borders))
 
 
@@ -124,13 +122,6 @@ def test_call_is_charged_with_the_work_of_its_workers_and_not_with_their_waits()
     assert shared_seconds(tokenized_ahead, 6.0, chunks=0, workers=2) == 5.0
 
 
-def test_abandoned_job_has_no_further_chunks() -> None:
-    job = _job(50_000)
-    assert job.take(0.5, 2) is not None
-    job.abandon()
-    assert job.take(0.5, 2) is None
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 9_000),
@@ -188,12 +179,6 @@ def test_group_with_two_failing_texts_fails_once() -> None:
         assert [quarantine.bisect(rows, f"loss {loss}") for rows in waiting] == [loss - 1] * 3
     assert quarantine.next() == (None, 0)
     assert sorted(failed.row for failed in quarantine.failed) in ([1, 5], [3, 5])
-
-
-def test_weight_of_a_row_is_its_bytes_and_a_constant() -> None:
-    chunk = _job(8_000, text_bytes=10).take(1.0, 1)
-    assert chunk is not None
-    assert chunk.weight == 8_000 * (10 + ROW_WEIGHT)
 
 
 class Nvml:

@@ -142,15 +142,6 @@ def test_derived_b_min_is_within_one_percent_of_endless_superbatches_and_so_is_t
     assert ramped <= 1.01 * plain
 
 
-@given(c_ipc=st.floats(0, 0.1), more=st.floats(0, 0.1), text=st.floats(1e-6, 0.1), slower=st.floats(1, 10))
-def test_derived_b_min_grows_with_the_cost_of_a_call_and_falls_with_that_of_a_text(
-    c_ipc: float, more: float, text: float, slower: float
-) -> None:
-    b_min = EncodeCosts.given(c_ipc, text, 1).efficient_texts
-    assert EncodeCosts.given(c_ipc + more, text, 1).efficient_texts >= b_min * (1 - 1e-9)
-    assert EncodeCosts.given(c_ipc, text * slower, 1).efficient_texts <= b_min * (1 + 1e-9)
-
-
 def test_passes_that_few_texts_share_make_b_min_larger() -> None:
     costs = EncodeCosts(Fit(np.array([C_IPC, C_LENGTH, C_TEXT, 0.0])))
     assert costs.efficient_texts == pytest.approx(99 * (C_IPC + 32 * C_LENGTH + SUPERBATCH_SECONDS) / C_TEXT)

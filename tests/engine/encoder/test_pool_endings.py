@@ -58,7 +58,8 @@ def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None
             assert np.array_equal(slot.matrix(start, stop), expected[start:stop])
 
 
-def test_arena_can_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_abandoned", [True, False])
+def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(tmp_path: Path, is_abandoned: bool) -> None:
     seen, gate = tmp_path / "seen", tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
     texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
@@ -70,35 +71,19 @@ def test_arena_can_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_
             call = pool.submit(slot)
             while not seen.exists():
                 assert call.result(0.01) is None
-            call.abandon()
-            assert call.encoded == []
-            assert call.metrics.costs.encode_seconds > 0
+            if is_abandoned:
+                call.abandon()
+                assert call.encoded == []
+                assert call.metrics.costs.encode_seconds > 0
         gate.touch()
+        if not is_abandoned:
+            with pytest.raises(EncoderError, match="arena was closed"):
+                call.result()
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert (pool.worker_pids, pool.replays) == (pids, 0)
-        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, 2 * LARGEST_CHUNK_TEXTS), "no further chunk is encoded"
-
-
-def test_arena_can_be_closed_while_a_worker_holds_a_chunk_of_it(tmp_path: Path) -> None:
-    seen, gate = tmp_path / "seen", tmp_path / "gate"
-    texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
-    texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"
-    with faulty_pool("cpu", max_respawns=0) as pool:
-        arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20)
-        slot = arena.acquire()
-        slot.append(column(texts))
-        call = pool.submit(slot)
-        while not seen.exists():
-            assert call.result(0.01) is None
-        arena.close()
-        gate.touch()
-        with pytest.raises(EncoderError, match="arena was closed"):
-            call.result()
-        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         both = 2 * LARGEST_CHUNK_TEXTS
-        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), "the chunk that waited was encoded, too"
+        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), "no further chunk is encoded"
         assert np.array_equal(slot.matrix(0, both), hash_vectors(texts[:both], 16))
-        assert pool.replays == 0
 
 
 def test_slot_of_a_call_that_failed_with_the_pool_is_free_again(tmp_path: Path) -> None:
@@ -162,24 +147,19 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_when_the_parent_is_killed(tmp_path: Path, ending: signal.Signals) -> None:
-    parent = _start_parent(tmp_path)
-    os.kill(parent.pid, ending)
-    parent.wait(60)
-    wait_for_end(parent.pids)
-
-
-def test_workers_end_when_the_parent_is_killed_although_a_fork_of_it_lives_on(tmp_path: Path) -> None:
-    parent = _start_parent(tmp_path, fork=True)
-    child = parent.pids.pop()
+@pytest.mark.parametrize(("ending", "fork"), [(signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGKILL, True)])
+def test_workers_end_when_the_parent_is_killed_although_a_fork_of_it_may_live_on(
+    tmp_path: Path, ending: signal.Signals, fork: bool
+) -> None:
+    parent = _start_parent(tmp_path, fork=fork)
+    children = [parent.pids.pop()] if fork else []
     try:
-        parent.kill()
+        os.kill(parent.pid, ending)
         parent.wait(60)
         wait_for_end(parent.pids)
-        assert Path(f"/proc/{child}").exists()
     finally:
-        os.kill(child, signal.SIGKILL)
+        for child in children:
+            os.kill(child, signal.SIGKILL)  # it lives on
 
 
 def test_interrupt_reaches_the_pool_and_not_the_workers(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from tests.engine.encoder.small_device import expected_vectors
 pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
 
 
-def test_killed_worker_is_replaced_and_no_row_is_lost_or_wrong(tmp_path: Path) -> None:
-    texts = with_harm(*(f"die once {tmp_path / str(n)}" for n in range(3)))
+@pytest.mark.parametrize("harm", ["die", "fail"])
+def test_lost_worker_is_replaced_and_no_row_is_lost_or_wrong(tmp_path: Path, harm: str) -> None:
+    texts = with_harm(*(f"{harm} once {tmp_path / str(n)}" for n in range(3)))
     with faulty_pool() as pool:
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
         assert pool.replays >= 1
@@ -66,12 +67,6 @@ def test_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.LogC
             assert stuck not in pool.worker_pids
             assert Path(f"/proc/{stuck}").exists()
     assert f"worker {stuck} on cpu was killed and does not end" in caplog.text
-
-
-def test_rows_of_a_worker_with_an_exception_are_encoded_by_a_new_worker(tmp_path: Path) -> None:
-    texts = with_harm(f"fail once {tmp_path / 'failed'}")
-    with faulty_pool() as pool:
-        assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
 def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeMetrics, np.ndarray]:
@@ -212,9 +207,17 @@ def test_gpu_driver_that_never_answers_does_not_stop_the_pool(monkeypatch: pytes
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
 
 
-def test_worker_that_cannot_start_reports_why_and_leaves_nothing() -> None:
-    with pytest.raises(EncoderError, match="DeviceLost: no such device"):
-        faulty_pool(backend="RefusingBackend")
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("RefusingBackend", "DeviceLost: no such device"),
+        ("CrashingBackend", r"(?s)ended: SIGSEGV.*faults.py\", line \d+ in __init__"),
+        ("ReportingBackend", "openvino_telemetry"),  # which no worker can import
+    ],
+)
+def test_worker_that_cannot_start_reports_why_and_leaves_nothing(backend: str, reason: str) -> None:
+    with pytest.raises(EncoderError, match=reason):
+        faulty_pool(backend=backend, max_respawns=0)
 
 
 def test_worker_that_is_not_ready_in_time_ends_the_start_and_shows_its_stacks(
@@ -225,16 +228,6 @@ def test_worker_that_is_not_ready_in_time_ends_the_start_and_shows_its_stacks(
     waited = r"worker \d+ on cpu was not ready after 4 s; .* run again"
     with pytest.raises(EncoderError, match=rf"(?s)^{waited}\n.*faults.py\", line \d+ in __init__"):
         faulty_pool("cpu", "UnreadyBackend")
-
-
-def test_crashed_worker_shows_its_stacks() -> None:
-    with pytest.raises(EncoderError, match=r"(?s)ended: SIGSEGV.*faults.py\", line \d+ in __init__"):
-        faulty_pool("cpu", "CrashingBackend", max_respawns=0)
-
-
-def test_worker_cannot_import_the_telemetry_of_openvino() -> None:
-    with pytest.raises(EncoderError, match="openvino_telemetry"):
-        faulty_pool("cpu", "ReportingBackend")
 
 
 def test_seeded_kills_over_many_calls_lose_nothing() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.run.report import _ADDED_UP, _PEAKS, Failure, RunReport, SuperBatchReport, overlap_ratio
+from surge_dagster.engine.encoder.metrics import overlap_ratio
+from surge_dagster.engine.run.report import _ADDED_UP, _PEAKS, Failure, RunReport, SuperBatchReport
 
 PROMISED = (
     "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds "

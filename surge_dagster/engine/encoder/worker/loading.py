@@ -1,8 +1,8 @@
 """The start of a worker: loads the model into a backend, checks its vectors and sets its token budget.
 
-"auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, otherwise torch. The reason why a
-backend was not used travels to the pool, in one line, with the worker's first message. In the same way the settings'
-fallback precision takes the place of one whose vectors are below the promise: activations of some models overflow fp16.
+"auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, otherwise torch. Why a backend was
+not used is a note of the worker. In the same way the settings' fallback precision takes the place of one whose vectors
+are below the promise: activations of some models overflow fp16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROBE_TEXT = "a text"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A backend that is ready; see `PoolFacts` for its facts."""
+    """A backend that is ready; see `PoolFacts`."""
 
     backend: Backend
     precision: str
@@ -42,7 +42,7 @@ class Loaded:
 
 
 def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loaded:
-    """Loads the model into the requested backend, or into the fastest one for "auto"."""
+    """The fastest one that passes its checks for "auto"."""
     if space.is_hash or ":" in backend:
         loaded = make_backend(backend if ":" in backend else "hash", space, settings)
         _probe(loaded, space)
@@ -65,7 +65,7 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
 
 
 def make_backend(name: str, space: Space, settings: BackendSettings) -> Backend:
-    """A backend by its name, or by "module:Class"; each is imported only where it is used."""
+    """Each backend is imported only where it is used."""
     module, _, attribute = _BACKENDS.get(name, name).partition(":")
     return getattr(importlib.import_module(module), attribute)(space, settings)
 
@@ -109,7 +109,6 @@ def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> C
 
 
 def _check_files(space: Space) -> ModelFacts:
-    """Vectors of a model that changed after the pool computed its digest must not get the name of the space."""
     facts = describe_model(Path(space.model_path), space.requested.trust_remote_code)
     if facts.digest != space.model_digest:
         raise ConfigError(

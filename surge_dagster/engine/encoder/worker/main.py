@@ -1,17 +1,14 @@
 """The worker process: loads one model, then turns rows of shared memory into vectors until the pool stops it.
 
-Four threads: the reader receives messages and tokenizes ahead, and the main thread computes and answers. A third one
-reports progress every second, so that the pool can distinguish a slow worker from a hung one. A fourth one waits for
-the end of a pipe that only the pool's process holds open: when that process ends in any way, the worker ends too.
-Interrupts and termination signals are ignored here; the pool handles them.
-
-An exception is reported as plain data, never pickled; what a worker prints ends up in the pool's error messages.
+Four threads: the reader receives messages and tokenizes ahead, the main thread computes and answers, the third reports
+progress every second, so that the pool can distinguish a slow worker from a hung one, and the fourth waits for the end
+of a pipe that only the pool's process holds open: when that process ends in any way, the worker ends too. Interrupts
+and termination signals are ignored; the pool handles them. What a worker prints ends up in the pool's error messages.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import mmap
 import os
 import queue
@@ -42,12 +39,9 @@ _MAX_REPORT_CHARACTERS = 5_000
 
 @dataclass(slots=True)
 class _Work:
-    """A received chunk: its rows, and the tokenizer's result or error.
+    """A received chunk with its slot's arrays: the pool may drop an arena while a chunk of it is still waiting here."""
 
-    It holds its slot's arrays itself: the pool may drop an arena while a chunk of it is still waiting here.
-    """
-
-    rows: slice | np.ndarray
+    rows: np.ndarray
     arrays: SlotArrays
     prepared: Any = None
     tokenize_seconds: float = 0.0
@@ -99,7 +93,7 @@ class Worker:
         return backend
 
     def _read(self, backend: Backend) -> None:
-        """Receives messages until the connection ends; an error here goes to the main thread, which reports it."""
+        """Until the connection ends; the main thread reports an error."""
         end: BaseException | None = None
         try:
             while (received := protocol.receive(self._connection)) is not None:
@@ -118,7 +112,9 @@ class Worker:
             self._arenas.pop(message["arena"], None)
         elif message["op"] == "encode":
             arrays = self._arenas[message["arena"]][message["slot"]]
-            work = _Work(_rows(arrays, message["start"], message["stop"], message["chosen"]), arrays)
+            start, stop = message["start"], message["stop"]
+            rows = arrays.chosen[start:stop].astype(np.intp) if message["chosen"] else np.arange(start, stop)
+            work = _Work(rows, arrays)
             # An error of this chunk must not be reported before the answers to the chunks ahead of it.
             try:
                 started = time.perf_counter()
@@ -132,8 +128,7 @@ class Worker:
     def _forward(self, backend: Backend, work: _Work) -> Costs:
         if work.error is not None:
             raise work.error
-        places = work.rows if isinstance(work.rows, np.ndarray) else np.arange(work.rows.start, work.rows.stop)
-        rows = Rows(work.arrays.matrix, work.arrays.truncated, places)
+        rows = Rows(work.arrays.matrix, work.arrays.truncated, work.rows)
         return backend.forward(work.prepared, rows, self._tick)
 
     def _tick(self) -> None:
@@ -152,28 +147,14 @@ class Worker:
             os._exit(1)  # the pool has ended
 
 
-def _rows(arrays: SlotArrays, start: int, stop: int, chosen: bool) -> slice | np.ndarray:
-    """The rows of a chunk: start..stop of the slot, or of those that were chosen."""
-    if not chosen:
-        return slice(start, stop)
-    rows = arrays.chosen[start:stop].astype(np.intp)
-    first, last = int(rows[0]), int(rows[-1])
-    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
-
-
 def _texts(work: _Work) -> list[str]:
-    if not isinstance(work.rows, slice):
-        starts, ends = work.arrays.offsets[work.rows].tolist(), work.arrays.offsets[work.rows + 1].tolist()
-        return [work.arrays.data[a:b].tobytes().decode() for a, b in zip(starts, ends, strict=True)]
-    offsets = work.arrays.offsets[work.rows.start : work.rows.stop + 1]
-    first = int(offsets[0])
-    content = work.arrays.data[first : int(offsets[-1])].tobytes()
-    borders = (offsets - first).tolist()
-    return [content[a:b].decode() for a, b in itertools.pairwise(borders)]
+    data, offsets = work.arrays.data.data, work.arrays.offsets
+    borders = zip(offsets[work.rows].tolist(), offsets[work.rows + 1].tolist(), strict=True)
+    return [str(data[start:stop], "utf-8") for start, stop in borders]
 
 
 def _report(error: BaseException) -> protocol.Message:
-    """An error as plain data, short enough for one message even if every character is escaped."""
+    """Plain data, short enough for one message even if every character is escaped."""
     trace = "".join(traceback.format_exception(error))
     return {
         "type": type(error).__name__,
@@ -193,7 +174,7 @@ def _end_with_parent(lifeline: int, parent: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point: descriptors of the socket and the lifeline, and the parent's process id."""
+    """Arguments: descriptors of the socket and the lifeline, and the parent's process id."""
     connection, lifeline, parent = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

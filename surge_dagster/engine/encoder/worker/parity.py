@@ -1,10 +1,8 @@
 """The parity check: compares a backend's vectors with those of sentence-transformers, once, and caches the answer.
 
-A few texts that often break an implementation (the empty text, one word, other scripts, a text that is cut, many
-lengths, the name of a special token) are encoded by the backend and by sentence-transformers' `encode_document` (or
-`encode_query`) in fp32; the lowest cosine between the two must reach the promise of the precision, and vectors must be
-as long: a cosine does not show a normalization too few or too many. The answer is cached, because loading the
-reference costs as much as loading the model a second time. A refusal counts for the model's folder only.
+A few texts that often break an implementation are encoded by the backend and by sentence-transformers' own methods in
+fp32; the lowest cosine between the two must reach the promise of the precision, and vectors must be as long: a cosine
+does not show a normalization too few or too many. A refusal counts for the model's folder only.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class BelowPromise(ConfigError):
 
 
 def check_parity(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> float:
-    """The lowest cosine between the backend's vectors and those of sentence-transformers, cached or measured."""
+    """The lowest cosine, cached or measured."""
     floor = LOWEST_COSINE[settings.precision]
     lowest, length = calibration.read("lowest_cosine"), calibration.read("length")
     if lowest is None or (lowest < floor and calibration.read("folder") != space.model_path):
@@ -75,7 +73,7 @@ def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _length(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The length of a row relative to the same row of the other matrix: of all rows that farthest from 1."""
+    """The length of a row relative to the same row of the other matrix: that farthest from 1."""
     one, other = (np.linalg.norm(matrix.astype(np.float64), axis=1) for matrix in (ours, theirs))
     ratios = (one / np.where(other > 0, other, 1))[other > 0]
     return float(ratios[np.abs(ratios - 1).argmax()]) if len(ratios) else 1.0

@@ -1,10 +1,8 @@
 """The forward passes of a chunk: which texts share a pass.
 
-Texts of equal token length share a pass, cut at a token budget. Equal lengths need no padding, and a budget in tokens
-keeps each pass at the size where the device is just full. The rest of a length group is filled with slightly shorter
-texts as long as their padding costs less than another pass: a pass has a fixed cost, and on some backends every new
-shape has one too. The plan depends only on the lengths, so equal chunks get equal batches. Largest passes come first,
-so that the streams of a device end together.
+Texts of equal token length share a pass, cut at a token budget: no padding, and each pass has the size where the device
+is just full. The rest of a length group is filled with slightly shorter texts as long as their padding costs less than
+another pass. Equal chunks get equal batches. Largest passes come first, so that streams end together.
 """
 
 from __future__ import annotations
@@ -31,11 +29,10 @@ class TokenBatch:
 
     @property
     def tokens(self) -> int:
-        """Computed tokens, padding included."""
+        """Padding included."""
         return len(self.rows) * self.length
 
     def halves(self) -> list[TokenBatch]:
-        """The same rows as two batches of the same length; there are at least two."""
         half = len(self.rows) // 2
         return [replace(self, rows=self.rows[:half]), replace(self, rows=self.rows[half:], first=self.first + half)]
 
@@ -47,13 +44,9 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 
 
 def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -> list[TokenBatch]:
-    """Cuts rows of the given token lengths into batches.
+    """Cuts rows of the given token lengths into batches; a single text over the budget gets a batch of its own.
 
-    A single text over the budget gets a batch of its own.
-
-    Args:
-        token_budget: maximum tokens of one batch, padding included.
-        pass_tokens: fixed cost of a pass, in tokens; 0 allows no padding.
+    `pass_tokens` is the fixed cost of a pass, in tokens; 0 allows no padding.
     """
     if len(lengths) == 0:
         return []

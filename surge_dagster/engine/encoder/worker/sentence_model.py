@@ -72,16 +72,13 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
 
 
 def _chains(model: SentenceTransformer) -> list[Any]:
-    """The model's sequence of modules, and those of the routes within it."""
+    """The model's modules, and those of the routes within it."""
     routers: list[Any] = [module for module in model if type(module).__name__ == "Router"]
     return [model, *(route for router in routers for route in router.sub_modules.values())]
 
 
 def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]) -> np.ndarray:
-    """sentence-transformers' own vectors of `texts` in this space, float32 [texts, dimension].
-
-    A prompt that was not requested is left to the library.
-    """
+    """float32 [texts, dimension]; a prompt that was not requested is left to the library."""
     is_query = space.task == "query"
     return (model.encode_query if is_query else model.encode_document)(
         texts,
@@ -97,9 +94,8 @@ def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]
 class ReferenceBackend:
     """Computes vectors through sentence-transformers' `encode`, for models without plain rows of token ids.
 
-    Examples are static embeddings, chat templates and tokenizers without a fast version. Texts are encoded in small
-    groups, so that the worker reports progress. A text that fills the model counts as cut, because the model's
-    preprocessing does not say which of these texts were longer.
+    Examples are static embeddings, chat templates and tokenizers without a fast version. A text that fills the model
+    counts as cut, because the model's preprocessing does not say which of these texts were longer.
     """
 
     name = "torch"
@@ -126,14 +122,14 @@ class ReferenceBackend:
         return Costs(tokens=tokens, padded_tokens=tokens, forward_seconds=time.perf_counter() - started)
 
     def _lengths(self, texts: list[str]) -> np.ndarray:
-        """Tokens that the model reads of each text; zeros for a model without a limit (static embeddings)."""
+        """Tokens that the model reads of each text; zeros for a model without a limit."""
         features = self._reference.preprocess(texts, prompt=self._space.prompt or None, task=self._space.task)
         mask = features.get("attention_mask")
         return np.zeros(len(texts), np.int64) if mask is None else mask.sum(1).cpu().numpy()
 
 
 def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts | None:
-    """The model's tokenizer; None where texts do not go through a plain fast tokenizer."""
+    """None where texts do not go through a plain fast tokenizer."""
     first = model[0]
     tokenizer = getattr(first, "tokenizer", None)
     backend = getattr(tokenizer, "backend_tokenizer", None)

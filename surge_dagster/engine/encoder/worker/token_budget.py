@@ -1,14 +1,12 @@
 """The token budget of a forward pass, measured once for a kind of device and cached.
 
-A pass has a fixed cost: up to some number of tokens it takes nearly the same time, and beyond that time grows with the
-tokens. That number, the saturation point, depends on the model, the kernels and the device; smaller passes waste the
-device, much larger ones only need memory and, on a CPU, caches. So a first start measures tokens per second at a few
-budgets, through the backend's own `forward` on short texts of three lengths, and takes the smallest budget within 3 %
-of the best rate.
+Up to some number of tokens, the saturation point, a pass takes nearly the same time. It depends on the model, the
+kernels and the device; smaller passes waste the device, much larger ones only need memory and, on a CPU, caches. So a
+first start measures tokens per second at a few budgets, through the backend's own `forward` on short texts of three
+lengths, and takes the smallest budget within 3 % of the best rate.
 
-Every budget is measured in two rounds, one budget after the other, and its better rate counts: a short slowdown of the
-machine affects one round, not one budget. The measurement takes less than three seconds; for a model that is too slow
-for it the backend's default is used.
+Every budget is measured in two rounds and its better rate counts: a short slowdown of the machine affects one round,
+not one budget. This takes less than three seconds; a model that is too slow for it keeps the backend's default.
 """
 
 from __future__ import annotations
@@ -96,7 +94,7 @@ def measure_rates(backend: TokenBackend, space: Space) -> dict[int, float]:
 
 
 def _run(backend: TokenBackend, space: Space, lengths: list[int], budget: int, passes: int) -> tuple[float, float]:
-    """Tokens per second and seconds of so many full passes; afterwards the backend's budget is `budget` or less."""
+    """Tokens per second and seconds of so many full passes; lowers the backend's budget to `budget` or less."""
     texts: list[str] = []
     for number in range(passes):
         kind = number % len(_TEXTS)

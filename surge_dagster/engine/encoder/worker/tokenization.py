@@ -1,14 +1,12 @@
 """Tokenization: texts to the token ids of sentence-transformers, with a flag for every cut text.
 
-The tokenizer is that of the model loaded by sentence-transformers, as JSON. It returns up to one token more than the
-model reads: a text with that many tokens is too long, and removing the extra token gives the same ids as truncation.
+The tokenizer returns up to one token more than the model reads: a text with that many tokens is too long, and removing
+the extra token gives the same ids as truncation.
 
 Very long texts are not tokenized to their end where the rest cannot change the result. BERT's tokenizer cuts texts into
-words before everything else, at white space, punctuation and Chinese characters, and none of its steps looks beyond a
-word. So a prefix that ends before such a character has the first tokens of the whole text, and is enough if it has more
-than the model reads. A word of hundreds of letters is one unknown token, however many there are.
-
-Other tokenizers may look anywhere. Their long texts are tokenized one at a time, since each takes many times its size.
+words first, at white space, punctuation and Chinese characters, and none of its steps looks beyond a word. So a prefix
+that ends before such a character is enough if it has more tokens than the model reads. Other tokenizers may look
+anywhere. Their long texts are tokenized one at a time, since each takes many times its size.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class Tokens:
         return np.diff(self.offsets)
 
     def gather(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and attention mask of rows of at most `length` tokens, both [rows, length] int64, padded on the right."""
+        """Ids and attention mask of rows of at most `length` tokens, [rows, length] int64, padded on the right."""
         columns = np.arange(length)
         starts = self.offsets[rows]
         mask = columns < (self.offsets[rows + 1] - starts)[:, None]
@@ -63,7 +61,6 @@ class TokenizerFacts:
     """A model's tokenizer and its settings.
 
     Attributes:
-        tokenizer_json: a serialized `tokenizers.Tokenizer`.
         truncation_side: the end at which texts are cut, "right" or "left".
         prompt_length: tokens of the prompt; None without a prompt, or where pooling does not need it.
     """
@@ -75,8 +72,6 @@ class TokenizerFacts:
 
 
 class TextTokenizer:
-    """Tokenizes texts with the length and the prompt of a space."""
-
     def __init__(self, facts: TokenizerFacts, space: Space) -> None:
         max_length, on_the_right = space.max_length, facts.truncation_side == "right"
         self._tokenizer = Tokenizer.from_str(facts.tokenizer_json)
@@ -114,7 +109,6 @@ class TextTokenizer:
         return Tokens(ids, offsets, truncated, self._pad_id)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        """The token ids of each text, at most max_length + 1."""
         if max(map(len, texts), default=0) <= _LONG_CHARACTERS:
             return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
         return [self._tokenizer.encode_batch_fast([text])[0].ids for text in texts]

@@ -23,9 +23,8 @@ class BackendSettings:
 
     Attributes:
         device: "cpu", or "cuda:N" as this process numbers them.
-        threads: CPU threads this worker may use.
         token_budget: tokens of one forward pass, None for the backend's own choice.
-        fallback_precision: takes the place of `precision` where that does not reach the promised cosine; None refuses.
+        fallback_precision: used where `precision` does not reach the promised cosine; None refuses.
     """
 
     device: str
@@ -51,7 +50,6 @@ class Rows:
 
     @classmethod
     def of_all(cls, matrix: np.ndarray, truncated: np.ndarray) -> Rows:
-        """As many rows as there are texts, in their order."""
         return cls(matrix, truncated, np.arange(len(matrix)))
 
 
@@ -62,7 +60,7 @@ class Backend(Protocol):
     detail: str
 
     def prepare(self, texts: list[str]) -> Any:
-        """Turns texts into the input of `forward`; runs concurrently with a `forward`."""
+        """Runs concurrently with a `forward`."""
         ...
 
     def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
@@ -71,7 +69,7 @@ class Backend(Protocol):
 
 
 def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str) -> tuple[np.ndarray, Costs]:
-    """The vectors of texts, [texts, dimension], outside of the arena, and their costs."""
+    """The vectors, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
     rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
     return matrix, backend.forward(backend.prepare(texts), rows, _ignore_progress)

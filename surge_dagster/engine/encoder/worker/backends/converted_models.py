@@ -1,10 +1,8 @@
 """Models converted for OpenVINO, in the disk cache: converted once, checked on each use, removed after 30 unused days.
 
-The whole sentence-transformers module (transformer, pooling, normalization) is converted and stored with its tokenizer;
-later starts read these files and import neither torch nor sentence-transformers, which is most of the cost of a start.
-A folder belongs to one space, revision of this package and set of library versions. The SHA-256 of its files is stored
-with them and compared at every start, because a damaged cache must not give damaged vectors: 0.1 s for 90 MB. It is not
-cached by times and size as that of a model's own files is, since a failing disk changes neither.
+The whole sentence-transformers module is converted and stored with its tokenizer; later starts read these files and
+import neither torch nor sentence-transformers, which is most of the cost of a start. The SHA-256 of the files is stored
+with them and compared at every start (0.1 s for 90 MB), because a failing disk changes neither times nor sizes.
 
 A model that cannot be converted is cached too, as the reason: the next start reports it without loading the model. It
 counts for that model folder only, because another one with the same digest may lack what stopped the conversion.
@@ -42,11 +40,7 @@ _LONGEST_REASON = 2_000
 
 @contextlib.contextmanager
 def converted_model(space: Space) -> Iterator[Path]:
-    """A folder with the converted fp32 model: from the cache, or converted now.
-
-    Raises:
-        ConfigError: the model cannot be converted; the reason is the same on every start.
-    """
+    """A folder with the converted fp32 model; ConfigError where it cannot be converted, on every start."""
     key = cache_key(space.vectors_key, space.normalize)
     folder = disk_cache.place(f"{_FOLDER}/{key}")
     refusal = f"{_FOLDER}/{cache_key(key, space.model_path)}{_REFUSED}"
@@ -66,13 +60,12 @@ def converted_model(space: Space) -> Iterator[Path]:
 
 
 def converted_tokenizer(folder: Path) -> TokenizerFacts:
-    """The tokenizer in the folder of a converted model."""
     facts = read_document(folder / _FACTS) or {}
     return TokenizerFacts((folder / "tokenizer.json").read_text(), facts["truncation_side"], facts["pad_id"])
 
 
 def _convert_into_cache(space: Space, folder: Path, refusal: str) -> None:
-    """Converts a model in a temporary folder and renames it; only under the lock."""
+    """Only under the lock."""
     root = folder.parent
     _remove_unused(root)
     temporary = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
@@ -100,7 +93,7 @@ def _write_files(space: Space, folder: Path) -> None:
 
 
 def _convert(space: Space, folder: Path) -> dict[str, Any]:
-    """Converts a model into a folder; returns the facts of its tokenizer that tokenizer.json does not hold."""
+    """Returns the facts of the tokenizer that tokenizer.json does not hold."""
     import openvino as ov
     import torch
 
@@ -134,7 +127,6 @@ def _raise_cached_refusal(name: str) -> None:
 
 
 def _remove_unused(root: Path) -> None:
-    """Removes temporary folders of killed processes, and models and refusals that were not used for 30 days."""
     oldest = time.time() - _KEEP_UNUSED_SECONDS
     for temporary in root.glob(".making-*"):  # the lock is held, so no process is writing it
         shutil.rmtree(temporary, ignore_errors=True)
@@ -144,7 +136,7 @@ def _remove_unused(root: Path) -> None:
 
 
 def _usable(folder: Path) -> bool:
-    """Whether the files are undamaged. Also marks the folder as used, so that no other process removes it."""
+    """Also marks the folder as used, so that no other process removes it."""
     with contextlib.suppress(OSError):
         os.utime(folder / _FACTS)
     try:
@@ -155,7 +147,6 @@ def _usable(folder: Path) -> bool:
 
 
 def _digests(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
-    """The SHA-256 of the files and of the facts that are stored beside them."""
     return {name: sha256_of(folder / name) for name in _FILES} | {
         _FACTS: hashlib.sha256(canonical_json(facts)).hexdigest()
     }

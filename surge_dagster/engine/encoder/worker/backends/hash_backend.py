@@ -1,8 +1,7 @@
 """HashBackend: vectors from a hash of the text, without a model, at over 100,000 texts per second.
 
-It replaces a model where only the path of the texts matters: tests recompute the expected vectors, and benchmarks
-measure everything around the encoder. SHA-256 of the text gives three 32-bit numbers; multiplied and added to one
-constant per dimension they give 16-bit values, none of them zero, which are scaled to length 1.
+It replaces a model where only the path of the texts matters. SHA-256 of the text gives three 32-bit numbers; multiplied
+and added to one constant per dimension they give 16-bit values, none of them zero, which are scaled to length 1.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _BYTES_PER_TOKEN = 4
 
 
 def hash_vectors(texts: Iterable[str], dimension: int) -> np.ndarray:
-    """The float32 unit vectors that `hash://<dimension>` gives for `texts` (which include the prompt)."""
+    """float32 [texts, dimension]; the texts include the prompt."""
     encoded = [text.encode() for text in texts]
     vectors = np.empty((len(encoded), dimension), np.float32)
     for start in range(0, len(encoded), _ROWS_PER_STEP):
@@ -45,14 +44,12 @@ def _vectors(encoded: list[bytes], dimension: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _multipliers(dimension: int) -> np.ndarray:
-    """One odd 32-bit number per dimension, the same in every process."""
+    """Odd 32-bit numbers, the same in every process."""
     digest = hashlib.shake_128(b"surge hash encoder").digest(4 * dimension)
     return np.frombuffer(digest, "<u4") | 1
 
 
 class HashBackend:
-    """Computes the vectors of `hash://D`."""
-
     name = "hash"
     detail = "sha256"
 

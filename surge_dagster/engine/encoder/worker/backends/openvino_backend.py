@@ -1,8 +1,7 @@
 """OpenvinoBackend, for the CPU: the fp32 vectors of torch at a multiple of its speed, and a start without torch.
 
-A start reads the model that `converted_models.py` has converted. OpenVINO chooses bf16 by itself where the CPU has it,
-so the precision is set, read back, and refused when it differs. Several streams share one process: two processes would
-hold two models and, with OpenVINO's own pinning, the same cores.
+OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back, and refused when it differs.
+Several streams share one process: two processes would hold two models and, with OpenVINO's own pinning, the same cores.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class OpenvinoBackend(TokenBackend):
-    """Computes vectors with OpenVINO on the CPU."""
-
     name = "openvino"
     budget_candidates = (256, 512, 1_024, 2_048, 4_096)
 

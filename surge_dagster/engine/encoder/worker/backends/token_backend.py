@@ -1,8 +1,5 @@
 """TokenBackend, the base of backends that tokenize texts and run forward passes in limited memory.
 
-A subclass sets up a chunk and computes one pass (`_passes`); batches, concurrent streams, lack of memory and metrics
-are handled here.
-
 The memory of a pass is not known beforehand: it depends on the model, the kernels and other users of the device. A pass
 that runs out of memory halves the token budget for the rest of the worker's life and is run again in halves, down to a
 single text. A single text that does not fit is tried once more when no other pass is under way; if it still does not
@@ -42,11 +39,9 @@ _OUT_OF_MEMORY = (
 
 @dataclass(slots=True)
 class ChunkPasses:
-    """How the passes of one chunk are computed.
-
-    Attributes:
-        run_pass: puts the vectors of a batch where they belong; returns the seconds of copying.
-        copy_seconds: of copies outside of the passes.
+    """Attributes:
+    run_pass: puts the vectors of a batch where they belong; returns the seconds of copying.
+    copy_seconds: of copies outside of the passes.
     """
 
     run_pass: Callable[[TokenBatch], float]
@@ -70,13 +65,12 @@ class TokenBackend(ABC):
     """A `Backend` that tokenizes texts and computes them in passes of a bounded number of tokens.
 
     Args:
-        token_budget: maximum tokens of one pass, padding included; a single longer text has a pass of its own.
+        token_budget: maximum tokens of one pass, padding included; running out of memory lowers it.
         pass_tokens: fixed cost of a pass, in tokens.
         streams: concurrent passes, each in a thread of its own.
         free_memory: called after memory ran out, before the pass is run again.
 
     Attributes:
-        token_budget: as above; running out of memory lowers it.
         budget_candidates: token budgets to measure at a first start, ascending.
         machine: the kind of device, on which the best budget depends.
     """
@@ -107,7 +101,7 @@ class TokenBackend(ABC):
         return self._tokenizer.encode(texts)
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
-        """See `Backend`; raises EncoderError when a single text does not fit into memory."""
+        """Raises EncoderError when a single text does not fit into memory."""
         started = time.perf_counter()
         rows.truncated[rows.places] = prepared.truncated
         with self._passes(prepared, rows) as passes:
@@ -139,7 +133,7 @@ class TokenBackend(ABC):
             self._run_alone(work, batch)
 
     def _drain(self, work: _Work) -> None:
-        """Runs passes until none is left, or until one fails for a reason other than memory."""
+        """Runs passes until none is left, or one fails for a reason other than memory."""
         while True:
             with self._lock:
                 if work.error is not None or not work.waiting:

@@ -1,9 +1,8 @@
 """TorchBackend, for GPUs and, where OpenVINO is not installed, for the CPU.
 
 Batches of equal token length go through the whole sentence-transformers module, without an attention mask where they
-need none. The flat token ids of a chunk and the start of each text are copied to the device once. Each pass gathers its
-own [rows, length] there and writes its vectors to their rows in the stored type, so results come back in one copy; on
-the CPU they are written to the pool's shared memory directly.
+need none. The flat token ids of a chunk are copied to the device once; each pass gathers its own [rows, length] there
+and writes its vectors to their rows, which on the CPU lie in the pool's shared memory.
 
 On a GPU passes are only queued. The loop stays two passes ahead of the device, which keeps it busy, and no further, so
 that reported progress is finished work.
@@ -46,7 +45,7 @@ _PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def load_torch(space: Space, settings: BackendSettings) -> Backend:
-    """The model on a torch device: as a `TorchBackend`, or as a `ReferenceBackend` for models without plain tokens."""
+    """A `ReferenceBackend` for models without plain tokens."""
     import torch
 
     if settings.device == "cpu":
@@ -66,8 +65,6 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
 
 
 class TorchBackend(TokenBackend):
-    """Computes vectors with torch on one device."""
-
     name = "torch"
 
     def __init__(
@@ -142,7 +139,7 @@ class TorchBackend(TokenBackend):
     def _gather(
         self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, batch: TokenBatch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Ids and, where rows are padded, attention mask of a batch, [rows, length], on the device."""
+        """[rows, length] ids on the device and, where rows are padded, their attention mask."""
         columns = self._columns[: batch.length]
         places = starts[:, None] + columns
         if batch.exact:
