@@ -17,6 +17,7 @@ from surge_dagster.engine.output.spaces import recorded_catalog
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.support.footer_memory import forget_all
 from tests.engine.runs import UnstartedPool, failures, finish, make_run, receipts
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 
@@ -84,7 +85,7 @@ def test_unreadable_file_starts_a_run_which_fails_only_its_partition(
         return opened(name, *arguments, **options)
 
     monkeypatch.setattr(os, "open", bad_sector)
-    monkeypatch.setattr("surge_dagster.engine.output.freshness._known", {})
+    forget_all()
     events = finish(make_run(hash_pool, CATALOG, complete))
     assert [(failure.key, failure.transient) for failure in failures(events)] == [("a", True)]
     assert [receipt.key for receipt in receipts(events, "fresh")] == ["b"]

@@ -112,12 +112,12 @@ def test_vectors_of_another_dtype_are_not_reused(output: Output, caplog: pytest.
 
 def test_old_file_replaced_after_the_listing_is_not_reused(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     output.embed(ROWS)
-    read = previous_rows.open_output_file
+    read = previous_rows.open_published
 
     def replaced(*arguments: Any, **options: Any) -> Any:
         rewrite(output.path, lambda table: table, source_version="other")
-        return read(pa.OSFile(str(output.path)), "parquet")
+        return read(*arguments, **options)
 
-    monkeypatch.setattr(previous_rows, "open_output_file", replaced)
+    monkeypatch.setattr(previous_rows, "open_published", replaced)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])

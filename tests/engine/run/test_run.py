@@ -16,8 +16,9 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import completed, failures, finish, finish_receipts, in_memory, limit_bytes, make_run, receipts
 from tests.small_catalogs import (
     DIMENSION,
@@ -157,7 +158,7 @@ def test_report_has_the_sums_of_the_events(hash_pool: EncoderPool, tmp_path: Pat
     document = run.report.as_dict()
     assert document["partitions_written"] == 5
     assert document["texts_encoded"] == sum(batch.texts for batch in superbatches) == 330
-    assert document["tokens"] == sum(batch.tokens for batch in superbatches) > 0
+    assert document["tokens"] == sum(batch.costs.tokens for batch in superbatches) > 0
     assert document["superbatches"] == len(superbatches)
     assert sorted(batch.index for batch in superbatches) == list(range(len(superbatches)))
     assert 0 < document["time_to_first_output_seconds"] <= document["wall_seconds"]

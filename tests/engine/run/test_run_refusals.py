@@ -17,11 +17,12 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Receipt
-from surge_dagster.engine.sources import formats, open_source
+from surge_dagster.engine.sources import formats
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import (
     completed,
     failures,
