@@ -104,6 +104,7 @@ class Publisher:
         self._unfinished_files = 0
         self._finished = threading.Condition()
         self._closing = False
+        self._has_threads = True  # otherwise waiting for what a further thread was to write would not end
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
         """Write every segment of a SuperBatch; returns immediately."""
@@ -124,7 +125,7 @@ class Publisher:
         with self._finished:
             self._closing = True
             drained, left = False, None
-            while not drained and left != 0:
+            while not drained and left != 0 and self._has_threads:
                 left = stop.seconds_left()
                 drained = self._finished.wait_for(
                     lambda: not self._unfinished and not self._unfinished_files,
@@ -147,7 +148,12 @@ class Publisher:
             raise self._error
 
     def _begin(self, task: Callable[[], None], name: str) -> None:
-        future = in_background(task, name)
+        try:
+            future = in_background(task, name)
+        except RuntimeError as error:  # the system gives no further thread
+            self._stop(error)
+            self._has_threads = False
+            raise
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
 

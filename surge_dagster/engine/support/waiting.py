@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from surge_dagster.engine.errors import Cancelled
 
 TURN_SECONDS = 0.1
+_IDLE = "surge-idle"
 T = TypeVar("T")
 
 
@@ -69,9 +70,9 @@ class _Background:
 
     def submit(self, call: Callable[[], T], name: str, answer: Future[T]) -> None:
         """Call it in a thread that waits, or in a new one."""
-        self._calls.put((call, name, answer))
         if not self._free.acquire(blocking=False):
-            threading.Thread(target=self._run, daemon=True).start()
+            threading.Thread(target=self._run, name=_IDLE, daemon=True).start()
+        self._calls.put((call, name, answer))  # last, so that no other thread makes a call whose caller got an error
 
     def _run(self) -> None:
         thread = threading.current_thread()
@@ -81,7 +82,7 @@ class _Background:
                 result, failed = call(), None
             except BaseException as error:
                 result, failed = None, error
-            thread.name = "surge-idle"
+            thread.name = _IDLE
             self._free.release()  # first, so that the next call of whoever waits for the answer finds this thread
             if failed is None:
                 answer.set_result(result)

@@ -115,7 +115,7 @@ def test_space_names_its_file_format(copy: Path, hash_pool: EncoderPool) -> None
 def test_format_that_this_version_does_not_know_is_refused(copy: Path, hash_pool: EncoderPool) -> None:
     record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
     record.write_text(record.read_text().replace('"arrow"', '"feather"'))
-    with pytest.raises(ConfigError, match="names the file format 'feather'; this version knows parquet, arrow"):
+    with pytest.raises(ConfigError, match="has format 1 and feather files; this version reads"):
         open_embeddings(copy / "out")
 
 
@@ -135,7 +135,7 @@ def test_published_arrow_files_have_no_violation(embedded: Path, hash_pool: Enco
     assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
         key: len(rows) for key, rows in CATALOG.items()
     }
-    assert len(found) == len(CATALOG)
+    assert not [one for one in found if isinstance(one, Violation)]
 
 
 def test_flipped_bit_in_a_vector_is_reported_as_damage(copy: Path, hash_pool: EncoderPool) -> None:

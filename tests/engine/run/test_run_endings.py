@@ -28,7 +28,7 @@ from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from tests.engine.runs import completed, failures, finish, in_memory, make_run
+from tests.engine.runs import completed, failures, finish, in_memory, make_run, wait_for_publishing_threads
 from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files
 
@@ -203,10 +203,7 @@ def test_second_interrupt_ends_the_wait_and_every_thread(
             events.close()
     finally:
         go_on.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith(("surge-run", "surge-read", "surge-publish")):
-            thread.join(60)
-            assert not thread.is_alive(), thread.name
+    wait_for_publishing_threads()
 
 
 STUCK = """

@@ -17,7 +17,7 @@ from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from tests.engine.run.test_run import CATALOG
-from tests.engine.runs import HeldCall, completed, finish, in_memory, make_run, receipts
+from tests.engine.runs import HeldCall, busy_threads, completed, finish, in_memory, make_run, receipts
 from tests.small_catalogs import assert_embedded, keys_of, numbered_rows, partition_of, published_files
 
 
@@ -26,14 +26,14 @@ def test_closing_early_publishes_what_is_encoded_and_ends_every_thread(
     hash_pool: EncoderPool, tmp_path: Path, after: int
 ) -> None:
     catalog = {f"p{n:02d}": numbered_rows(f"p{n}", 60) for n in range(40)}
-    before = set(threading.enumerate())
+    before = busy_threads()
     run = make_run(hash_pool, in_memory(catalog), tmp_path)
     seen: list[str] = []
     for receipt in run:
         seen.append(receipt.key)
         if len(seen) == after:
             break
-    assert set(threading.enumerate()) <= before
+    assert busy_threads() <= before
     files = published_files(tmp_path, run.space.name)
     assert {f"{key}.parquet" for key in seen} <= files
     assert all(name.endswith(".parquet") for name in files), "no temp file stays"
@@ -83,11 +83,11 @@ def test_closing_during_a_split_partition_publishes_no_part_of_it(hash_pool: Enc
 
 
 def test_error_in_the_consumers_loop_stops_the_run_and_is_raised(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    before = set(threading.enumerate())
+    before = busy_threads()
     with pytest.raises(ZeroDivisionError):
         for _ in make_run(hash_pool, in_memory(CATALOG), tmp_path):
             raise ZeroDivisionError
-    assert set(threading.enumerate()) <= before
+    assert busy_threads() <= before
 
 
 def test_error_of_the_source_stops_the_run_and_is_raised(hash_pool: EncoderPool, tmp_path: Path) -> None:
@@ -95,16 +95,16 @@ def test_error_of_the_source_stops_the_run_and_is_raised(hash_pool: EncoderPool,
         yield partition_of("first", numbered_rows("first", 60))
         raise LookupError("the listing broke")
 
-    before = set(threading.enumerate())
+    before = busy_threads()
     with pytest.raises(LookupError, match="the listing broke"):
         list(make_run(hash_pool, breaking(), tmp_path))
-    assert set(threading.enumerate()) <= before
+    assert busy_threads() <= before
 
 
 def test_run_that_was_never_started_holds_no_memory(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    before = set(threading.enumerate())
+    before = busy_threads()
     make_run(hash_pool, in_memory(CATALOG), tmp_path).events().close()
-    assert set(threading.enumerate()) <= before
+    assert busy_threads() <= before
 
 
 def test_slow_consumer_of_events_slows_the_run_and_loses_no_event(
