@@ -196,7 +196,7 @@ def mark_parts(reaper: Reaper) -> None:
         return step
 
     ObjectUpload._begin = passing(ObjectUpload._begin, None, "begun")
-    ObjectUpload._append = staticmethod(passing(ObjectUpload._append, None, "part"))
+    ObjectUpload._send = passing(ObjectUpload._send, None, "part")
     ObjectUpload._complete = passing(ObjectUpload._complete, "complete", "completed")
 
 

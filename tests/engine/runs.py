@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.waiting import wait_in_turns
 from tests.small_catalogs import Rows, partition_of, row_batch_of
 
 SMALL = Thresholds(b_min=50, b_max=100)
+THREADS = ("surge-run", "surge-read", "surge-publish")
 
 
 def make_run(
@@ -74,8 +77,23 @@ def assert_nothing_is_held(run: EmbeddingRun) -> None:
         ledger = run.memory.ledger
         assert (ledger.held, run.memory.in_flight.texts) == (0, 0)
         assert ledger.peak <= ledger.limit
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("surge-publish")]
-    assert not [thread for thread in threading.enumerate() if thread.name in ("surge-run", "surge-read")]
+    busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(THREADS)]
+    assert not busy
+
+
+def busy_threads() -> set[threading.Thread]:
+    """Threads but for those that only wait for further work in the background."""
+    return {thread for thread in threading.enumerate() if thread.name != "surge-idle"}
+
+
+def wait_for_publishing_threads() -> None:
+    """Until no thread is busy with a run; those that only wait for more work have another name."""
+
+    def wait(seconds: float) -> bool:
+        time.sleep(seconds)
+        return not any(thread.name.startswith(THREADS) for thread in threading.enumerate())
+
+    assert wait_in_turns(wait, 60)
 
 
 def receipts(events: Iterable[Any], *actions: str) -> list[Receipt]:

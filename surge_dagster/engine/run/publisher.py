@@ -103,6 +103,7 @@ class Publisher:
         self._unfinished_files = 0
         self._finished = threading.Condition()
         self._closing = False
+        self._has_threads = True  # otherwise waiting for what a further thread was to write would not end
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
         """Write every segment of a SuperBatch; returns immediately."""
@@ -129,7 +130,7 @@ class Publisher:
         with self._finished:
             self._closing = True
             drained, left = False, None
-            while not drained and left != 0:
+            while not drained and left != 0 and self._has_threads:
                 left = stop.seconds_left()
                 drained = self._finished.wait_for(
                     lambda: not self._unfinished and not self._unfinished_files,

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from surge_dagster.engine.errors import Cancelled
 
 TURN_SECONDS = 0.1
+_IDLE = "surge-idle"
 T = TypeVar("T")
 
 
@@ -73,7 +74,7 @@ class _Background:
                 result, failed = call(), None
             except BaseException as error:
                 result, failed = None, error
-            thread.name = "surge-idle"
+            thread.name = _IDLE
             self._free.release()  # first, so that the next call of whoever waits for the answer finds this thread
             if failed is None:
                 answer.set_result(result)

@@ -19,7 +19,7 @@ from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.run.test_run_object_store import LARGE, catalog_of
-from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
+from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts, wait_for_publishing_threads
 from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer
 from tests.small_catalogs import keys_of, write_catalog
 
@@ -71,10 +71,7 @@ def test_stopped_run_leaves_no_waiting_thread(
 
     object_server.plan = stop_at_the_first
     assert failures(list(run.events())) == []
-    for thread in threading.enumerate():
-        if thread.name.startswith(("surge-run", "surge-read", "surge-publish")):
-            thread.join(60)
-            assert not thread.is_alive(), thread.name
+    wait_for_publishing_threads()
     object_server.plan = None
     again = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
     assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), "the same store serves the next run"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.encoder.metrics import overlap_ratio
+from surge_dagster.engine.encoder.metrics import Costs, overlap_ratio
 from surge_dagster.engine.run.report import _ADDED_UP, _PEAKS, Failure, RunReport, SuperBatchReport
 
 PROMISED = (
@@ -17,9 +17,11 @@ PROMISED = (
     "duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes "
     "peak_rss_bytes space space_title dimension device hardware precision"
 )
-SUPERBATCH = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0)
+SUPERBATCH = SuperBatchReport(
+    0, 2, 100, 5000, Costs(tokens=900, padded_tokens=1000, encode_seconds=2.0, texts_encoded=100), truncated=1
+)
 NOT_ADDED_UP = (
-    "predicted_wall_seconds call_seconds "
+    "costs predicted_wall_seconds call_seconds "
     "space space_title dimension device hardware precision encoder_notes workers b_min b_max partitions_written "
     "partitions_skipped partitions_failed time_to_first_output_seconds storage_retries"
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from surge_dagster.engine.output.spaces import recorded_catalog
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from tests.engine.runs import UnstartedPool, failures, finish, make_run, receipts
+from surge_dagster.engine.support.footer_memory import forget_all
+from tests.engine.runs import UnstartedPool, busy_threads, failures, finish, make_run, receipts
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 
 CATALOG = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
@@ -35,10 +35,10 @@ def idle_run(hash_pool: EncoderPool, partitions: list[Partition], output: Path, 
 
 
 def test_constructing_a_run_writes_nothing_and_starts_nothing(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    before = set(threading.enumerate())
+    before = busy_threads()
     idle_run(hash_pool, CATALOG, tmp_path / "out", catalog=CatalogRecord("/shop"), observer=ChangeFeed(always=True))
     assert not (tmp_path / "out").exists()
-    assert set(threading.enumerate()) == before
+    assert busy_threads() == before
 
 
 def test_run_without_work_starts_no_pool_and_is_reported(hash_pool: EncoderPool, complete: Path) -> None:
@@ -84,7 +84,7 @@ def test_unreadable_file_starts_a_run_which_fails_only_its_partition(
         return opened(name, *arguments, **options)
 
     monkeypatch.setattr(os, "open", bad_sector)
-    monkeypatch.setattr("surge_dagster.engine.output.freshness._known", {})
+    forget_all()
     events = finish(make_run(hash_pool, CATALOG, complete))
     assert [(failure.key, failure.transient) for failure in failures(events)] == [("a", True)]
     assert [receipt.key for receipt in receipts(events, "fresh")] == ["b"]

@@ -159,7 +159,7 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     assert status == -signal.SIGKILL
     said = [line[1] for line in lines if line[0] == "receipt"]
     state = OutputState(output.open(), space, output.file_format)
-    published = {key for key in CATALOG if state.file(key)}
+    published = {each.key for each in open_source(catalog) if state.freshness(each).file}
     staged = staged_rows(output.look(), CATALOG.keys() - published)
     assert set(said) <= published, "each partition with a receipt has its file"
 
@@ -204,7 +204,7 @@ def test_run_with_other_thresholds_completes_a_killed_run(
         encoded += texts_encoded(lines)
         lost += in_flight(lines)
     left = OutputState(output.open(), space)
-    missing = {key for key in CATALOG if not left.file(key)}
+    missing = {each.key for each in open_source(catalog) if not left.freshness(each).file}
     staged = staged_rows(output.look(), missing)
     thresholds = Thresholds(b_min=random.randint(1, 40), b_max=random.randint(40, 400))
     run = completed(make_run(hash_pool, open_source(catalog), output.open(), thresholds))

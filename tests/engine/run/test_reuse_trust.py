@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from typing import Any
 
@@ -17,8 +16,9 @@ from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.run import previous_rows
 from surge_dagster.engine.run.staging import STAGING
 from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.runs import make_run
-from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, with_vectors
+from tests.engine.run.test_staged_runs import cut_off
+from tests.engine.runs import finish, make_run
+from tests.small_catalogs import DIMENSION, Rows, numbered_rows, rewrite, with_vectors
 
 __all__ = ["output"]
 
@@ -56,11 +56,9 @@ def test_rows_staged_under_another_model_are_encoded_with_the_others(output: Out
     rows = numbered_rows("k", 450)
     output.embed(rows)
     rewrite(output.path, lambda table: with_vectors(table, lambda matrix: -matrix))
-    partition = partition_of("k", rows[1:], version="v2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("surge_dagster.engine.run.superbatch_call.cosines", lambda one, other: np.ones(len(one)))
-        with contextlib.closing(make_run(output.pool, [partition], output.root).events()) as events:
-            next(events)
+        finish(make_run(output.pool, [cut_off("k", rows[1:], 270, version="v2")], output.root))
     assert (output.root / STAGING).exists()
     assert output.embed(rows[1:]).rows_reused == 0
     output.check(rows[1:])
@@ -106,18 +104,18 @@ def test_vectors_of_another_dtype_are_not_reused(output: Output, caplog: pytest.
     with pa.OSFile(str(output.path), "wb") as sink, new_writer("parquet", sink, columns, facts) as writer:
         writer.append_table(table.replace_schema_metadata(None).cast(columns))
         writer.close()
-    assert output.embed(ROWS[1:]).rows_reused == 0 and "its vectors are not used" in caplog.text
+    assert output.embed(ROWS[1:]).rows_reused == 0 and "vectors of its old file are not used" in caplog.text
     output.check(ROWS[1:])
 
 
 def test_old_file_replaced_after_the_listing_is_not_reused(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     output.embed(ROWS)
-    read = previous_rows.open_output_file
+    read = previous_rows.open_published
 
     def replaced(*arguments: Any, **options: Any) -> Any:
         rewrite(output.path, lambda table: table, source_version="other")
-        return read(pa.OSFile(str(output.path)), "parquet")
+        return read(*arguments, **options)
 
-    monkeypatch.setattr(previous_rows, "open_output_file", replaced)
+    monkeypatch.setattr(previous_rows, "open_published", replaced)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])

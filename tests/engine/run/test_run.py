@@ -158,7 +158,7 @@ def test_report_has_the_sums_of_the_events(hash_pool: EncoderPool, tmp_path: Pat
     document = run.report.as_dict()
     assert document["partitions_written"] == 5
     assert document["texts_encoded"] == sum(batch.texts for batch in superbatches) == 330
-    assert document["tokens"] == sum(batch.tokens for batch in superbatches) > 0
+    assert document["tokens"] == sum(batch.costs.tokens for batch in superbatches) > 0
     assert document["superbatches"] == len(superbatches)
     assert sorted(batch.index for batch in superbatches) == list(range(len(superbatches)))
     assert 0 < document["time_to_first_output_seconds"] <= document["wall_seconds"]

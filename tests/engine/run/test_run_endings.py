@@ -11,22 +11,24 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run import encoding
+from surge_dagster.engine.run import encoding, publisher
 from surge_dagster.engine.run import events as events_module
 from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from tests.engine.runs import completed, failures, finish, in_memory, make_run
+from tests.engine.runs import completed, failures, finish, in_memory, make_run, wait_for_publishing_threads
 from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files
 
@@ -39,6 +41,7 @@ def faulty_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[EncoderPool]:
     """A pool of two workers in which texts do harm; see `encoder/faults.py`."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "encoder"))
     with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:FaultyBackend", max_respawns=20) as pool:
+        pool.start()
         yield pool
 
 
@@ -117,6 +120,7 @@ def test_stopped_run_publishes_encoded_partitions_of_an_unfinished_superbatch(
     stopped = threading.Event()
 
     def stop_when_it_hangs() -> None:
+        assert faulty_pool._dispatcher is not None
         jobs = faulty_pool._dispatcher._schedule._jobs
         while not (hung.exists() and jobs and jobs[0].finished_rows >= 8_000) and not stopped.wait(0.01):
             pass
@@ -199,15 +203,13 @@ def test_second_interrupt_ends_the_wait_and_every_thread(
             events.close()
     finally:
         go_on.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith(("surge-run", "surge-read", "surge-publish")):
-            thread.join(60)
-            assert not thread.is_alive(), thread.name
+    wait_for_publishing_threads()
 
 
 STUCK = """
 import signal, sys, threading
 from pathlib import Path
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from tests.engine.runs import in_memory, make_run
 from tests.engine.run.test_run_endings import SPEC, StuckStore
@@ -261,18 +263,18 @@ def test_pace_compares_a_superbatch_with_the_average_after_the_first_few() -> No
     assert pace.ratio(0, 9.0) is None
 
 
-@pytest.mark.parametrize(("work_seconds", "pace"), [(4.0, 1.0), (12.0, 3.0)])
-def test_pace_counts_the_work_of_a_call_and_not_its_wait_for_workers(
-    caplog: pytest.LogCaptureFixture, work_seconds: float, pace: float
+@pytest.mark.parametrize(("shared_seconds", "pace"), [(2.0, 1.0), (6.0, 3.0)])
+def test_pace_counts_what_a_call_takes_of_the_pool_and_not_its_wait_for_workers(
+    caplog: pytest.LogCaptureFixture, shared_seconds: float, pace: float
 ) -> None:
     measures = encoding._Measures(0.0)
-    metrics = EncodeMetrics(texts=10, padded_tokens=100, workers=2, chunks=2, encode_seconds=2.0, work_seconds=4.0)
+    costs = Costs(texts_computed=10, padded_tokens=100, encode_seconds=2.0, shared_seconds=2.0)
     for _ in range(3):
-        measures.of(Mock(metrics=metrics))
-    late = replace(metrics, encode_seconds=9.0, work_seconds=work_seconds)
+        measures.of(Mock(metrics=EncodeMetrics(costs)))
+    late = EncodeMetrics(replace(costs, encode_seconds=9.0, shared_seconds=shared_seconds))
     assert measures.of(Mock(metrics=late)).pace_ratio == pytest.approx(pace)
     warned = [record.getMessage() for record in caplog.records]
-    assert [f"took {work_seconds / 2} s, 3.0 times as long" in message for message in warned] == [True] * (pace > 2)
+    assert [f"took {shared_seconds} s, 3.0 times as long" in message for message in warned] == [True] * (pace > 2)
 
 
 @pytest.mark.parametrize("name", ["surge-read", "surge-publish"])
@@ -280,14 +282,22 @@ def test_run_that_gets_no_thread_ends_with_an_error(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A container may limit its processes."""
-    start = threading.Thread.start
+    start, background = threading.Thread.start, publisher.in_background
 
-    def limited(thread: threading.Thread) -> None:
-        if thread.name.startswith(name):
+    def require_room(begun: str) -> None:
+        if begun.startswith(name):
             raise RuntimeError("can't start new thread")
+
+    def limited_start(thread: threading.Thread) -> None:
+        require_room(thread.name)
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    def limited_background(task: Any, task_name: str) -> Any:
+        require_room(task_name)
+        return background(task, task_name)
+
+    monkeypatch.setattr(threading.Thread, "start", limited_start)
+    monkeypatch.setattr(publisher, "in_background", limited_background)
     catalog = {key: numbered_rows(key, 3) for key in "ab"}
     run = make_run(hash_pool, in_memory(catalog), tmp_path)
     with pytest.raises(RuntimeError, match="can't start new thread"):

@@ -32,7 +32,16 @@ from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.local_upload import storage_errors
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts, smallest_run_limit
+from tests.engine.runs import (
+    DoorPool,
+    busy_threads,
+    failures,
+    finish,
+    in_memory,
+    make_run,
+    receipts,
+    smallest_run_limit,
+)
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
 CATALOG: dict[str, Rows] = {
@@ -59,7 +68,9 @@ class FaultyStore(LocalStore):
         upload = FaultyUpload(self.root, name)
         if struck:
             upload.step, upload.happen = self._step, self._happen
-            upload.sink = pa.PythonFile(FaultySink(upload, upload.sink), "w")
+            sink = FaultyFile(FaultySink(upload, upload.sink), "w")
+            sink.descriptor = upload.sink.fileno()
+            upload.sink = sink
         return upload
 
     def sync(self, folder: str) -> None:
@@ -112,6 +123,13 @@ class FaultySink(io.RawIOBase):
     def close(self) -> None:
         self._sink.close()
         super().close()
+
+
+class FaultyFile(pa.PythonFile):
+    descriptor = -1
+
+    def fileno(self) -> int:
+        return self.descriptor
 
 
 def disk_full() -> None:
@@ -222,12 +240,12 @@ def test_full_disk_is_named_in_the_error_of_a_new_run(hash_pool: EncoderPool, tm
 def test_unexpected_error_while_publishing_ends_the_run(
     hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
 ) -> None:
-    before = set(threading.enumerate())
+    before = busy_threads()
     many = CATALOG | {f"later {n}": numbered_rows(f"later{n}", 60) for n in range(20)}
     run = make_run(hash_pool, in_memory(many), FaultyStore(tmp_path, {key}, step, programming_error))
     with pytest.raises(AssertionError, match="a programming error"):
         list(run.events())
-    assert set(threading.enumerate()) <= before
+    assert busy_threads() <= before
     assert all(name.endswith(".parquet") for name in published_files(tmp_path, run.space.name))
     finish(make_run(hash_pool, in_memory(many), tmp_path))
     for name, rows in many.items():
@@ -274,11 +292,11 @@ class FailingPool:
 def test_encoder_failure_ends_the_run_after_encoded_partitions_are_published(
     hash_pool: EncoderPool, tmp_path: Path, at: int
 ) -> None:
-    before = set(threading.enumerate())
+    before = busy_threads()
     run = make_run(FailingPool(hash_pool, at), in_memory(CATALOG), tmp_path)
     with pytest.raises(EncoderError, match="out of memory"):
         list(run.events())
-    assert set(threading.enumerate()) <= before
+    assert busy_threads() <= before
     assert published_files(tmp_path, run.space.name) == ({"a.parquet"} if at else set())
     again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
     assert keys_of(receipts(finish(again), "encoded")) == sorted(CATALOG.keys() - ({"a"} if at else set()))

@@ -19,11 +19,11 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.parquet import read_facts
-from surge_dagster.engine.output import freshness
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.retries import ATTEMPTS
+from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import assert_nothing_is_held, completed, failures, finish, make_run, receipts
@@ -153,7 +153,7 @@ def test_run_without_work_reads_no_file_that_an_earlier_run_has_read(
     source = open_source(write_catalog(tmp_path / "catalog", catalog))
     finish(make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=200, b_max=400)))
     for expected in (len(catalog), 0):
-        monkeypatch.setattr(freshness, "_known", {})  # as in another process
+        forget_all()  # as in another process
         object_server.log.clear()
         run = completed(make_run(hash_pool, source, open_bucket(object_server)))
         assert run.report.partitions_skipped == len(catalog)
@@ -197,7 +197,7 @@ class TestFailures:
         monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
         source = open_source(write_catalog(tmp_path / "catalog", catalog_of(12, large=0)))
         finish(make_run(hash_pool, source, open_bucket(object_server)))
-        monkeypatch.setattr(freshness, "_known", {})
+        forget_all()
         before = object_server.objects()
         object_server.plan = always(Fault("status", 503), "GET", "[.]parquet")
         with pytest.raises(StoreUnavailable, match="the store is down"):

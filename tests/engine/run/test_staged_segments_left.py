@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.tables.opening import open_source
@@ -179,45 +178,28 @@ def test_full_disk_fails_only_partitions_that_do_not_fit_until_there_is_room(
     assert not [name for name in room[3] if name.startswith(STAGING)]
 
 
-@pytest.mark.parametrize("same_rows", [True, False])
-def test_second_of_two_runs_takes_the_file_of_the_first_if_it_has_the_same_rows(
-    hash_pool: EncoderPool, tmp_path: Path, same_rows: bool
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_run_whose_staged_rows_another_run_removed_fails_for_now_and_the_next_run_finds_the_file(
+    hash_pool: EncoderPool, tmp_path: Path, is_forced: bool
 ) -> None:
-    """The other run publishes the partition, and removes what is staged, just before this one would."""
-    theirs = BIG if same_rows else numbered_rows("other", len(BIG))
+    """The other run publishes the partition, or finds its file up to date, just before this one would publish it."""
+    if is_forced:
+        finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
 
     class OvertakenStore(LocalStore):
         def create(self, name: str) -> LocalUpload:
-            if name.endswith(("/big.parquet", "/first.parquet", "/second.parquet")):
-                finish_all_but_threads(make_run(hash_pool, [partition_of("big", theirs)], tmp_path))
-            return super().create(name)
-
-    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path))
-    failed = failures(finish(run))
-    if same_rows:
-        assert not failed and run.report.partitions_skipped == 1
-    else:
-        [failure] = failed
-        assert failure.transient
-        assert "it was removed; another run may have published the partition" in failure.reason
-    assert published_files(tmp_path, run.space.name) == {"big.parquet"}
-    assert_embedded(tmp_path, run.space.name, "big", theirs)
-    assert not (tmp_path / STAGING).exists()
-
-
-def test_forced_run_does_not_take_the_file_that_it_replaces(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    """Another run finds that file up to date, and removes what the forced run has staged."""
-    finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
-
-    class SweptStore(LocalStore):
-        def create(self, name: str) -> LocalUpload:
             if name.endswith("/big.parquet"):
-                finish_all_but_threads(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+                assert failures(list(make_run(hash_pool, [partition_of("big", BIG)], tmp_path).events())) == []
             return super().create(name)
 
-    run = make_run(hash_pool, [partition_of("big", BIG)], SweptStore(tmp_path), force=True)
+    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), force=is_forced)
     [failure] = failures(finish(run))
-    assert failure.transient and "it was removed; another run may have published" in failure.reason
+    assert failure.transient
+    assert "it was removed; another run may have published the partition" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"big.parquet"}
+    assert not (tmp_path / STAGING).exists()
+    assert finish_receipts(make_run(hash_pool, [partition_of("big", BIG)], tmp_path), "fresh")
+    assert_embedded(tmp_path, run.space.name, "big", BIG)
 
 
 def test_two_concurrent_runs_may_stage_the_same_segments(hash_pool: EncoderPool, tmp_path: Path) -> None:
@@ -236,8 +218,3 @@ def test_two_concurrent_runs_may_stage_the_same_segments(hash_pool: EncoderPool,
         assert_nothing_is_held(run)
     finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
     assert not (tmp_path / STAGING).exists()
-
-
-def finish_all_but_threads(run: EmbeddingRun) -> None:
-    """A run within a thread of another one."""
-    assert failures(list(run.events())) == []

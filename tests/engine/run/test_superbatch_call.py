@@ -48,7 +48,7 @@ def call_of(
 
 
 def read_again(dropped: DroppedPartitions) -> list[str]:
-    return [partition.key for partition in dropped.take_again()]
+    return [partition.key for partition in dropped.to_read_again()]
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def test_equal_texts_of_a_superbatch_are_encoded_once(hash_pool: EncoderPool) ->
     with batch_of(hash_pool, partitions) as batch:
         call = call_of(hash_pool, batch)
         metrics = call.result()
-        assert metrics is not None and (metrics.texts, call.deduplicated) == (4, 4)
+        assert metrics is not None and (metrics.costs.texts_computed, call.deduplicated) == (4, 4)
         assert is_right(batch.slot, partitions["a"] + partitions["b"]).all()
         assert all(call.is_encoded(segment) for segment in batch.segments)
 
@@ -97,7 +97,7 @@ def test_every_text_is_encoded_where_the_comparison_has_no_memory(hash_pool: Enc
     with batch_of(hash_pool, {"a": ["one", "one", "two"]}) as batch:
         call = call_of(hash_pool, batch, limit=100)
         metrics = call.result()
-        assert metrics is not None and (metrics.texts, call.deduplicated) == (3, 0)
+        assert metrics is not None and (metrics.costs.texts_computed, call.deduplicated) == (3, 0)
         assert is_right(batch.slot, ["one", "one", "two"]).all()
 
 
@@ -107,7 +107,7 @@ def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: 
     with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known([1, 2, 5, 6], nearly, [2, 5])) as batch:
         call = call_of(hash_pool, batch)
         metrics = call.result()
-        assert metrics is not None and metrics.texts == 4 + 2, "those without a vector, and the sample"
+        assert metrics is not None and metrics.costs.texts_computed == 4 + 2, "those without a vector, and the sample"
         assert np.array_equal(batch.slot.matrix(0, 8)[[1, 2, 5, 6]], nearly)
         assert is_right(batch.slot, texts)[[0, 3, 4, 7]].all()
         assert batch.slot.reused(0, 8) == 4
@@ -123,10 +123,10 @@ def test_partition_whose_sample_differs_is_dropped_and_read_again(
     dropped = DroppedPartitions()
     with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known(list(range(1, 8)), old[1:], [2, 6])) as batch:
         metrics = call_of(hash_pool, batch, dropped).result()
-        assert metrics is not None and metrics.texts == 1 + 2
+        assert metrics is not None and metrics.costs.texts_computed == 1 + 2
         assert is_right(batch.slot, texts)[:4].all() and batch.slot.reused(0, 4) == 3
         assert [segment.partition in dropped for segment in batch.segments] == [False, True]
-        [again] = dropped.take_again()
+        [again] = dropped.to_read_again()
         assert (again.key, again.reuse, again.cosines) == ("b", False, (pytest.approx(-1, abs=1e-6),))
         assert [record.message.partition(":")[0] for record in caplog.records] == ["partition 'b'"]
 
@@ -143,7 +143,7 @@ def test_rows_whose_sample_cannot_be_held_share_the_verdict_on_the_others(
     dropped = DroppedPartitions()
     with batch_of(hash_pool, partitions, known([0, 1, 2, 3, 4, 5], old, [0, 3, 4])) as batch:
         metrics = call_of(hash_pool, batch, dropped).result()
-        assert metrics is not None and metrics.texts == 1 + 2, "one sampled row, and those without vectors"
+        assert metrics is not None and metrics.costs.texts_computed == 1 + 2, "one sample, and those without vectors"
         assert np.array_equal(batch.slot.matrix(0, 6), old)
         assert read_again(dropped) == (["a", "b", "c"] if is_wrong else [])
 
