@@ -33,7 +33,7 @@ LARGE_ROWS = 4_000
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other without a pause, and nothing is known of other tests' files."""
-    monkeypatch.setattr(retries, "wait_in_turns", lambda *_: True)
+    monkeypatch.setattr(retries, "rest", lambda *_, **__: None)
     forget_all()
 
 
