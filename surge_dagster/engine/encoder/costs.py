@@ -165,7 +165,6 @@ class EncodeCosts:
         return found if found >= _LENGTHS else self.call_seconds / (of_text - float(self.fit.values[1]))
 
     def seconds(self, texts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The predicted seconds of each call."""
         return self.fit.seconds(_amounts(texts, tokens))
 
     def margin(self, texts: np.ndarray, tokens: np.ndarray) -> float | None:
@@ -181,7 +180,6 @@ class EncodeCosts:
 
     @property
     def texts_per_second(self) -> float:
-        """Of the usual length."""
         return self.workers / self.text_seconds()
 
     def _of_text(self, tokens: float | None) -> np.ndarray:

@@ -31,8 +31,6 @@ _PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "op
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device of each worker."""
-
     devices: tuple[str, ...]
     reason: str
 

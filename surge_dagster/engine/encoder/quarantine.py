@@ -87,31 +87,17 @@ class Quarantine:
         skipped = 0
         while self._waiting:
             rows = self._waiting.popleft()
-            needed = self._needed(rows)
-            skipped += rows.stop - rows.start - sum(part.stop - part.start for part in needed)
-            if needed:
-                self._waiting.extendleft(reversed(needed[1:]))
-                return needed[0], skipped
+            failed = (group for group in self._failed_groups if group[0] < rows.stop and rows.start < group[1])
+            first, end = next(failed, (rows.stop, rows.stop))
+            if first == end:
+                return rows, skipped
+            skipped += min(end, rows.stop) - max(first, rows.start)
+            parts = ((end, rows.stop), (rows.start, first))
+            self._waiting.extendleft(QuarantinedRows(start, stop) for start, stop in parts if start < stop)
         return None, skipped
 
     def clear(self) -> None:
         self._waiting.clear()
-
-    def _needed(self, rows: QuarantinedRows) -> list[QuarantinedRows]:
-        """The parts that belong to no failed group."""
-        parts = [rows]
-        for first, end in self._failed_groups:
-            left = []
-            for part in parts:
-                if end <= part.start or part.stop <= first:
-                    left.append(part)
-                    continue
-                if part.start < first:
-                    left.append(QuarantinedRows(part.start, first))
-                if end < part.stop:
-                    left.append(QuarantinedRows(end, part.stop))
-            parts = left
-        return parts
 
     def _group(self, row: int) -> tuple[int, int]:
         if self._borders is None:

@@ -136,15 +136,12 @@ class Job:
             self.finished_rows += self.quarantine.bisect(chunk.quarantined, reason)
 
     def abandon(self) -> None:
-        """Drops all rows that are not assigned."""
         self.abandoned = True
         self.next_row = self.rows
         self.quarantine.clear()
 
 
 class Schedule:
-    """The jobs of one pool, oldest first, and the measured speeds of its workers, by seat."""
-
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._jobs: list[Job] = []

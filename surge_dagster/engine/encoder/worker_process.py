@@ -40,8 +40,6 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeat:
-    """The place of a worker, whose process may be replaced."""
-
     index: int
     device: str
     load_message: protocol.Message
@@ -103,7 +101,6 @@ class WorkerProcess:
 
     @property
     def name(self) -> str:
-        """In messages."""
         return f"worker {self.pid} on {self.seat.device}"
 
     def note_progress(self, progress: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.faulty_pools import no_leaks, open_descriptors
@@ -48,10 +50,17 @@ def column(texts: list[str]) -> pa.LargeStringArray:
     return pa.array(texts, pa.large_string())
 
 
-def encode(pool: EncoderPool, texts: list[str]) -> np.ndarray:
-    """The vectors of texts, through a slot of their size."""
-    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
+@contextlib.contextmanager
+def filled_slot(pool: EncoderPool, texts: list[str]) -> Iterator[Slot]:
+    """The only slot of an arena, of just these texts."""
+    size = sum(len(text.encode()) for text in texts)
+    with pool.arena(slots=1, max_texts=len(texts), max_bytes=max(1, size)) as arena:
         slot = arena.acquire()
         slot.append(column(texts))
+        yield slot
+
+
+def encode(pool: EncoderPool, texts: list[str]) -> np.ndarray:
+    with filled_slot(pool, texts) as slot:
         pool.encode(slot)
         return slot.matrix(0, len(texts)).copy()

@@ -64,9 +64,11 @@ class RefusingBackend(HashBackend):
 
 
 class UnreadyBackend(HashBackend):
-    """Never finishes loading."""
+    """Never finishes loading, which the file `$FAULTS_LOADING` says."""
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
+        if "FAULTS_LOADING" in os.environ:
+            Path(os.environ["FAULTS_LOADING"]).touch()
         threading.Event().wait()
 
 

@@ -18,7 +18,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.model.spec import EncodingSpec
-from tests.engine.encoder.conftest import column, encode, open_descriptors
+from tests.engine.encoder.conftest import column, encode, filled_slot, open_descriptors
 
 
 def _texts(count: int, seed: int = 0) -> list[str]:
@@ -34,10 +34,8 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
             EncoderPool(EncodingSpec("hash://24", document_prompt="say: "), devices=workers) as pool,
-            pool.arena(slots=1, max_texts=3_000, max_bytes=1 << 20) as arena,
+            filled_slot(pool, texts) as slot,
         ):
-            slot = arena.acquire()
-            slot.append(column(texts))
             metrics = pool.encode(slot)
             assert np.array_equal(slot.matrix(0, 3_000), expected)
             costs = metrics.costs
@@ -73,10 +71,8 @@ def test_vectors_have_the_type_of_the_space_and_truncated_rows_are_counted_where
     texts = ["short", "x" * 400, "short", "y" * 4_000, ""]
     with (
         EncoderPool(EncodingSpec("hash://16", max_length=100, dtype="float16"), devices="cpu") as pool,
-        pool.arena(slots=1, max_texts=5, max_bytes=5_000) as arena,
+        filled_slot(pool, texts) as slot,
     ):
-        slot = arena.acquire()
-        slot.append(column(texts))
         pool.encode(slot)
         assert [slot.truncated(row, row + 1) for row in range(5)] == [0, 1, 0, 1, 0]
         assert slot.truncated(0, 5) == 2
@@ -158,19 +154,6 @@ def test_closed_pool_refuses_calls_and_leaves_neither_process_nor_descriptor() -
     assert open_descriptors() - before == set()
 
 
-def test_arena_closed_during_a_call_fails_the_call_and_not_the_pool(hash_pool: EncoderPool) -> None:
-    arena = hash_pool.arena(slots=1, max_texts=10, max_bytes=100)
-    slot = arena.acquire()
-    slot.append(column(["a"]))
-    arena.close()
-    with pytest.raises(EncoderError, match="arena was closed"):
-        hash_pool.encode(slot)
-    with hash_pool.arena(slots=1, max_texts=10, max_bytes=100) as fresh:
-        slot = fresh.acquire()
-        slot.append(column(["a"]))
-        assert hash_pool.encode(slot).costs.texts_computed == 1
-
-
 def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path) -> None:
     spec = EncodingSpec("hash://40")
     with EncoderPool(spec, devices="cpu") as first:
@@ -196,9 +179,7 @@ def test_only_the_chosen_rows_are_encoded_and_the_others_keep_their_vectors(hash
     texts = [f"text {row}" for row in range(5_000)]
     expected = hash_vectors(texts, 16)
     for rows in (np.arange(0, 5_000, 3), np.arange(700, 900), np.array([4_999]), np.empty(0, np.intp)):
-        with hash_pool.arena(slots=1, max_texts=5_000, max_bytes=1 << 20) as arena:
-            slot = arena.acquire()
-            slot.append(column(texts))
+        with filled_slot(hash_pool, texts) as slot:
             slot.matrix(0, 5_000)[:] = 7
             metrics = hash_pool.submit(slot, rows=rows).result()
             expected_matrix = np.full((5_000, 16), 7, np.float32)

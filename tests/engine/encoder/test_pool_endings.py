@@ -15,7 +15,7 @@ import pytest
 from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
-from tests.engine.encoder.conftest import column, encode
+from tests.engine.encoder.conftest import column, encode, filled_slot
 from tests.engine.encoder.faulty_pools import beyond_signals, faulty_pool, wait_for_end, with_harm
 from tests.signals import interrupted_in_another_thread
 
@@ -44,9 +44,7 @@ def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp
 
 def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None:
     texts = [f"harmless {row}" for row in range(20_000)] + [f"hang once {tmp_path / 'hung'}"]
-    with faulty_pool() as pool, pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
-        slot = arena.acquire()
-        slot.append(column(texts))
+    with faulty_pool() as pool, filled_slot(pool, texts) as slot:
         call = pool.submit(slot)
         while not (tmp_path / "hung").exists() or not call.encoded:
             assert call.result(0.01) is None
@@ -65,9 +63,7 @@ def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(tmp_path: Path, i
     texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
     with faulty_pool("cpu", max_respawns=0) as pool:
         pids = pool.worker_pids
-        with pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
-            slot = arena.acquire()
-            slot.append(column(texts))
+        with filled_slot(pool, texts) as slot:
             call = pool.submit(slot)
             while not seen.exists():
                 assert call.result(0.01) is None
@@ -82,24 +78,19 @@ def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(tmp_path: Path, i
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert (pool.worker_pids, pool.replays) == (pids, 0)
         both = 2 * LARGEST_CHUNK_TEXTS
-        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), "no further chunk is encoded"
+        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), "the chunk that waited is encoded, and no further one"
         assert np.array_equal(slot.matrix(0, both), hash_vectors(texts[:both], 16))
 
 
 def test_slot_of_a_call_that_failed_with_the_pool_is_free_again(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     texts = [f"wait {gate}", *["die always"] * 4_000]  # one worker waits, the other one dies
-    with (
-        faulty_pool(max_respawns=0) as pool,
-        pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena,
-    ):
-        slot = arena.acquire()
-        slot.append(column(texts))
+    with faulty_pool(max_respawns=0) as pool, filled_slot(pool, texts) as slot:
         with pytest.raises(EncoderError, match="giving up"):
             pool.submit(slot).result()
         pool.close()  # its thread has ended by now, so nothing gives a slot back later
         slot.release()
-        arena.acquire(lambda: True)
+        slot.arena.acquire(lambda: True)
 
 
 def test_closing_ends_a_hung_worker_and_the_waiting_call(tmp_path: Path) -> None:
@@ -196,24 +187,17 @@ def test_start_of_a_pool_is_interrupted_by_a_signal_to_another_thread() -> None:
 
 
 def test_waiting_for_a_call_or_a_slot_is_interrupted_by_a_signal_to_another_thread(tmp_path: Path) -> None:
-    with (
-        faulty_pool("cpu") as pool,
-        pool.arena(slots=1, max_texts=1, max_bytes=1_000) as arena,
-    ):
-        slot = arena.acquire()
-        slot.append(column([f"wait {tmp_path / 'opened'}"]))
+    with faulty_pool("cpu") as pool, filled_slot(pool, [f"wait {tmp_path / 'opened'}"]) as slot:
         with interrupted_in_another_thread():
             pool.encode(slot)
         with interrupted_in_another_thread():
-            arena.acquire()
+            slot.arena.acquire()
         (tmp_path / "opened").touch()
 
 
 def test_pool_whose_workers_no_signal_ends_can_be_closed(tmp_path: Path) -> None:
     texts = [f"hang once {tmp_path / 'hung'}", "harmless"]
-    with faulty_pool() as pool, pool.arena(slots=1, max_texts=2, max_bytes=1_000) as arena:
-        slot = arena.acquire()
-        slot.append(column(texts))
+    with faulty_pool() as pool, filled_slot(pool, texts) as slot:
         call = pool.submit(slot)
         while not (tmp_path / "hung").exists():
             assert call.result(0.01) is None
@@ -222,4 +206,4 @@ def test_pool_whose_workers_no_signal_ends_can_be_closed(tmp_path: Path) -> None
             pool.close()
             assert pool.worker_pids == []
             slot.release()
-            arena.acquire(lambda: True)  # no worker writes into it any more
+            slot.arena.acquire(lambda: True)  # no worker writes into it any more

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.model.spec import EncodingSpec
-from tests.engine.encoder.conftest import column, encode
+from tests.engine.encoder.conftest import encode, filled_slot
 from tests.engine.encoder.faulty_pools import SPEC, beyond_signals, faulty_pool, with_harm
 from tests.engine.encoder.small_device import expected_vectors
 
@@ -71,9 +72,7 @@ def test_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.LogC
 
 def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeMetrics, np.ndarray]:
     """The metrics of a call in which texts may fail, and the matrix."""
-    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
-        slot = arena.acquire()
-        slot.append(column(texts))
+    with filled_slot(pool, texts) as slot:
         metrics = pool.submit(slot, None if borders is None else np.array(borders)).result()
         assert metrics is not None
         return metrics, slot.matrix(0, len(texts)).copy()
@@ -221,11 +220,17 @@ def test_worker_that_cannot_start_reports_why_and_leaves_nothing(backend: str, r
 
 
 def test_worker_that_is_not_ready_in_time_ends_the_start_and_shows_its_stacks(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "_START_TIMEOUT_SECONDS", 4)
-    # Enough time for the interpreter to start on a busy machine: before that it cannot print its stacks.
-    waited = r"worker \d+ on cpu was not ready after 4 s; .* run again"
+    monkeypatch.setenv("FAULTS_LOADING", str(tmp_path / "loading"))
+
+    def end_the_time_once_it_loads() -> None:
+        while not (tmp_path / "loading").exists():
+            time.sleep(0.01)
+        monkeypatch.setattr(dispatcher, "_START_TIMEOUT_SECONDS", 1)
+
+    threading.Thread(target=end_the_time_once_it_loads, daemon=True).start()
+    waited = r"worker \d+ on cpu was not ready after 1 s; .* run again"
     with pytest.raises(EncoderError, match=rf"(?s)^{waited}\n.*faults.py\", line \d+ in __init__"):
         faulty_pool("cpu", "UnreadyBackend")
 

@@ -17,7 +17,6 @@ import pytest
 
 from surge_dagster.engine.encoder import schedule
 from surge_dagster.engine.encoder.devices import choose_devices, worker_threads
-from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
@@ -26,7 +25,7 @@ from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support import disk_cache
-from tests.engine.encoder.conftest import column, encode
+from tests.engine.encoder.conftest import encode, filled_slot
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -57,24 +56,18 @@ def reference(demo_folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(demo_folder), device="cpu")
 
 
-def _encode(pool: EncoderPool, texts: list[str]) -> tuple[np.ndarray, Costs, list[int]]:
-    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
-        slot = arena.acquire()
-        slot.append(column(texts))
-        costs = pool.encode(slot).costs
-        flags = [slot.truncated(row, row + 1) for row in range(len(texts))]
-        return slot.matrix(0, len(texts)).copy(), costs, flags
-
-
 def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
     model_pool: EncoderPool, reference: SentenceTransformer
 ) -> None:
     texts = _texts()
-    found, costs, flags = _encode(model_pool, texts)
+    with filled_slot(model_pool, texts) as slot:
+        costs = model_pool.encode(slot).costs
+        flags = slot.truncation(0, len(texts)).tolist()
+        found = slot.matrix(0, len(texts)).copy()
     assert parity.lowest_cosine(found, reference.encode(texts)) >= FLOOR
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
     lengths = [len(ids) for ids in reference.tokenizer(texts, truncation=False)["input_ids"]]
-    assert flags == [int(length > 256) for length in lengths]
+    assert flags == [length > 256 for length in lengths]
     assert sum(flags) >= 4
     assert costs.tokens == sum(min(length, 256) for length in lengths)
     assert costs.tokens <= costs.padded_tokens <= 1.15 * costs.tokens

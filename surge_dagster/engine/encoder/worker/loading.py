@@ -48,7 +48,10 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
         _probe(loaded, space)
         return Loaded(loaded, settings.precision, _calibration(space, loaded, settings))
     notes = _unused_prompts(_check_files(space), space)
-    names = _candidates(settings) if backend == "auto" else [backend]
+    names = [backend]
+    if backend == "auto":
+        is_openvino = settings.device == "cpu" and importlib.util.find_spec("openvino") is not None
+        names = ["openvino", "torch"] if is_openvino else ["torch"]
     attempts = [(name, settings) for name in names]
     if settings.fallback_precision is not None:
         attempts.append((names[-1], replace(settings, precision=settings.fallback_precision)))
@@ -89,11 +92,6 @@ def _probe(backend: Backend, space: Space) -> None:
     alone. And a worker that is lost later was able to encode: the texts it was given are the likely cause.
     """
     encode_texts(backend, [_PROBE_TEXT], space.dimension, space.dtype)
-
-
-def _candidates(settings: BackendSettings) -> list[str]:
-    installed = importlib.util.find_spec("openvino") is not None
-    return ["openvino", "torch"] if settings.device == "cpu" and installed else ["torch"]
 
 
 def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> Calibration:

@@ -29,7 +29,6 @@ class TokenBatch:
 
     @property
     def tokens(self) -> int:
-        """Padding included."""
         return len(self.rows) * self.length
 
     def halves(self) -> list[TokenBatch]:

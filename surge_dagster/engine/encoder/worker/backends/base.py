@@ -61,7 +61,6 @@ class Backend(Protocol):
 
     def prepare(self, texts: list[str]) -> Any:
         """Runs concurrently with a `forward`."""
-        ...
 
     def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
         """Writes a vector and a truncation flag for every text; calls `progress` after each piece of work."""
@@ -72,8 +71,4 @@ def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str)
     """The vectors, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
     rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
-    return matrix, backend.forward(backend.prepare(texts), rows, _ignore_progress)
-
-
-def _ignore_progress() -> None:
-    return None
+    return matrix, backend.forward(backend.prepare(texts), rows, lambda: None)
