@@ -174,7 +174,7 @@ def _described(store: Store, folder: str) -> _Described | None:
     try:
         with store.open(name) as source:
             raw = source.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise ConfigError(f"{store.location(name)!r} cannot be read: {error}") from error

@@ -69,7 +69,7 @@ def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republish
     least = smallest_run_limit(hash_pool, tmp_path, THRESHOLDS)
     run = embed(hash_pool, tmp_path, rows, "v2", memory_limit=least)
     [receipt] = receipts(finish(run), "encoded")
-    assert "wide.parquet is encoded again: reading it takes" in caplog.text
+    assert "partition 'wide' is encoded again: reading it takes" in caplog.text
     assert receipt.source_version == "v2"
     assert_embedded(tmp_path, run.space.name, "wide", rows)
 
