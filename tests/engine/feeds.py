@@ -129,6 +129,13 @@ def note_changes(patch: pytest.MonkeyPatch, note: Callable[[str, RowChanges | No
     patch.setattr(PreviousRows, "changes", noting)
 
 
+def hand_over(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:
+    """What a consumer gets that applies all changes and confirms them, as `apply` has it."""
+    came = apply(feed, target)
+    feed.confirm()
+    return came
+
+
 def apply(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:
     """Apply a feed to a dict; gives op, partition and id of everything that came."""
     came = []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.files.formats import FileFormat
-from tests.engine.feeds import Applied, Output, apply
+from tests.engine.feeds import Applied, Output, apply, hand_over
 from tests.small_catalogs import make_unreadable
 
 TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
@@ -54,9 +54,7 @@ def test_new_consumer_gets_everything_and_then_only_what_changed(output: Output)
 def test_last_state_of_an_id_counts_over_several_versions(output: Output) -> None:
     output.write("a", {"1": "one", "2": "two", "3": "three"})
     target: Applied = {}
-    feed = output.feed()
-    apply(feed, target)
-    feed.confirm()
+    hand_over(output.feed(), target)
     output.write("a", {"1": "edited", "3": "three", "4": "four", "5": "five"})
     output.write("a", {"1": "one", "3": "three", "2": "again", "5": "edited"})
     came = apply(output.feed(), target)
@@ -68,9 +66,7 @@ def test_last_state_of_an_id_counts_over_several_versions(output: Output) -> Non
 
 def test_moved_rows_are_not_sent(output: Output) -> None:
     output.write("a", TEXTS)
-    feed = output.feed()
-    apply(feed, {})
-    feed.confirm()
+    hand_over(output.feed(), {})
     output.write("a", dict(reversed(TEXTS.items())))
     feed = output.feed()
     assert apply(feed, {}) == [] and [partition.partition for partition in feed] == ["a"]
@@ -83,9 +79,7 @@ def test_gap_in_the_change_files_gives_the_whole_partition(output: Output, fault
     output.write("a", TEXTS)
     output.write("b", TEXTS)
     target: Applied = {}
-    feed = output.feed()
-    apply(feed, target)
-    feed.confirm()
+    hand_over(output.feed(), target)
     output.write("a", {"id-0": "edited"}, with_changes=fault != "never written")
     for path in change_files(output):
         path.write_bytes(path.read_bytes()[:-9]) if fault == "damaged" else path.unlink()
@@ -99,14 +93,10 @@ def test_partition_that_was_removed_is_cleared_once(output: Output) -> None:
     output.write("a", TEXTS)
     output.write("b", TEXTS)
     target: Applied = {}
-    feed = output.feed()
-    apply(feed, target)
-    feed.confirm()
+    hand_over(output.feed(), target)
     output.remove("a")
-    feed = output.feed()
-    assert apply(feed, target) == [("clear", "a", None)]
+    assert hand_over(output.feed(), target) == [("clear", "a", None)]
     assert target == output.expected()
-    feed.confirm()
     assert apply(output.feed(), target) == []
 
 
@@ -114,13 +104,9 @@ def test_consumers_at_different_versions_each_get_what_they_miss(output: Output)
     targets: dict[str, Applied] = {"quick": {}, "slow": {}}
     output.write("a", TEXTS)
     for name, target in targets.items():
-        feed = output.feed(name)
-        apply(feed, target)
-        feed.confirm()
+        hand_over(output.feed(name), target)
     output.write("a", {**TEXTS, "id-1": "first edit"})
-    feed = output.feed("quick")
-    assert len(apply(feed, targets["quick"])) == 1
-    feed.confirm()
+    assert len(hand_over(output.feed("quick"), targets["quick"])) == 1
     output.write("a", {**TEXTS, "id-1": "first edit", "id-2": "second edit"})
     assert len(apply(output.feed("quick"), targets["quick"])) == 1
     assert len(apply(output.feed("slow"), targets["slow"])) == 2
@@ -155,9 +141,7 @@ def test_consumer_that_keeps_its_own_versions_needs_no_name(output: Output) -> N
 def test_damaged_file_is_refused_by_name_and_the_others_are_given(output: Output) -> None:
     output.write("a", TEXTS)
     output.write("b", TEXTS)
-    feed = output.feed()
-    apply(feed, {})
-    feed.confirm()
+    hand_over(output.feed(), {})
     (output.store.root / output.name("a")).write_bytes(b"x")
     output.write("b", {"1": "one"})
     damaged, whole = output.feed()
@@ -186,9 +170,7 @@ def test_change_file_that_cannot_be_read_now_never_gives_a_whole_partition(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.write("a", TEXTS)
-    feed = output.feed()
-    apply(feed, {})
-    feed.confirm()
+    hand_over(output.feed(), {})
     output.write("a", {**TEXTS, "id-1": "edited"})
     make_unreadable(monkeypatch, "/rows/")
     [partition] = output.feed()
@@ -303,18 +285,13 @@ def unflushed() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=30)
-@given(STEPS, FORMATS)
+@pytest.mark.parametrize("examples", [30, pytest.param(1000, marks=pytest.mark.soak)])
 def test_applied_feeds_give_the_rows_of_the_files(
-    tmp_path_factory: pytest.TempPathFactory, unflushed: None, steps: list[tuple], file_format: FileFormat
+    tmp_path_factory: pytest.TempPathFactory, unflushed: None, examples: int
 ) -> None:
-    apply_random_feeds(tmp_path_factory.mktemp("feed"), steps, file_format)
+    @settings(max_examples=examples)
+    @given(STEPS, FORMATS)
+    def apply_all(steps: list[tuple], file_format: FileFormat) -> None:
+        apply_random_feeds(tmp_path_factory.mktemp("feed"), steps, file_format)
 
-
-@pytest.mark.soak
-@settings(max_examples=1000)
-@given(STEPS, FORMATS)
-def test_a_thousand_applied_feeds_give_the_rows_of_the_files(
-    tmp_path_factory: pytest.TempPathFactory, unflushed: None, steps: list[tuple], file_format: FileFormat
-) -> None:
-    apply_random_feeds(tmp_path_factory.mktemp("feed"), steps, file_format)
+    apply_all()

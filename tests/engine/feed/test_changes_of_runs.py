@@ -8,7 +8,7 @@ from typing import Any
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
-from tests.engine.feeds import Applied, apply, rows_of
+from tests.engine.feeds import Applied, apply, hand_over, rows_of
 from tests.engine.runs import completed, make_run
 from tests.small_catalogs import Rows, numbered_rows, partition_of
 
@@ -24,9 +24,7 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool:
     target: Applied = {}
     embed(hash_pool, tmp_path, catalog, "v1")
     assert not (tmp_path / ".changes").exists()
-    feed = changes(tmp_path, "shop")
-    assert len(apply(feed, target)) == 372 and target == rows_of(catalog)
-    feed.confirm()
+    assert len(hand_over(changes(tmp_path, "shop"), target)) == 372 and target == rows_of(catalog)
 
     for number, key in enumerate(catalog):
         rows = list(catalog[key])
@@ -35,8 +33,7 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool:
         del rows[-1 - number]
         catalog[key] = rows
     embed(hash_pool, tmp_path, catalog, "v2")
-    feed = changes(tmp_path, "shop")
-    came = apply(feed, target)
+    came = hand_over(changes(tmp_path, "shop"), target)
     assert target == rows_of(catalog)
     assert sorted(came) == [
         ("add", "small", "new"),
@@ -46,7 +43,6 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool:
         ("delete", "small", "id-19"),
         ("delete", "split", "id-348"),
     ]
-    feed.confirm()
     embed(hash_pool, tmp_path, catalog, "v3")  # the same rows
     assert list(changes(tmp_path, "shop")) == []
     catalog["small"] = catalog["small"][:4]
@@ -70,9 +66,7 @@ def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
 def test_old_change_files_of_a_forgotten_consumer_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalog: dict[str, Rows] = {"a": numbered_rows("a", 5)}
     embed(hash_pool, tmp_path, catalog, "v1")
-    feed = changes(tmp_path, "shop")
-    apply(feed, {})
-    feed.confirm()
+    hand_over(changes(tmp_path, "shop"), {})
     embed(hash_pool, tmp_path, {"a": catalog["a"][:4]}, "v2")
     for path in (tmp_path / ".changes").glob("*/consumers/*"):
         path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -214,22 +215,20 @@ def test_partitions_that_fit_are_never_split(partitions: list[Incoming], bounds:
         assert count == (0 if partition.refused else 1) if fits else count >= 1
 
 
-def test_partition_of_three_times_b_max_becomes_three_full_segments() -> None:
-    gathering = Gathering(Bounds(10, 40, 100_000, 100_000))
-    gathering.run([Incoming("small", numbered_rows("small", 5), 3), Incoming("big", numbered_rows("big", 120), 17)])
-    assert gathering.emitted == [[("small", 0, 5)], [("big", 0, 40)], [("big", 40, 80)], [("big", 80, 120)]]
-
-
-def test_tail_of_an_oversized_partition_is_batched_with_what_follows() -> None:
-    gathering = Gathering(Bounds(30, 40, 100_000, 100_000))
-    gathering.run([Incoming("big", numbered_rows("big", 50), 50), Incoming("next", numbered_rows("next", 25), 25)])
-    assert gathering.emitted == [[("big", 0, 40)], [("big", 40, 50), ("next", 0, 25)]]
-
-
-def test_pending_texts_are_flushed_at_the_first_partition_end_at_or_past_b_min() -> None:
-    gathering = Gathering(Bounds(10, 100, 100_000, 100_000))
-    gathering.run([Incoming(f"p{n}", numbered_rows(f"p{n}", 5), 5) for n in range(5)])
-    assert [len(batch) for batch in gathering.emitted] == [2, 2, 1]
+@pytest.mark.parametrize(
+    ("bounds", "sizes", "expected"),
+    [
+        ((10, 40), [5, 120], [[(0, 0, 5)], [(1, 0, 40)], [(1, 40, 80)], [(1, 80, 120)]]),
+        ((30, 40), [50, 25], [[(0, 0, 40)], [(0, 40, 50), (1, 0, 25)]]),
+        ((10, 100), [5] * 5, [[(0, 0, 5), (1, 0, 5)], [(2, 0, 5), (3, 0, 5)], [(4, 0, 5)]]),
+        ((40, 50), [30, 50], [[(0, 0, 30)], [(1, 0, 50)]]),
+    ],
+    ids=["three times b_max", "tail with what follows", "first end past b_min", "before b_max is passed"],
+)
+def test_small_examples_of_the_rule(bounds: tuple[int, int], sizes: list[int], expected: list[list[Any]]) -> None:
+    gathering = Gathering(Bounds(*bounds, 100_000, 100_000))
+    gathering.run([Incoming(str(n), numbered_rows(str(n), size), 17) for n, size in enumerate(sizes)])
+    assert gathering.emitted == [[(str(n), start, stop) for n, start, stop in batch] for batch in expected]
 
 
 def test_derived_b_min_is_reached_in_doubling_steps() -> None:
@@ -239,12 +238,6 @@ def test_derived_b_min_is_reached_in_doubling_steps() -> None:
     gathering = Gathering(Bounds(8, 100, 100_000, 100_000, first_b_min=1))
     gathering.run([Incoming(f"p{n}", numbered_rows(f"p{n}", 1), 1) for n in range(30)])
     assert [len(batch) for batch in gathering.emitted] == [1, 2, 4, 8, 8, 7]
-
-
-def test_pending_is_flushed_before_the_current_partition_would_pass_b_max() -> None:
-    gathering = Gathering(Bounds(40, 50, 100_000, 100_000))
-    gathering.run([Incoming("a", numbered_rows("a", 30), 30), Incoming("b", numbered_rows("b", 50), 7)])
-    assert gathering.emitted == [[("a", 0, 30)], [("b", 0, 50)]]
 
 
 def test_rows_moved_to_the_next_slot_count_twice_until_the_first_slot_is_released() -> None:

@@ -148,11 +148,6 @@ def test_flipped_bit_in_a_vector_is_reported_as_damage(copy: Path, hash_pool: En
     assert "checksum verification failed" in found.reason
 
 
-def test_search_finds_an_embedded_text(embedded: Path, hash_pool: EncoderPool) -> None:
-    [[hit]] = search(open_store(embedded / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
-    assert (hit.key, hit.id, hit.score) == ("a", "id-7", pytest.approx(1, abs=1e-5))
-
-
 def test_equal_content_under_a_new_version_is_republished(copy: Path, hash_pool: EncoderPool) -> None:
     for key in ("a", "big", "empty"):
         write_partition(copy / "catalog", key, CATALOG[key], version="v2")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -137,23 +137,14 @@ def follow(pool: EncoderPool, script: list[dict[str, Any]], random: Random, file
             catalog.refresh(step)
 
 
+_SOAK = (pytest.mark.soak, pytest.mark.timeout(3600))
 _SCRIPTS = _STEPS, st.randoms(use_true_random=False), st.sampled_from(["parquet", "arrow"])
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(*_SCRIPTS)
-def test_refresh_after_edits_equals_a_full_run(
-    hash_pool: EncoderPool, script: list[dict[str, Any]], random: Random, file_format: FileFormat
-) -> None:
-    follow(hash_pool, script, random, file_format)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", range(10))
-def test_refresh_after_a_thousand_scripts_equals_a_full_run(hash_pool: EncoderPool, part: int) -> None:
+@pytest.mark.parametrize(("part", "examples"), [(0, 20), *(pytest.param(part, 100, marks=_SOAK) for part in range(10))])
+def test_refresh_after_edits_equals_a_full_run(hash_pool: EncoderPool, part: int, examples: int) -> None:
     @seed(part)
-    @settings(max_examples=100, database=None)
+    @settings(max_examples=examples, database=None)
     @given(*_SCRIPTS)
     def follow_all(script: list[dict[str, Any]], random: Random, file_format: FileFormat) -> None:
         follow(hash_pool, script, random, file_format)

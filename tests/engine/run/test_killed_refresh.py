@@ -17,7 +17,7 @@ from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.edits import EDITS, edited
-from tests.engine.feeds import Applied, apply, rows_of
+from tests.engine.feeds import Applied, hand_over, rows_of
 from tests.engine.killed_run import THRESHOLDS
 from tests.engine.run.test_resume import CATALOG, Mortal, Output, in_flight, mortal_run
 from tests.engine.runs import failures, finish, make_run
@@ -27,6 +27,7 @@ __all__ = ["mortal_run"]
 
 
 STEPS = 150  # fewer than an incremental run has
+SOAK = (pytest.mark.soak, pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="module")
@@ -45,47 +46,14 @@ def yesterday(tmp_path_factory: pytest.TempPathFactory, hash_pool: EncoderPool) 
     root = tmp_path_factory.mktemp("yesterday")
     finish(make_run(hash_pool, open_source(write_catalog(root / "catalog", CATALOG)), root / "out", THRESHOLDS))
     target: Applied = {}
-    hand_over(root / "out", target)
+    hand_over(changes(root / "out", "shop"), target)
     assert target == rows_of(CATALOG)
     return root / "out"
 
 
-def hand_over(output: Path, target: Applied) -> list[tuple[str, str, str | None]]:
-    """Apply what changed and confirm it; gives op, partition and id of everything that came."""
-    feed = changes(output, "shop")
-    came = apply(feed, target)
-    feed.confirm()
-    return came
-
-
-def kill_and_complete(
-    pool: EncoderPool, root: Path, yesterday: Path, mortal: Mortal, catalog: Path, rows: dict[str, Rows], step: int
-) -> None:
-    output = Output(str(root / "out"), root / "out", None)
-    shutil.copytree(yesterday, output.folder)
-    status, lines = mortal(output, "any", step)
-    assert status == -signal.SIGKILL
-    target = rows_of(CATALOG)
-    came = hand_over(output.folder, target) if step % 2 else []
-    run = make_run(pool, open_source(catalog), output.open(), THRESHOLDS)
-    assert failures(finish(run)) == []
-    space = run.space.name
-    for key in rows:
-        assert_embedded(output.folder, space, key, rows[key])
-    assert published_files(output.folder, space) == {f"{key}.parquet" for key in rows}
-    assert not (output.folder / STAGING).exists()
-    new = sum(text not in {old for _, old in CATALOG[key]} for key in rows for _, text in rows[key])
-    assert run.report.texts_encoded <= new
-    assert in_flight(lines) > 0
-    came += hand_over(output.folder, target)
-    assert target == rows_of(rows)
-    given = [(partition, row) for _, partition, row in came]
-    assert len(given) == len(set(given)), "nothing comes twice"
-    assert "clear" not in {op for op, _, _ in came}, "no partition comes whole"
-    assert hand_over(output.folder, target) == []
-
-
-@pytest.mark.parametrize("step", [20, 61, 110])
+@pytest.mark.parametrize(
+    "step", [20, 61, 110, *(pytest.param(Random(seed).randint(1, STEPS), marks=SOAK) for seed in range(100))]
+)
 def test_incremental_run_is_completed_after_a_kill(
     hash_pool: EncoderPool,
     tmp_path: Path,
@@ -95,20 +63,25 @@ def test_incremental_run_is_completed_after_a_kill(
     edited_catalog: dict[str, Rows],
     step: int,
 ) -> None:
-    kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(100))
-def test_incremental_run_is_completed_after_a_kill_at_any_step(
-    hash_pool: EncoderPool,
-    tmp_path: Path,
-    yesterday: Path,
-    mortal_run: Mortal,
-    catalog: Path,
-    edited_catalog: dict[str, Rows],
-    seed: int,
-) -> None:
-    step = Random(seed).randint(1, STEPS)
-    kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)
+    rows, output = edited_catalog, Output(str(tmp_path / "out"), tmp_path / "out", None)
+    shutil.copytree(yesterday, output.folder)
+    status, lines = mortal_run(output, "any", step)
+    assert status == -signal.SIGKILL
+    target = rows_of(CATALOG)
+    came = hand_over(changes(output.folder, "shop"), target) if step % 2 else []
+    run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS)
+    assert failures(finish(run)) == []
+    space = run.space.name
+    for key in rows:
+        assert_embedded(output.folder, space, key, rows[key])
+    assert published_files(output.folder, space) == {f"{key}.parquet" for key in rows}
+    assert not (output.folder / STAGING).exists()
+    new = sum(text not in {old for _, old in CATALOG[key]} for key in rows for _, text in rows[key])
+    assert run.report.texts_encoded <= new
+    assert in_flight(lines) > 0
+    came += hand_over(changes(output.folder, "shop"), target)
+    assert target == rows_of(rows)
+    given = [(partition, row) for _, partition, row in came]
+    assert len(given) == len(set(given)), "nothing comes twice"
+    assert "clear" not in {op for op, _, _ in came}, "no partition comes whole"
+    assert hand_over(changes(output.folder, "shop"), target) == []

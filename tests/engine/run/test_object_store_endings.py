@@ -16,7 +16,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.object_client import StorageOptions
-from surge_dagster.engine.store.object_store import open_object_store
+from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.run.test_run_object_store import LARGE, catalog_of
 from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts, wait_for_publishing_threads
@@ -52,13 +52,16 @@ except KeyboardInterrupt:
 """
 
 
+def open_patiently(server: ObjectServer) -> ObjectStore:
+    """The bucket with the limits that users have."""
+    options = StorageOptions(endpoint=server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1])
+    return open_object_store(f"s3://{BUCKET}/out", options)
+
+
 def test_stopped_run_leaves_no_waiting_thread(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    store = open_object_store(
-        f"s3://{BUCKET}/out",
-        StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
-    )
+    store = open_patiently(object_server)
     catalog = catalog_of(20, large=1)
     source = open_source(write_catalog(tmp_path / "catalog", catalog))
     run = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200), grace_seconds=0.5)
@@ -97,10 +100,7 @@ def test_no_thread_waits_for_a_store_that_is_down(
         return UNAVAILABLE
 
     object_server.before, object_server.plan = hold, refuse
-    store = open_object_store(
-        f"s3://{BUCKET}/out",
-        StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
-    )
+    store = open_patiently(object_server)
     run = make_run(hash_pool, source, store, LARGE)
     with pytest.raises(StoreUnavailable, match="4 operations in a row failed"):
         list(run.events())

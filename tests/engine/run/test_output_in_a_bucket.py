@@ -9,7 +9,7 @@ from surge_dagster.engine.feed.change_files import ChangeFiles
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.feeds import Output, apply
+from tests.engine.feeds import Applied, Output, hand_over
 from tests.engine.store.object_server import ObjectServer
 from tests.engine.store.test_object_store import open_store_of
 from tests.spaces import KEYS, Spaces
@@ -51,13 +51,10 @@ def test_consumer_follows_an_output_in_a_bucket(tmp_path: Path, object_server: O
 
     local.write("a", {"1": "one", "2": "two"})
     upload(local.store.root, store)
-    feed, target = changes(store, "shop é/1"), {}
-    apply(feed, target)
-    feed.confirm()
+    target: Applied = {}
+    hand_over(changes(store, "shop é/1"), target)
     local.write("a", {"1": "one", "2": "edited"})
     upload(local.store.root, store)
-    feed = changes(store, "shop é/1")
-    assert apply(feed, target) == [("change", "a", "2")] and target == local.expected()
-    feed.confirm()
+    assert hand_over(changes(store, "shop é/1"), target) == [("change", "a", "2")] and target == local.expected()
     assert len(list(ChangeFiles(store, local.space.name))) == 1
     assert list(changes(store, "shop é/1")) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from surge_dagster.engine.output.spaces import recorded_catalog
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.support.footer_memory import forget_all
 from tests.engine.runs import UnstartedPool, busy_threads, failures, finish, make_run, receipts
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 
@@ -71,20 +68,3 @@ def test_partition_with_the_key_of_a_fresh_one_before_it_is_refused(hash_pool: E
     [failure] = failures(events)
     assert failure.key == "a" and "the key comes again after it was closed" in failure.reason
     assert [receipt.action for receipt in receipts(events)] == ["fresh", "fresh"]
-
-
-def test_unreadable_file_starts_a_run_which_fails_only_its_partition(
-    hash_pool: EncoderPool, complete: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = os.open
-
-    def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
-        if str(name).endswith("/a.parquet"):
-            raise OSError(errno.EIO, "Input/output error", name)
-        return opened(name, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", bad_sector)
-    forget_all()
-    events = finish(make_run(hash_pool, CATALOG, complete))
-    assert [(failure.key, failure.transient) for failure in failures(events)] == [("a", True)]
-    assert [receipt.key for receipt in receipts(events, "fresh")] == ["b"]

@@ -103,7 +103,6 @@ def test_oldest_vector_of_a_file_is_as_old_as_that_of_the_file_it_came_from(outp
     assert output.embed(ROWS, force=True).oldest_encoded_at >= first.oldest_encoded_at > "2020-02-03"
 
 
-@pytest.mark.usefixtures("output")
 def test_rows_of_many_partitions_in_a_superbatch_are_reused(hash_pool: EncoderPool, tmp_path: Path) -> None:
     first = [partition_of(f"p{n}", numbered_rows(f"p{n}", 40), version="v1") for n in range(12)]
     second = [partition_of(f"p{n}", numbered_rows(f"p{n}", 41), version="v2") for n in range(12)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from surge_dagster.engine.run.staging import STAGING
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.run.test_staged_runs import cut_off
 from tests.engine.runs import finish, make_run
-from tests.small_catalogs import DIMENSION, Rows, numbered_rows, rewrite, with_vectors
+from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, with_vectors
 
 __all__ = ["output"]
 
@@ -56,9 +57,11 @@ def test_rows_staged_under_another_model_are_encoded_with_the_others(output: Out
     rows = numbered_rows("k", 450)
     output.embed(rows)
     rewrite(output.path, lambda table: with_vectors(table, lambda matrix: -matrix))
+    whole = partition_of("k", rows[1:], version="v2")
+    readings = iter([whole.read, cut_off("k", rows[1:], 270).read])  # the first finds out whether the content is new
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("surge_dagster.engine.run.superbatch_call.cosines", lambda one, other: np.ones(len(one)))
-        finish(make_run(output.pool, [cut_off("k", rows[1:], 270, version="v2")], output.root))
+        finish(make_run(output.pool, [replace(whole, read=lambda: next(readings)())], output.root))
     assert (output.root / STAGING).exists()
     assert output.embed(rows[1:]).rows_reused == 0
     output.check(rows[1:])

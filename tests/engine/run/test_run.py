@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,15 +116,7 @@ def test_receipts_match_the_published_files(hash_pool: EncoderPool, tmp_path: Pa
         facts = read_embedded(tmp_path, run.space.name, receipt.key).facts
         assert path == tmp_path / file_name(run.space.name, receipt.key)
         assert (receipt.bytes, receipt.etag) == (path.stat().st_size, str(path.stat().st_mtime_ns))
-        for name in (
-            "rows",
-            "dimension",
-            "truncated",
-            "source_version",
-            "content_digest",
-            "desired_version",
-            "space",
-        ):
+        for name in ["rows", "dimension", "truncated", "source_version", "content_digest", "desired_version", "space"]:
             assert getattr(receipt, name) == getattr(facts, name), name
         assert (facts.model, facts.precision) == (f"hash://{DIMENSION}", "fp32")
 
@@ -226,27 +217,22 @@ def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
     assert finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"), "republished") == []
 
 
-def test_damaged_file_is_encoded_again_instead_of_republished(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path
+@pytest.mark.parametrize("fault", ["flipped", "removed", "cut off"])
+def test_damaged_or_removed_file_is_encoded_again_instead_of_republished(
+    hash_pool: EncoderPool, tmp_path: Path, catalog: Path, fault: str
 ) -> None:
     run = completed(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
     path = tmp_path / "out" / file_name(run.space.name, "b")
     content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    write_partition(catalog, "b", CATALOG["b"], version="v2")
+    if fault == "flipped":
+        content[len(content) // 3] ^= 1
+        write_partition(catalog, "b", CATALOG["b"], version="v2")  # would only be written again
+    path.write_bytes(content[: -1 if fault == "cut off" else None])
+    if fault == "removed":
+        path.unlink()
     again = make_run(hash_pool, open_source(catalog), tmp_path / "out")
     assert keys_of(receipts(finish(again), "encoded")) == ["b"]
     assert_embedded(tmp_path / "out", run.space.name, "b", CATALOG["b"])
-
-
-def test_removed_or_truncated_file_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path, catalog: Path) -> None:
-    run = completed(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
-    (tmp_path / "out" / file_name(run.space.name, "a")).unlink()
-    cut = tmp_path / "out" / file_name(run.space.name, "b")
-    os.truncate(cut, cut.stat().st_size - 1)
-    again = make_run(hash_pool, open_source(catalog), tmp_path / "out")
-    assert keys_of(receipts(finish(again), "encoded")) == ["a", "b"]
 
 
 def test_force_encodes_everything_again(hash_pool: EncoderPool, tmp_path: Path, catalog: Path) -> None:
@@ -269,6 +255,14 @@ def test_same_rows_in_other_files_have_the_same_desired_version(hash_pool: Encod
     assert made[0].source_version != made[1].source_version
 
 
+def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    removed = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
+    [failure] = failures(finish(make_run(hash_pool, [removed], tmp_path)))
+    assert failure.transient and "it was removed" in failure.reason
+
+
 def test_result_of_a_source_that_changed_while_encoded_is_discarded(hash_pool: EncoderPool, tmp_path: Path) -> None:
     write_catalog(tmp_path / "c", CATALOG)
 
@@ -285,15 +279,6 @@ def test_result_of_a_source_that_changed_while_encoded_is_discarded(hash_pool: E
     assert published_files(tmp_path / "out", run.space.name) == {"b.parquet", "c.parquet", "d.parquet"}
     again = make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "out")
     assert keys_of(receipts(finish(again), "encoded")) == ["a"]
-
-
-def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    removed = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
-    [failure] = failures(finish(make_run(hash_pool, [removed], tmp_path)))
-    assert failure.transient
-    assert "it was removed" in failure.reason
 
 
 def test_republished_file_is_discarded_when_the_source_changed_again(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources import formats
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import (
     completed,
@@ -41,7 +40,7 @@ from tests.small_catalogs import (
     partition_folder,
     partition_of,
     published_files,
-    read_embedded,
+    rewrite,
     write_catalog,
     write_partition,
     write_rows,
@@ -83,7 +82,6 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
     write_rows(root / "partition=two folders" / "0.parquet", GOOD["good"])
     write_rows(root / "partition=two%20folders" / "0.parquet", GOOD["good"])
     undeclared = write_rows(partition_folder(root, "y" * 300) / "0.parquet", GOOD["good"])
-    partition_folder(root, "no files").mkdir()
     truncated = write_partition(root, "truncated", GOOD["good"])
     truncated.write_bytes(truncated.read_bytes()[:-50])
     garbage = partition_folder(root, "garbage") / "0.parquet"
@@ -111,7 +109,6 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "misplaced": "belongs to partition 'good'",
         "two folders": "all stand for this key",
         undeclared.parent.name.removeprefix("partition="): "does not declare the key",
-        "no files": "partition=no%20files holds no file",
         "truncated": "part-0.parquet cannot be read",
         "garbage": "0.parquet cannot be read",
         "second file is garbage": "partition=second%20file%20is%20garbage/1.parquet cannot be read",
@@ -258,7 +255,7 @@ def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, t
     catalog = {"k": numbered_rows("k", 30), "other": numbered_rows("other", 30)}
     run = completed(make_run(hash_pool, in_memory(catalog), tmp_path))
     path = tmp_path / file_name(run.space.name, "k")
-    rewrite_as_other_space(path, run.space.name)
+    rewrite(path, lambda table: table, space="somebody-else")
     foreign = path.read_bytes()
     for force in (False, True):
         again = make_run(hash_pool, in_memory(catalog), tmp_path, force=force)
@@ -266,33 +263,6 @@ def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, t
         assert failure.key == "k"
         assert "is taken by a file of the space 'somebody-else'; it was left alone" in failure.reason
         assert path.read_bytes() == foreign
-
-
-def rewrite_as_other_space(path: Path, space: str) -> None:
-    from dataclasses import replace
-
-    from surge_dagster.engine.files.formats import new_writer
-    from surge_dagster.engine.files.rows import schema
-
-    found = read_embedded(path.parent.parent, space, "k")
-    columns = schema(pa.string(), 16, "float32", include_text=True)
-    sink = pa.OSFile(str(path), "wb")
-    with new_writer("parquet", sink, columns, replace(found.facts, space="somebody-else")) as writer:
-        texts = pa.array(found.texts, pa.large_string())
-        writer.append(pa.array(found.ids), texts, text_hashes(texts), np.ascontiguousarray(found.matrix))
-        writer.close()
-
-
-def test_source_that_cannot_be_read_now_is_a_transient_failure(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    def read() -> Iterator[RowBatch]:
-        yield from partition_of("k", numbered_rows("k", 120)).read()
-        raise TimeoutError("the share does not answer")
-
-    run = make_run(hash_pool, [Partition("k", "v1", read, lambda: "v1"), *in_memory({"good": GOOD["good"]})], tmp_path)
-    [failure] = failures(finish(run))
-    assert (failure.key, failure.transient) == ("k", True)
-    assert "the share does not answer" in failure.reason
-    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
 
 
 def test_error_in_a_source_that_is_being_replaced_is_transient(hash_pool: EncoderPool, tmp_path: Path) -> None:

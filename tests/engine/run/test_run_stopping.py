@@ -82,22 +82,20 @@ def test_closing_during_a_split_partition_publishes_no_part_of_it(hash_pool: Enc
     assert run.report.texts_encoded in range(100, 5001)
 
 
-def test_error_in_the_consumers_loop_stops_the_run_and_is_raised(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    before = busy_threads()
-    with pytest.raises(ZeroDivisionError):
-        for _ in make_run(hash_pool, in_memory(CATALOG), tmp_path):
-            raise ZeroDivisionError
-    assert busy_threads() <= before
-
-
-def test_error_of_the_source_stops_the_run_and_is_raised(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    def breaking() -> Iterator[Partition]:
+@pytest.mark.parametrize("where", ["source", "consumer"])
+def test_error_of_the_source_or_in_the_consumers_loop_stops_the_run_and_is_raised(
+    hash_pool: EncoderPool, tmp_path: Path, where: str
+) -> None:
+    def partitions() -> Iterator[Partition]:
         yield partition_of("first", numbered_rows("first", 60))
-        raise LookupError("the listing broke")
+        if where == "source":
+            raise LookupError("the listing broke")
 
     before = busy_threads()
-    with pytest.raises(LookupError, match="the listing broke"):
-        list(make_run(hash_pool, breaking(), tmp_path))
+    with pytest.raises(LookupError, match="broke"):
+        for _ in make_run(hash_pool, partitions(), tmp_path):
+            if where == "consumer":
+                raise LookupError("the loop broke")
     assert busy_threads() <= before
 
 

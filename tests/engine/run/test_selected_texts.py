@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ from tests.small_catalogs import (
 TITLED = Selection("sku", "{title}. {price}")
 
 
+def violations(found: Iterable[object]) -> list[Violation]:
+    return [each for each in found if isinstance(each, Violation)]
+
+
 def write_products(root: Path, key: str, **columns: Any) -> Path:
     path = partition_folder(root, key) / "part-0.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +61,8 @@ def test_template_is_embedded_verified_and_fresh_until_it_changes(
     for key, rows in expected.items():
         assert_embedded(tmp_path / "out", run.space.name, key, rows)
     store = open_store(tmp_path / "out")
-    found = list(verify(open_source(products, selection=TITLED), store, run.space, pool=hash_pool, reencode=None))
-    assert not [each for each in found if isinstance(each, Violation)]
+    found = verify(open_source(products, selection=TITLED), store, run.space, pool=hash_pool, reencode=None)
+    assert not violations(found)
     again = make_run(hash_pool, open_source(products, selection=TITLED), tmp_path / "out")
     assert len(receipts(finish(again), "fresh")) == 2
     other = make_run(hash_pool, open_source(products, selection=Selection("sku", "{title}, {price}")), tmp_path / "out")
@@ -107,15 +112,12 @@ def test_verify_passes_with_the_rule_of_the_run_and_fails_with_another(
 ) -> None:
     run = completed(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
     store = open_store(tmp_path / "out")
-    found = list(verify(open_source(sparse, selection=SKIP), store, run.space, pool=hash_pool, reencode=None))
-    assert not [each for each in found if isinstance(each, Violation)]
-    found = list(verify(open_source(sparse, selection=Selection(missing_text="empty")), store, run.space))
-    assert [each.kind for each in found if isinstance(each, Violation)] == ["stale"] * 3
+    assert not violations(verify(open_source(sparse, selection=SKIP), store, run.space, pool=hash_pool, reencode=None))
+    other = open_source(sparse, selection=Selection(missing_text="empty"))
+    assert [each.kind for each in violations(verify(other, store, run.space))] == ["stale"] * 3
     # A file with another number of rows is named with both numbers.
     rewrite(tmp_path / "out" / file_name(run.space.name, "some"), lambda table: table.slice(1))
-    [fault] = [
-        each for each in verify(open_source(sparse, selection=SKIP), store, run.space) if isinstance(each, Violation)
-    ]
+    [fault] = violations(verify(open_source(sparse, selection=SKIP), store, run.space))
     assert fault.kind == "rows" and "the file has 99 rows and the source 100." in fault.finding
 
 

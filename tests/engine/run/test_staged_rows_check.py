@@ -56,11 +56,9 @@ def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
         cut(rows, staged)
 
 
-def test_rows_that_moved_are_other_rows() -> None:
-    with pytest.raises(VectorsNotUsable, match="its rows 10 to 20"):
-        cut(ROWS[1:], [staged_of(ROWS, 10, 20)])
-
-
-def test_missing_staged_rows_are_noticed() -> None:
-    with pytest.raises(VectorsNotUsable, match="it has 15 rows, and 20 were there"):
-        cut(ROWS[:15], [staged_of(ROWS, 10, 20)])
+@pytest.mark.parametrize(
+    ("rows", "reason"), [(ROWS[1:], "its rows 10 to 20"), (ROWS[:15], "it has 15 rows, and 20 were there")]
+)
+def test_moved_or_missing_staged_rows_are_noticed(rows: Rows, reason: str) -> None:
+    with pytest.raises(VectorsNotUsable, match=reason):
+        cut(rows, [staged_of(ROWS, 10, 20)])

@@ -20,7 +20,7 @@ from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.run.test_staged_runs import BIG, leave_staged, resume, staged
+from tests.engine.run.test_staged_runs import BIG, leave_staged, staged
 from tests.engine.runs import (
     SMALL,
     UnstartedPool,
@@ -30,7 +30,6 @@ from tests.engine.runs import (
     finish,
     finish_receipts,
     make_run,
-    receipts,
 )
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_of, published_files, write_catalog
 
@@ -42,16 +41,6 @@ def test_segments_of_a_refused_partition_are_removed(hash_pool: EncoderPool, tmp
     [failure] = failures(finish(run))
     assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason
     assert published_files(tmp_path, run.space.name) == set()
-    assert not (tmp_path / STAGING).exists()
-
-
-def test_segments_of_a_fresh_partition_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    leave_staged(hash_pool, tmp_path, BIG, 270)
-    shutil.copytree(tmp_path / STAGING, tmp_path / "kept")
-    resume(hash_pool, tmp_path)
-    (tmp_path / "kept").rename(tmp_path / STAGING)
-    run = make_run(hash_pool, [partition_of("big", BIG)], tmp_path)
-    assert [receipt.action for receipt in receipts(finish(run))] == ["fresh"]
     assert not (tmp_path / STAGING).exists()
 
 
@@ -212,7 +201,9 @@ def test_two_concurrent_runs_may_stage_the_same_segments(hash_pool: EncoderPool,
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert [failure for events in found for failure in failures(events)] == []
+    refused = [failure for events in found for failure in failures(events)]
+    assert len(refused) < 2, "the one that is faster removes what is staged"
+    assert all("another run may have published the partition" in failure.reason for failure in refused)
     assert_embedded(tmp_path, runs[0].space.name, "big", BIG)
     for run in runs:
         assert_nothing_is_held(run)

@@ -117,14 +117,6 @@ def test_segment_states_that_it_is_no_file_of_the_space(tmp_path: Path) -> None:
     assert read_facts(pq.read_metadata(path)).space == str(path.relative_to(tmp_path))
 
 
-def test_temp_files_of_a_dead_writer_are_removed_when_the_next_run_begins(tmp_path: Path) -> None:
-    folder = tmp_path / STAGING / SPACE.name / "key" / "version"
-    folder.mkdir(parents=True)
-    (folder / ".tmp-1-0123456789ab").write_bytes(b"half")
-    staging_of(tmp_path)
-    assert not (tmp_path / STAGING).exists()
-
-
 def test_run_lists_a_bucket_once_and_stages_each_segment_with_one_request(object_server: ObjectServer) -> None:
     store = open_object_store(f"s3://{BUCKET}/out", replace(OPTIONS, endpoint=object_server.url))
     staging = Staging(target_of(store))
