@@ -20,9 +20,9 @@ import pyarrow as pa
 from benchmarks.harness import Document, Target, command_line, print_document, say, start_document
 from benchmarks.output import write_output
 from surge_dagster.catalogs.synthetic import draw_texts
+from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows
-from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, format_of, read_published_file
 from surge_dagster.engine.model.derivation import DerivedDtype

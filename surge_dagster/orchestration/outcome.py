@@ -16,6 +16,7 @@ from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBa
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.timeline import Entry, Timeline
+from surge_dagster.orchestration.attempts import combined
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
 Violations = list[tuple[str, str]]  # partitions that violate a check: catalog key and reason
@@ -119,7 +120,7 @@ class Outcome:
     @property
     def metrics(self) -> RunReport:
         """The metrics of all attempts; a partition that one published and another found fresh counts as published."""
-        report = self.report.after(self._report_before) if self._report_before else self.report
+        report = combined(self._report_before, self.report) if self._report_before else self.report
         skipped = len(self.fresh - self.published)
         return replace(report, partitions_written=len(self.published), partitions_skipped=skipped)
 

@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows
 from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
-from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import WRITER, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.opening import usable_file

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.files.rows import matrix_of

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
-from surge_dagster.engine.files.conversion import cut
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.opening import open_listed
 from surge_dagster.engine.files.rows import matrix_of

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from surge_dagster.engine.derived.conversion import comparable, convert, cut
 from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
-from surge_dagster.engine.files.conversion import comparable, convert, cut
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space

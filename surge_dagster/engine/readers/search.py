@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.derived.conversion import comparable, cut
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.conversion import comparable, cut
 from surge_dagster.engine.files.opening import open_listed, usable_file
 from surge_dagster.engine.files.rows import OWN_COLUMNS, matrix_of
 from surge_dagster.engine.model.spec import Space

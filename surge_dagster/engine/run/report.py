@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
@@ -18,14 +17,6 @@ _OF_FILE = (
     *("space", "rows", "dimension", "source_version", "content_digest", "desired_version"),
     *("truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded", "oldest_encoded_at"),
 )
-# How a run that began again is one with its earlier attempt (`RunReport.after`).
-_ADDED_UP = (
-    *("superbatches", "partitions_republished", "texts_reused", "truncated", "skipped_rows", "blank_texts"),
-    *("pool_start_seconds", "wall_seconds", "exposed_io_seconds"),
-)
-_PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
-_OF_SPACE = ("space", "space_title", "dimension")
-_OF_ENCODER = ("device", "hardware", "precision", "workers", "call_seconds", "b_min", "b_max")
 _RATIOS = ("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio")
 
 
@@ -259,30 +250,6 @@ class RunReport:
         self.wall_seconds = seconds
         if self.time_to_first_output_seconds is None:
             self.time_to_first_output_seconds = seconds
-
-    def after(self, before: RunReport) -> RunReport:
-        """The metrics of a run that began again: sums of counts and seconds, ratios of the sums, and the highest peaks.
-
-        The encoder, its workers, B_min and B_max are those of the last attempt that had an encoder. Partitions are this
-        attempt's, since the same ones may be in both.
-        """
-        last = self if self.device else before
-        values: dict[str, Any] = {name: getattr(before, name) + getattr(self, name) for name in _ADDED_UP}
-        values |= {name: max(getattr(before, name), getattr(self, name)) for name in _PEAKS}
-        values |= {name: getattr(self, name) or getattr(before, name) for name in _OF_SPACE}
-        values |= {name: getattr(last, name) for name in _OF_ENCODER}
-        first_output = before.time_to_first_output_seconds
-        attempts = [report for report in (before, self) if report.superbatches]
-        predicted = [seconds for report in attempts if (seconds := report.predicted_wall_seconds) is not None]
-        return replace(
-            self,
-            **values,
-            costs=before.costs.plus(self.costs),
-            predicted_wall_seconds=sum(predicted) if attempts and len(predicted) == len(attempts) else None,
-            encoder_notes=list(dict.fromkeys(before.encoder_notes + self.encoder_notes)),
-            time_to_first_output_seconds=self.time_to_first_output_seconds if first_output is None else first_output,
-            storage_retries=dict(sorted((Counter(before.storage_retries) + Counter(self.storage_retries)).items())),
-        )
 
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON-ready document."""

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import find_ranges
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype, Ranges
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import read_current

@@ -213,13 +213,3 @@ def test_buckets_and_the_local_disk_have_costs_of_their_own(tmp_path: Path, monk
     one, deeper, other = map(open_store, ("s3://shop/one", "s3://shop/other/deep", "s3://mall/one"))
     assert store_kind(one) == store_kind(deeper) == "s3://shop"
     assert store_kind(other) == "s3://mall"
-
-
-def test_attempts_of_a_run_add_up_their_predictions() -> None:
-    one = RunReport(superbatches=1, wall_seconds=10.0, predicted_wall_seconds=11.0)
-    other = RunReport(superbatches=2, wall_seconds=10.0, predicted_wall_seconds=13.0)
-    assert other.after(one).predicted_wall_seconds == 24.0
-    assert other.after(one).prediction_error == pytest.approx(0.2)
-    assert RunReport().after(one).predicted_wall_seconds == 11.0  # the second attempt had nothing left
-    assert other.after(replace(one, predicted_wall_seconds=None)).predicted_wall_seconds is None
-    assert RunReport().after(RunReport()).predicted_wall_seconds is None

@@ -238,6 +238,8 @@ def test_segment_damaged_after_the_listing_is_encoded_again(hash_pool: EncoderPo
     run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
     [failure] = failures(finish(run))
     assert failure.transient
-    assert "its staged rows 100 to 200 cannot be used: " in failure.reason and "cannot be read because" in failure.reason
+    assert (
+        "its staged rows 100 to 200 cannot be used: " in failure.reason and "cannot be read because" in failure.reason
+    )
     assert published_files(tmp_path, run.space.name) == set()
     assert resume(hash_pool, tmp_path).report.texts_encoded == 100

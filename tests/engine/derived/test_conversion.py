@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surge_dagster.engine.files.conversion import comparable, convert, cut
+from surge_dagster.engine.derived.conversion import comparable, convert, cut
 from surge_dagster.engine.model.spec import EncodingSpec
 
 PARENT = EncodingSpec("hash://48").resolve()
