@@ -9,8 +9,9 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.change_files import ChangeFeed
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.catalog_record import CatalogRecord
-from surge_dagster.engine.output.spaces import recorded_catalog
+from surge_dagster.engine.output.spaces import find_space, recorded_catalog
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
@@ -68,3 +69,13 @@ def test_partition_with_the_key_of_a_fresh_one_before_it_is_refused(hash_pool: E
     [failure] = failures(events)
     assert failure.key == "a" and "the key comes again after it was closed" in failure.reason
     assert [receipt.action for receipt in receipts(events)] == ["fresh", "fresh"]
+
+
+def test_fresh_run_makes_its_request_mean_the_space_again(tmp_path: Path) -> None:
+    """Two requests of one space: the second one's run finds everything fresh."""
+    requests = EncodingSpec(f"hash://{DIMENSION}"), EncodingSpec(f"hash://{DIMENSION}", normalize=True)
+    for request in requests:
+        with EncoderPool(request, devices="cpu") as pool:
+            finish(make_run(pool, CATALOG, tmp_path / "out"))
+    first, second = (find_space(LocalStore(tmp_path / "out"), request) for request in requests)
+    assert first is not None and first == second

@@ -111,7 +111,7 @@ def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: 
         assert np.array_equal(batch.slot.matrix(0, 8)[[1, 2, 5, 6]], nearly)
         assert is_right(batch.slot, texts)[[0, 3, 4, 7]].all()
         assert batch.slot.reused(0, 8) == 4
-        assert {key: len(cosines) for key, cosines in call.cosines.items()} == {"a": 1, "b": 1}
+        assert {start: len(cosines) for start, cosines in call.cosines.items()} == {0: 1, 4: 1}
 
 
 def test_partition_whose_sample_differs_is_dropped_and_read_again(
@@ -132,7 +132,7 @@ def test_partition_whose_sample_differs_is_dropped_and_read_again(
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_rows_whose_sample_cannot_be_held_share_the_verdict_on_the_others(
+def test_partitions_of_whose_sample_no_row_can_be_held_are_read_again(
     hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
     """There is memory for one sampled row, that of the first partition; "d" has no old vectors."""
@@ -145,7 +145,7 @@ def test_rows_whose_sample_cannot_be_held_share_the_verdict_on_the_others(
         metrics = call_of(hash_pool, batch, dropped).result()
         assert metrics is not None and metrics.costs.texts_computed == 1 + 2, "one sample, and those without vectors"
         assert np.array_equal(batch.slot.matrix(0, 6), old)
-        assert read_again(dropped) == (["a", "b", "c"] if is_wrong else [])
+        assert sorted(read_again(dropped)) == (["a", "b", "c"] if is_wrong else ["b", "c"])
 
 
 @pytest.mark.usefixtures("faulty_workers")
