@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition
 ROWS = {key: numbered_rows(key, 40) for key in ("a", "b", "c")}
 
 
-def embed(pool: EncoderPool, root: Path, catalog: dict[str, Rows], version: str) -> list[object]:
+def embed(pool: EncoderPool, root: Path, catalog: Mapping[str, Rows], version: str) -> list[object]:
     return finish(make_run(pool, [partition_of(key, rows, version=version) for key, rows in catalog.items()], root))
 
 
