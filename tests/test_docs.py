@@ -56,9 +56,9 @@ def test_first_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     write_partition(tmp_path / "data" / "catalog", "shoes", [("1", "waterproof boots"), ("2", "sandals")])
     monkeypatch.chdir(tmp_path)
     exec(example.replace("EncodingSpec()", 'EncodingSpec("hash://8")'), {})
-    published, _, verified, *hits = capsys.readouterr().out.splitlines()
+    published, _, verified, compared, *hits = capsys.readouterr().out.splitlines()
     assert published == "shoes 2"
-    assert verified.startswith("Verified(key='shoes', rows=2")
+    assert verified.startswith("Verified(key='shoes', rows=2") and compared.startswith("Compared(vectors=2")
     assert hits[0].endswith(" shoes 1 waterproof boots") and len(hits) == 2
     space = EncodingSpec("hash://8").resolve().name
     assert (tmp_path / "data" / "embeddings" / space / "shoes.parquet").is_file()

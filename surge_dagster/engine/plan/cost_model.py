@@ -10,7 +10,7 @@ The paper takes F = ceil(N / B_min). That is an upper bound as long as no partit
 a partition, past B_min, so there are fewer of them (the paper counts 89 where the formula says 100). `predict_flushes`
 follows the aggregator's own rule over the actual sizes instead, and `plan` uses that.
 
-Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is `report.overlap_ratio`.
+Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is `metrics.overlap_ratio`.
 """
 
 from __future__ import annotations
