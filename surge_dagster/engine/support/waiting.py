@@ -63,7 +63,7 @@ class _Background:
 
     def submit(self, call: Callable[[], T], name: str, answer: Future[T]) -> None:
         if not self._free.acquire(blocking=False):
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+            threading.Thread(target=self._run, name=_IDLE, daemon=True).start()  # first: it may be refused
         self._calls.put((call, name, answer))
 
     def _run(self) -> None:
