@@ -141,7 +141,9 @@ class _Upstream:
 
 def _repository(context: Any, key: dg.AssetKey) -> dg.RepositoryDefinition:
     try:
-        return context.repository_def
+        if (repository := context.repository_def) is None:
+            raise LookupError("no repository")
+        return repository
     except Exception as error:  # Dagster's own error is private; a job that is executed in process has no repository
         layer = context.job_def.asset_layer.asset_graph
         if layer.has(key):
@@ -169,7 +171,8 @@ class _AssetTable:
 
     def __iter__(self) -> Iterator[Partition]:
         """Yield the partitions of the version that was there when the asset was opened."""
-        for key, version, rows, size in self._kept_listings().get(self._settings) or self._listing():
+        kept = self._kept_listings().get(self._settings)  # empty where the table has no rows
+        for key, version, rows, size in self._listing() if kept is None else kept:
             read, current = partial(self._read, key, version), partial(self._current, version)
             yield Partition(key, version, read, current, rows, size)
 

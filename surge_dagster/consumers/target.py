@@ -116,7 +116,7 @@ def require_columns(batch: pa.RecordBatch, known: Mapping[str, str], kind: KindO
     """Refuse, with its partition, a batch with a column that the table lacks or knows with another type."""
     for column in batch.schema:
         expected, held = kind(column), known.get(column.name)
-        if column.name != "op" and held != expected:
+        if column.name != "op" and (held is None or held != expected):
             raise DataError(
                 batch.column("partition")[0].as_py(),
                 f"its column {column.name!r} is of type {expected} and {f'of type {held}' if held else 'missing'} in "

@@ -142,7 +142,11 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     run_id, _, where = run.tags.get(PROCESS_TAG, "").partition(" ")
     place, _, process = where.rpartition(" ")
     pid = process.partition("@")[0]
-    return run_id == run.run_id and place == _place() and (not pid or _process(int(pid)) not in (process, _HIDDEN))
+    return (
+        run_id == run.run_id
+        and place == _place()
+        and (not pid or (pid.isdecimal() and _process(int(pid)) not in (process, _HIDDEN)))
+    )
 
 
 def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:

@@ -92,7 +92,7 @@ def write_table(store: Store, name: str, table: pa.Table, metadata: Mapping[byte
 
 def read_table(store: Store, name: str, kind: type[AnyFacts], file_format: str) -> tuple[AnyFacts, pa.Table]:
     """The facts and rows of a file that `write_table` wrote; `InvalidFile` where it is damaged."""
-    with store.open(name) as source, invalid_when_damaged("content"):
+    with store.open(name) as source, invalid_when_damaged("content is"):
         reader = pq.ParquetFile(source, page_checksum_verification=True)
         facts = read_guarded(reader.metadata, kind, file_format)
         return facts, reader.read(use_threads=False).replace_schema_metadata(None)

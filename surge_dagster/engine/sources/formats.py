@@ -37,7 +37,7 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _QUOTE = "Give that row as many values as the header has, those with a delimiter, quote or newline in quotes."
 _JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
-_JSON_NAME = re.compile(rb'"([^"\\]+)"\s*:')
+_LARGE_INTEGER = re.compile(r"couldn't parse:\s*-?\d+(?: in row \d+)?$")
 _IN_ROW = re.compile(r" in row (\d+)$")
 _CSV_ROW = re.compile(r"(?<=Row #)\d+")  # of a block, in what pyarrow says
 
@@ -62,8 +62,7 @@ def batches(file: SourceFile, columns: Sequence[str], *, key: str | None = None)
     kind = next(name for name in ("parquet", "arrow", "csv", "json") if ending[name])
     try:
         if kind in ("parquet", "arrow"):
-            read = _parquet if kind == "parquet" else _arrow
-            yield from read(file, columns, problem)
+            yield from (_parquet if kind == "parquet" else _arrow)(file, columns, problem)
         else:
             codec = _CODECS.get((ending["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
@@ -213,11 +212,7 @@ def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> I
         )
     blocks = _lines(stream, problem)
     first = next(blocks, b"")
-    if first:
-        missing = [name for name in columns if not any(each in first for each in _quoted(name))]
-        # For people, those of the first row; names in nested objects are among them.
-        names = _JSON_NAME.findall(first[:_HEAD_BYTES].lstrip().partition(b"\n")[0])
-        problem.require(missing, list(dict.fromkeys(name.decode("utf-8", "replace") for name in names)))
+    problem.require(columns, _names_in(first, columns) if first else columns)
     schema = pa.schema([(name, _json_type(first, name)) for name in columns])
     yield _empty(schema, schema.names)
     first_row = 0
@@ -243,9 +238,17 @@ def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
         yield rest
 
 
-def _quoted(name: str) -> list[bytes]:
-    """How the name of a column may stand in a line."""
-    return [json.dumps(name, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass") for is_ascii in (True, False)]
+def _names_in(block: bytes, wanted: list[str]) -> list[str]:
+    """The names of its objects, up to those wanted; the latter where a line cannot be read, which reading it says."""
+    names = dict[str, None]()
+    for line in filter(bytes.strip, block.splitlines()):
+        try:
+            names |= dict.fromkeys(json.loads(line).keys())
+        except (ValueError, AttributeError, RecursionError):
+            return wanted
+        if names.keys() >= set(wanted):
+            break
+    return list(names)
 
 
 def _json_type(block: bytes, name: str) -> pa.DataType:
@@ -255,6 +258,8 @@ def _json_type(block: bytes, name: str) -> pa.DataType:
         try:
             _read_json(block, pa.schema([(name, kind)]))
         except pa.ArrowInvalid as error:
+            if pa.types.is_integer(kind) and _LARGE_INTEGER.search(first_line(error)):
+                return kind  # as a floating-point number it would be another one
             row = _IN_ROW.search(first_line(error))
             first_other[kind] = int(row[1]) if row else 0
         else:

@@ -86,10 +86,14 @@ def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _decoded_bytes(column: pa.Array) -> int:
     """Bytes of a column without its dictionary, of which each value may be long and stand for many rows."""
-    if not isinstance(column, pa.DictionaryArray) or not pa.types.is_string(column.dictionary.type):
+    if not isinstance(column, pa.DictionaryArray):
         return column.nbytes
-    lengths = value_lengths(column.dictionary)
-    return int(lengths[column.indices.fill_null(0).to_numpy()].sum()) if len(lengths) else 0
+    try:
+        lengths = value_lengths(column.dictionary.cast(pa.large_binary()))
+    except pa.ArrowNotImplementedError:  # neither strings nor bytes
+        return column.indices.nbytes
+    # An index beyond the dictionary is found when the column is decoded.
+    return int(lengths.take(column.indices.fill_null(0).to_numpy(), mode="clip").sum()) if len(lengths) else 0
 
 
 def together(

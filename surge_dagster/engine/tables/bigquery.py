@@ -195,7 +195,7 @@ class BigQueryCatalog:
             empty = [name for name, value in zip(self._partition_by, listed.values, strict=True) if value is None]
             raise without_key(listed.key, listed.rows, empty)
         with _errors(self.url, listed.key):
-            if self._rows is None:
+            if self._rows is None or self._rows.listed is not listing:
                 self._rows = _Rows(self._client, self._storage(), self._rows_query(), listing)
             yield from self.selection.rows(listed.key, self._rows.of(place, self.selection, self._sorted_query))
 
@@ -235,7 +235,7 @@ class _Rows:
     def __init__(self, client: Client, storage: BigQueryReadClient, sql: str, listed: Sequence[_Listed]) -> None:
         self._client = client
         self._storage = storage
-        self._listed = listed
+        self.listed = listed
         self._held: dict[int, pa.Table] = {}  # by place in the listing
         self._next = 0  # the place behind the last session
         self._keys = 1  # of the last session
@@ -243,8 +243,8 @@ class _Rows:
 
     def of(self, place: int, selection: Selection, sorted_query: Callable[[_Listed], str]) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, sorted by id."""
-        if self._listed[place].bytes > _SESSION_BYTES:
-            yield from self._streams(self._run(sorted_query(self._listed[place])), selection.columns, "", 1)
+        if self.listed[place].bytes > _SESSION_BYTES:
+            yield from self._streams(self._run(sorted_query(self.listed[place])), selection.columns, "", 1)
             return
         if place not in self._held:
             self._hold(place, selection)
@@ -256,13 +256,13 @@ class _Rows:
         self._held = {}
         self._keys = min(2 * self._keys, _SESSION_KEYS) if place == self._next else 1
         together, size = list[int](), 0
-        for other in range(place, min(place + self._keys, len(self._listed))):
-            if together and size + self._listed[other].bytes > _SESSION_BYTES:
+        for other in range(place, min(place + self._keys, len(self.listed))):
+            if together and size + self.listed[other].bytes > _SESSION_BYTES:
                 break
             together.append(other)
-            size += self._listed[other].bytes
+            size += self.listed[other].bytes
         self._next = place + len(together)
-        wanted = [self._listed[other] for other in together if None not in self._listed[other].values]
+        wanted = [self.listed[other] for other in together if None not in self.listed[other].values]
         keys = [f"surge_k{number}" for number in range(len(wanted[0].values))]
         batches, read = list[pa.RecordBatch](), 0
         for batch in self._streams(self._result, [*keys, *selection.columns], _filter(wanted), _STREAMS):
@@ -279,7 +279,7 @@ class _Rows:
             runs[values] = begin, sum(1 for _ in rows)
             begin += runs[values][1]
         for other in together:
-            self._held[other] = table.slice(*runs.get(self._listed[other].values, (0, 0))).select(selection.columns)
+            self._held[other] = table.slice(*runs.get(self.listed[other].values, (0, 0))).select(selection.columns)
 
     def _run(self, sql: str) -> Any:
         job = self._client.query(sql)

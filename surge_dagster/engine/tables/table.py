@@ -110,7 +110,10 @@ class TableSource:
             self._opened, self._cursor = ("", []), None
             if self._known is not None and (folder := self._folder(self._known.version)).exists():
                 with FileLock(self._lock_path, timeout=0):  # whoever holds it makes the rows of a newer version
-                    shutil.rmtree(folder)
+                    unfinished = folder.with_suffix(".unfinished")
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    folder.rename(unfinished)  # a process that is killed meanwhile leaves no folder with a part of them
+                    shutil.rmtree(unfinished)
 
     def _listed(self) -> tuple[list[SourceFile], str]:
         files = self._files.list()
@@ -202,9 +205,10 @@ class TableSource:
         with self._lock:
             if self._opened[0] != index.version:
                 with self._alone():
-                    if self._folder(index.version).exists():
+                    try:
                         self._open(index.version, index.groups)
-                    else:
+                    except (OSError, pa.ArrowInvalid):  # there are none, or a part of them
+                        shutil.rmtree(self._folder(index.version), ignore_errors=True)
                         self._group(self._rows(index), index.version)
             return self._opened[1]
 

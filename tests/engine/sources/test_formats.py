@@ -110,6 +110,20 @@ class TestRows:
         (tmp_path / "p.jsonl").write_text("".join(lines))
         assert rows_in(tmp_path / "p.jsonl", ["a", "b", "c", "dü"]) == [(None, 1, 2.0, None), (True, 1, 0.5, None)]
 
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ('{"id": 18446744073709551615, "b": "x"}', "couldn't parse:18446744073709551615"),
+            ('{"id": 1, "deep": {"b": "x"}}', "has no column 'b'"),
+            ('{"id": 1, "word": "b"}', "has no column 'b'"),
+        ],
+    )
+    def test_integer_too_large_and_column_of_nested_objects_alone_are_refused(
+        self, tmp_path: Path, line: str, reason: str
+    ) -> None:
+        (tmp_path / "p.jsonl").write_text(f"{line}\n")
+        assert reason in refused(tmp_path / "p.jsonl", ["id", "b"])
+
     def test_last_row_without_a_newline_counts_among_the_first_values(self, tmp_path: Path) -> None:
         (tmp_path / "p.jsonl").write_text('{"a": 20}\n{"a": 19.5}')
         assert rows_in(tmp_path / "p.jsonl", ["a"]) == [(20.0,), (19.5,)]

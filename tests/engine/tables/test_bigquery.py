@@ -153,6 +153,18 @@ def test_a_table_is_listed_by_a_query_only_after_it_was_modified(service: Servic
     assert versions(service.open()).keys() == {"a"} and len(service.fake.queries) == 2
 
 
+def test_partitions_of_two_listings_have_their_own_rows_when_they_are_read_in_turns(service: Service) -> None:
+    catalog = service.open()
+    before = {partition.key: partition for partition in catalog}
+    rows_of(before["b"])
+    changed = {"0": [("new", "a row before all others")], **CATALOG}
+    service.fake.replace(table_of(changed))
+    service.now += 60
+    after = {partition.key: partition for partition in catalog}
+    assert rows_of(after["0"]) == changed["0"] and rows_of(after["b"]) == CATALOG["b"]
+    assert rows_of(before["b"]) == CATALOG["b"] and rows_of(after["0"]) == changed["0"]
+
+
 def test_listings_are_remembered_of_a_limited_number_of_tables(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,14 @@ class TestGroupedRows:
         assert self.folders(own_cache) == []
         assert contents(source) == by_key(ROWS)
 
+    def test_part_of_a_folder_is_made_again(self, tmp_path: Path, own_cache: Path) -> None:
+        """A process may have been killed while it removed the folder."""
+        source = table_of(write_csv(tmp_path / "t.csv", ROWS))
+        list(source)
+        next(path for path in own_cache.glob("tables/*/rows/**/*") if path.is_file()).unlink()
+        other = table_of(tmp_path / "t.csv")
+        assert contents(other) == by_key(ROWS)
+
     def test_rows_that_are_read_stay_readable_when_another_process_removes_their_folder(
         self, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
