@@ -51,7 +51,6 @@ def superbatches(
         StoreUnavailable: the store does not answer.
         ConfigError: the source cannot be listed.
     """
-
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
     decisions = decide(partitions, outputs, target, staging, memory, force=force, seen=seen)
     rows = known_vectors(decisions, target, staging, memory, observer)
