@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import dagster as dg
 import pytest
 import yaml
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from dagster._config.pythonic_config import infer_schema_from_config_class, resource
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.loader import LoadingContextForTest
@@ -30,14 +24,10 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
-from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
-from dagster._core.storage.runs.sqlite import sqlite_run_storage
-from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
-from sqlalchemy import Engine, QueuePool, create_engine, event
 
 from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
@@ -51,6 +41,7 @@ from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
+from tests.dagster.databases import close_databases, quick_databases
 from tests.dagster.dev_server import CHILD_PATH
 from tests.dagster.postgres_server import NoPostgres, PostgresServer, postgres_server
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
@@ -59,20 +50,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = CatalogNames()
 _TABLES = "with_tables"
-# Engines of SQLite databases by their URL.
-_ENGINES: dict[str, Engine] = {}
 # What code locations load, by their settings: the same in all tests that begin with the same ones.
 _DEFINITIONS: dict[str, dg.Definitions] = {}
-
-
-class _CompiledStatements(dict[Any, Any]):
-    """Shared by engines of one kind: the first part of SQLAlchemy's key is the engine's own dialect."""
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return super().get(key[1:], default)
-
-    def __setitem__(self, key: Any, compiled: Any) -> None:
-        super().__setitem__(key[1:], compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,54 +301,9 @@ def requested(found: SensorExecutionData) -> list[list[str]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_databases() -> Iterator[None]:
-    """Make Dagster's SQLite databases skip fsync (data of killed processes stays) and keep what each access prepares.
-
-    Each run has its own database, and Dagster would read its hundred migrations for each of them. It also makes an
-    engine and a connection for each access: an engine compiles every statement anew, and a connection reads the schema.
-    Connections stay open until the end of `bench`. Dagster also infers the schema of a resource's class for each of the
-    dozen resources that a run makes.
-    """
-    read: dict[str, ScriptDirectory] = {}
-    compiled = _CompiledStatements()
-    from_config = ScriptDirectory.from_config
-
-    def migrations(config: Config) -> ScriptDirectory:
-        folder = config.get_main_option("script_location") or ""
-        if folder not in read:
-            read[folder] = from_config(config)
-        return read[folder]
-
-    def engine(url: str, **options: Any) -> Engine:
-        if url not in _ENGINES:
-            options |= {"poolclass": QueuePool, "max_overflow": -1, "execution_options": {"compiled_cache": compiled}}
-            _ENGINES[url] = create_engine(url, **options)
-            _ENGINES[url].dispose = lambda close=True: None  # Dagster calls it after each access
-        return _ENGINES[url]
-
-    @cache
-    def schema(kind: type[dg.Config], omitted: frozenset[str]) -> dg.Field:
-        return infer_schema_from_config_class(kind, fields_to_omit=set(omitted))
-
-    def known_schema(kind: type[dg.Config], fields_to_omit: set[str], **defaults: Any) -> dg.Field:
-        if defaults:
-            return infer_schema_from_config_class(kind, fields_to_omit=fields_to_omit, **defaults)
-        return schema(kind, frozenset(fields_to_omit))
-
-    def connected(connection: Any, _: object) -> None:
-        if isinstance(connection, sqlite3.Connection):
-            connection.execute("PRAGMA synchronous = OFF")
-
-    event.listen(Engine, "connect", connected)
-    with (
-        mock.patch.object(ScriptDirectory, "from_config", migrations),
-        mock.patch.object(sqlite_event_log, "create_engine", engine),
-        mock.patch.object(sqlite_run_storage, "create_engine", engine),
-        mock.patch.object(sqlite_schedule_storage, "create_engine", engine),
-        mock.patch.object(resource, "infer_schema_from_config_class", known_schema),
-    ):
+def _databases_are_quick() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    with quick_databases():
         yield
-    event.remove(Engine, "connect", connected)
 
 
 @pytest.fixture(scope="session")
@@ -379,7 +313,7 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "dagster.yaml").write_text(yaml.safe_dump(_settings()))
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.get_dynamic_partitions("catalog")
-    _close_databases()
+    close_databases()
     return home
 
 
@@ -397,7 +331,7 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
             patch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
             patch.setattr("surge_dagster.orchestration.requests.now", lambda: datetime.now(UTC) + made.ahead)
             yield made
-    _close_databases()
+    close_databases()
 
 
 @pytest.fixture
@@ -448,12 +382,6 @@ def postgres_bench(bench: Workbench, postgres: PostgresServer, postgres_home: Pa
 @pytest.fixture(params=["sqlite", "postgres"])
 def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Workbench:
     return bench if request.param == "sqlite" else request.getfixturevalue("postgres_bench")
-
-
-def _close_databases() -> None:
-    for engine in _ENGINES.values():
-        engine.pool.dispose()
-    _ENGINES.clear()
 
 
 def _settings() -> dict[str, Any]:
