@@ -43,14 +43,15 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def run_held_up(server: DevServer, folder: Path, letter: str) -> tuple[str, Path]:
-    """A run whose first partition is published and whose second one waits for a gate; its id and the gate."""
+def run_held_up(server: DevServer, folder: Path, letter: str, *before: str) -> tuple[str, Path]:
+    """A run whose first partition and those `before` it are in Dagster, and whose last waits for a gate; id and gate."""
     (folder / "gate").touch()
     gate = folder / f"gate of {letter}"
     write(folder, f"{letter}00")
     write_partition(folder / "catalog", f"{letter}01", [("x", f"wait for {gate}")])
     run_id = server.launch("catalog_refresh")
-    eventually("the partition before the gate", lambda: f"{letter}00" in server.partitions()["materialized"])
+    published = {f"{letter}00", *before}
+    eventually("the partitions before the gate", lambda: published <= set(server.partitions()["materialized"]))
     return run_id, gate
 
 
@@ -136,7 +137,7 @@ def test_terminating_a_run_takes_ten_seconds_at_most(server: DevServer, folder: 
 @pytest.mark.timeout(150)
 def test_killed_run_frees_its_slot_and_dagster_launches_a_run_that_finishes_it(server: DevServer, folder: Path) -> None:
     """What the terminated run published is not encoded again by the first one, nor what that one did by the second."""
-    run_id, gate = run_held_up(server, folder, "r")
+    run_id, gate = run_held_up(server, folder, "r", "q01")
     process = server.process(run_id)
     process.kill()
     assert server.finished(run_id) == "FAILURE"
