@@ -56,14 +56,12 @@ class PoolFacts:
     """What is known of a pool once its workers are ready.
 
     Attributes:
-        backend_detail: version and settings of the library that computes.
         lowest_cosine: to sentence-transformers' own vectors; None where there is no model to compare with.
         notes: one line for each thing that an operator should know.
         device_reason: why these devices and this backend.
     """
 
     backend: str
-    backend_detail: str
     precision: str
     lowest_cosine: float | None
     notes: tuple[str, ...]
@@ -180,7 +178,6 @@ class EncoderPool:
         backend, detail = ready[0]["backend"], ready[0]["detail"]
         return PoolFacts(
             backend=backend,
-            backend_detail=detail,
             precision=_common_precision(ready),
             lowest_cosine=min(cosines, default=None),
             notes=notes,

@@ -1,6 +1,6 @@
 """A run: the loop that joins the stages, each in its own threads, each one step ahead of the next.
 
-    reading.superbatches  ──►  encoding.encoded_superbatches  ──►  publisher  ──►  events
+    deciding.decide  ──►  reading.superbatches  ──►  encoding.encoded_superbatches  ──►  publisher  ──►  events
 
 While SuperBatch j+1 is being encoded, j is being published and j+2 is being read. The stages pass on slots of shared
 memory; a run owns three, so a slow store holds up the encoder, which holds up the reader, and nothing piles up. A
@@ -18,11 +18,13 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import claim_space, list_spaces, require_format
+from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
@@ -31,10 +33,11 @@ from surge_dagster.engine.run.meters import ExposedIo, InFlight
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
-from surge_dagster.engine.run.report import Event, Receipt, RunReport
+from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
+from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
@@ -43,7 +46,8 @@ from surge_dagster.engine.support.process_memory import MemoryGauge, memory_byte
 from surge_dagster.engine.support.waiting import StopSignal
 
 _LOCAL_THREADS = 4
-_Due = Iterable[Partition] | None
+_Decision = Receipt | Failure | PartitionToRead
+_Due = Iterable[_Decision] | None
 
 
 class EmbeddingRun:
@@ -158,16 +162,17 @@ class EmbeddingRun:
         gauge, fresh_keys = MemoryGauge(), set[str]()
         try:
             with gauge:
-                outputs = self._listed_outputs()
-                due = yield from self._first_due(outputs, fresh_keys)
+                decisions = decide(self._partitions, self._listed_outputs(), self._stop, force=self._force)
+                due = yield from self._first_due(decisions, fresh_keys)
                 if due is not None:
                     self._pool.start()
                 if self._stop.stopping.is_set():
                     return
                 if due is not None:
-                    yield from self._embed(due, outputs, fresh_keys)
-                elif outputs is not None:
-                    self._end_without_encoding(fresh_keys)
+                    yield from self._embed(due, fresh_keys)
+                elif fresh_keys:
+                    self._claim_space()
+                    remove_staged(self._store, self.space.name, fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 
@@ -175,53 +180,43 @@ class EmbeddingRun:
         """Ask the run to end early, from any thread: like closing `events()`, except that it yields the rest."""
         self._stop.request()
 
-    def _first_due(self, outputs: OutputState | None, fresh_keys: set[str]) -> Generator[Event, None, _Due]:
+    def _first_due(self, decisions: Iterator[_Decision], fresh_keys: set[str]) -> Generator[Event, None, _Due]:
         """Yield receipts of the first partitions, as long as they are fresh; returns the others, None: there are none.
 
         Args:
             fresh_keys: takes the keys of these partitions.
         """
-        partitions = iter(self._partitions if outputs is None else outputs.looked_at(self._partitions))
-        for partition in partitions:
-            if self._stop.stopping.is_set():
-                return None
-            receipt = None if outputs is None or self._force else _fresh_receipt(outputs, partition)
-            if receipt is None or partition.key in fresh_keys:
-                return itertools.chain((partition,), partitions)
-            fresh_keys.add(partition.key)
-            self.report.count_receipt(receipt, 0.0)
-            yield receipt
+        with contextlib.suppress(Cancelled):
+            for decision in decisions:
+                if not isinstance(decision, Receipt):
+                    return itertools.chain((decision,), decisions)
+                fresh_keys.add(decision.key)
+                self.report.count_receipt(decision, 0.0)
+                yield decision
         return None
 
-    def _end_without_encoding(self, fresh_keys: set[str]) -> None:
-        self._claim_space()
-        remove_staged(self._store, self.space.name, fresh_keys)
-
-    def _listed_outputs(self) -> OutputState | None:
-        """The files of the run's space; None where the output does not have it yet."""
-        known = next((space for space in list_spaces(self._store) if space.spec_sha256 == self.space.spec_sha256), None)
-        if known is None:
-            return None
-        require_format(self._store, known, self._file_format)
-        self.space = known
-        self._describe_space()
-        if self._outputs is not None and self._outputs.space == known.name:
+    def _listed_outputs(self) -> OutputState:
+        """The files of the run's space."""
+        for known in list_spaces(self._store):
+            if known.spec_sha256 == self.space.spec_sha256:
+                require_format(self._store, known, self._file_format)
+                self.space = known
+                self._describe_space()
+        if self._outputs is not None and self._outputs.space == self.space.name:
             return self._outputs
-        return OutputState(self._store, known.name, known.file_format)
+        return OutputState(self._store, self.space.name, self._file_format)
 
-    def _embed(self, due: Iterable[Partition], outputs: OutputState | None, fresh_keys: set[str]) -> Generator[Event]:
+    def _embed(self, due: Iterable[_Decision], fresh_keys: set[str]) -> Generator[Event]:
         memory, store = self._begin(), self._store
         self._memory = memory
         if fresh_keys:
             remove_staged(store, self.space.name, fresh_keys)
         with memory.arena:
             events = self._events = EventStream(self.report, memory, store)
-            if outputs is None:
-                outputs = OutputState(store, self.space.name, self.space.file_format)
             target = SpaceTarget(store, self.space, self._pool.precision, self._include_text)
             stages = threading.Thread(
                 target=self._join_stages,
-                args=(due, outputs, target, memory, events, fresh_keys),
+                args=(due, target, memory, events),
                 name="surge-run",
                 daemon=True,
             )
@@ -274,12 +269,10 @@ class EmbeddingRun:
 
     def _join_stages(
         self,
-        due: Iterable[Partition],
-        outputs: OutputState,
+        due: Iterable[_Decision],
         target: SpaceTarget,
         memory: RunMemory,
         events: EventStream,
-        fresh_keys: set[str],
     ) -> None:
         """Read, encode and publish until the reader has no more; ends the events in every case."""
         error: BaseException | None = None
@@ -288,9 +281,7 @@ class EmbeddingRun:
             is_watched = self._observer is not None and self._observer.begin(target.store, target.space.name)
             observer = self._observer if is_watched else None
             staging = Staging(target)
-            items = superbatches(
-                due, outputs, target, staging, memory, dropped, observer, force=self._force, seen=fresh_keys
-            )
+            items = superbatches(due, target, staging, memory, dropped, observer)
             publisher = Publisher(target, staging, memory, events, dropped, observer)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:
@@ -306,15 +297,6 @@ class EmbeddingRun:
         finally:
             self._stop.over.set()
             events.end(error)
-
-
-def _fresh_receipt(outputs: OutputState, partition: Partition) -> Receipt | None:
-    """The receipt of a partition that is fresh; None: it is not, or something is wrong with it."""
-    freshness = outputs.freshness(partition)
-    if freshness.status != "fresh" or freshness.file is None:
-        return None
-    file = freshness.file
-    return Receipt.of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
 
 
 def publishing_threads(store: Store, workers: int) -> int:

@@ -1,4 +1,4 @@
-"""The third part of the reader: gather the rows of partitions into SuperBatches.
+"""The fourth part of the reader: gather the rows of partitions into SuperBatches.
 
 A partition is refused as a whole, before anything of it is published: it is closed only after every check on its rows
 has passed. Of one that is refused, what the SuperBatch being gathered holds is dropped.
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.deciding import failure_of
 from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.known_vectors import PartitionRows, RowPiece
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
@@ -34,8 +34,10 @@ def gather(
     for item in items:
         if isinstance(item, PartitionRows):
             yield from _gather_partition(item, aggregator, staging, memory, dropped)
-        else:
-            yield item
+            continue
+        if isinstance(item, Receipt):
+            staging.remove(item.key)
+        yield item
     yield from map(memory.booked, aggregator.finish())
 
 

@@ -1,4 +1,4 @@
-"""The second part of the reader: the rows of a partition, with the vectors that are known of them.
+"""The third part of the reader: the rows of a partition, with the vectors that are known of them.
 
 Rows that an earlier run staged have their vectors in the store and are read only to be checked. Rows whose text the old
 file has take their vectors from there. All checks on the rows of a partition as a whole are made here.
@@ -74,11 +74,11 @@ class _RowReader:
         """All rows of a partition, checked, and then what is known of it."""
         with contextlib.ExitStack() as opened:
             staged = self._staged(partition)
+            check = StagedRowsCheck(staged)
             previous = opened.enter_context(open_previous_rows(partition, self.target, self.memory, self.observer))
             batches = opened.enter_context(contextlib.closing(self.memory.batches(partition.source)))
             ids = opened.enter_context(_Ids(partition, self.memory, previous))
-            check, digest, missing = StagedRowsCheck(staged), ContentDigest(), MissingTexts()
-            row, id_type, carried_columns = 0, pa.string(), None
+            digest, missing, row, id_type, carried_columns = ContentDigest(), MissingTexts(), 0, pa.string(), None
             for batch in batches:
                 digest.update(batch)
                 missing = missing.plus(batch)
@@ -110,13 +110,11 @@ class _RowReader:
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows]:
         """Rows of the partition that an earlier run staged and that can be used."""
-        if not self.staging.knows(partition.key):
-            return []
-        if not partition.reuse:
-            self.staging.remove(partition.key)
-            return []
-        with self.memory.held(self.memory.plan.reader):
-            return self.staging.usable(partition.source)
+        if partition.reuse and self.staging.knows(partition.key):
+            with self.memory.held(self.memory.plan.reader):
+                return self.staging.usable(partition.source)
+        self.staging.remove(partition.key)
+        return []
 
 
 class _Ids(contextlib.AbstractContextManager["_Ids"]):

@@ -6,27 +6,34 @@ passes.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import reduce
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.errors import StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile, new_writer
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
 from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, rows_at_a_time, vector_bytes
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.failures import failure_of, require_unchanged
 from surge_dagster.engine.run.observer import PublicationObserver
-from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
+from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.run_memory import RunMemory
+from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import MissingTexts, PartitionToRead, ReadPartition, StagedRows
+from surge_dagster.engine.run.superbatch import MissingTexts, PartitionToRead, ReadPartition, StagedRows, row_bytes
+from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Upload
+
+log = logging.getLogger(__name__)
 
 # Memory of a row group while it is held and written; together with what reading takes, less than the reader's share.
 _GROUP_BYTES = 24 * 1024 * 1024
@@ -79,30 +86,67 @@ def assemble(
 
 
 def republish(
+    decisions: Iterable[Receipt | Failure | PartitionToRead], target: SpaceTarget, memory: RunMemory
+) -> Iterator[Receipt | Failure | PartitionToRead]:
+    """The second part of the reader: give unchanged content a file under its new source version.
+
+    One reading computes the content digest. Where it is that of the old file, the rows of this one are copied, and
+    nothing is encoded. Everything else passes.
+    """
+    for decision in decisions:
+        if isinstance(decision, PartitionToRead) and decision.replaced is not None and decision.reuse:
+            try:
+                copy = _republished(decision.source, decision.replaced, target, memory)
+            except StoreUnavailable:
+                raise
+            except (SurgeError, OSError) as error:
+                decision = failure_of(decision.source, error)
+            else:
+                if copy is not None:
+                    location = target.store.location(copy.stored.name)
+                    decision = Receipt.of(copy.facts, copy.stored, location, action="republished")
+        yield decision
+
+
+def _republished(
+    partition: Partition, published: PublishedFile, target: SpaceTarget, memory: RunMemory
+) -> PublishedFile | None:
+    """The file under the partition's present source version; None where its content differs or cannot be copied."""
+    digest, widest_row, missing = _content(partition, memory)
+    if digest != published.facts.content_digest:
+        return None
+    try:
+        return _copy(target, published, partition, widest_row, missing, memory)
+    except (InvalidFile, FileNotFoundError) as error:
+        log.warning("partition %r is encoded again: %s", partition.key, error)
+        return None
+
+
+def _copy(
     target: SpaceTarget,
     published: PublishedFile,
     partition: Partition,
-    *,
     widest_row: int,
     missing: MissingTexts,
-    held: Callable[[int], AbstractContextManager[None]],
+    memory: RunMemory,
 ) -> PublishedFile:
-    """Copy a file's rows to a new file that names the partition's present source version; nothing is encoded.
+    """Copy a file's rows to a new file that names the partition's present source version.
 
     Args:
         published: the file as it was listed. It may have been replaced since: the new file has the facts of the one
             that is read.
         widest_row: largest row, in bytes of id and text.
-        held: books what wide rows take, in bytes; the caller books the rest.
 
     Raises:
         InvalidFile, FileNotFoundError: the file is damaged, removed, or has other content by now; it is left as it is.
         TransientError: the old file cannot be read now or the new one be written, or the source has changed once more.
     """
     space, name = target.space, published.stored.name
+    share = memory.plan.reader + target.store.upload_bytes
     with (
+        _held(memory, share),
         open_published(target.store, space, name, buffer_size=READ_BYTES) as reader,
-        held(reader.reading_bytes(widest_row) + (1 + STRING_COPIES) * widest_row),
+        _held(memory, reader.reading_bytes(widest_row) + (1 + STRING_COPIES) * widest_row, beside=share),
         target.store.create(name) as upload,
     ):
         if reader.facts.desired_version != published.facts.desired_version:
@@ -114,6 +158,29 @@ def republish(
         stored = upload.publish(lambda: require_unchanged(partition))
     target.sync()
     return PublishedFile(stored, facts, columns)
+
+
+def _content(partition: Partition, memory: RunMemory) -> tuple[str, int, MissingTexts]:
+    """The content digest of a partition, its largest row in bytes of id and text, and its missing texts."""
+    digest, widest, missing = ContentDigest(), 0, MissingTexts()
+    with contextlib.closing(memory.batches(partition)) as batches:
+        for batch in batches:
+            digest.update(batch)
+            missing = missing.plus(batch)
+            widest = max(widest, int(row_bytes(batch).max(initial=0)))
+    return digest.hexdigest(), widest, missing
+
+
+@contextlib.contextmanager
+def _held(memory: RunMemory, size: int, beside: int = 0) -> Iterator[None]:
+    available = memory.plan.beside_superbatch
+    if size + beside > available:
+        raise InvalidFile(
+            f"reading it takes {size + beside:,} bytes at a time and {available:,} are available; "
+            "a higher memory_limit_bytes would avoid that"
+        )
+    with memory.held(size):
+        yield
 
 
 def _staged_rows(staging: Staging, partition: Partition, staged: Sequence[StagedRows]) -> Iterator[pa.RecordBatch]:

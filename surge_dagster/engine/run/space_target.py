@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.rows import FileRows, in_words, schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition, Segment, SuperBatch
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store, Upload
 from surge_dagster.engine.support.text_hash import text_hashes
 
@@ -61,20 +59,4 @@ class SpaceTarget:
             carried_columns=in_words(read.carried_columns),
             **asdict(vectors),
             **asdict(read.missing),
-        )
-
-
-def require_unchanged(partition: Partition) -> None:
-    """Look the source version up once more, so that of two writers the one with the newer source wins.
-
-    Raises:
-        TransientError: the source has changed, or was removed, since the partition was listed.
-    """
-    current = partition.current_source_version()
-    if current != partition.source_version:
-        change = "it was removed" if current is None else f"it is {current!r} now"
-        raise TransientError(
-            f"partition {partition.key!r}: its source changed while it was encoded (source version "
-            f"{partition.source_version!r} was read, {change}). The result was thrown away; run again.",
-            partition.key,
         )

@@ -116,8 +116,13 @@ def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterato
         if not reader.metadata.num_rows:
             yield _empty(reader.schema_arrow, columns)
             return
-        rows = rows_per_read(reader.metadata, len(columns))
-        read: Iterator[pa.RecordBatch] = reader.iter_batches(rows, columns=columns, use_threads=False)
+        read: Iterator[pa.RecordBatch] = (
+            batch
+            for group in range(reader.num_row_groups)
+            for batch in reader.iter_batches(
+                rows_per_read(reader, source, columns, group), row_groups=[group], columns=columns, use_threads=False
+            )
+        )
         if any(pa.types.is_dictionary(kind) for kind in reader.schema_arrow.types):
             read = (piece for batch in read for piece in small(batch))
         for batch in together(read):

@@ -7,11 +7,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
+from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
+from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.unreadable import UNREADABLE
 
 _BATCH_BYTES = 2 * 1024 * 1024
@@ -22,9 +25,7 @@ _DECODED_BYTES = 16 * 1024 * 1024
 # its long texts may come in one batch (measured: 3.0).
 _COPIES = 3
 _DICTIONARY_COPIES = 6  # pyarrow holds a column of a dictionary type as pages, builders and chunks (measured: 5.7)
-# Rows are read this many, or these bytes of them, at once also where they may share a long text: less takes longer.
-_SHARING_ROWS = 256
-_SHARING_BYTES = 128 * 1024
+_UNSEEN_BYTES = 256 * 1024  # of a row group: of more, the longest value that rows may share is looked up
 _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 
@@ -78,11 +79,30 @@ def _recordable(version: str) -> str:
     return f"{_CONTROL.sub('?', version[:40])}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-def rows_per_read(footer: pq.FileMetaData, columns: int) -> int:
-    """How many rows of a file to read at once, so that what is decoded of these columns is bounded."""
-    groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
-    heaviest = max([1.0, *(group.total_byte_size / max(1, group.num_rows) for group in groups)])
+def rows_per_read(reader: pq.ParquetFile, source: pa.NativeFile, columns: list[str], group: int) -> int:
+    """How many rows of a row group of the open file `source` to read at once, so that what is decoded is bounded."""
+    facts = reader.metadata.row_group(group)
+    stored = max(1, facts.total_byte_size)
     # The mean deceives where rows share what is stored once; a text is still no longer than all that is stored.
-    longest = max((group.total_byte_size for group in groups), default=0) or 1
-    sharing = max(min(_SHARING_ROWS, int(_SHARING_BYTES / heaviest)), _DECODED_BYTES // (columns * longest))
-    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / heaviest), sharing))
+    longest = stored if stored <= _UNSEEN_BYTES else _longest_shared(reader, source, columns, group)
+    least = _DECODED_BYTES // DEFAULT_MAX_TEXT_BYTES  # rows with a longer text are refused in any case
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * facts.num_rows // stored, max(least, _DECODED_BYTES // longest)))
+
+
+def _longest_shared(reader: pq.ParquetFile, source: pa.NativeFile, columns: list[str], group: int) -> int:
+    """The bytes of a row whose every value is the longest of those that are stored once for many rows, or more."""
+    schema, facts, longest = reader.metadata.schema, reader.metadata.row_group(group), 1
+    places = {schema.column(place).path: place for place in range(reader.metadata.num_columns)}
+    options: Any = {"read_dictionary": columns, "buffer_size": 1 << 20, "page_checksum_verification": True}
+    try:
+        with pq.ParquetFile(source, metadata=reader.metadata, pre_buffer=False, **options) as dictionaries:
+            first = next(dictionaries.iter_batches(1, row_groups=[group], columns=columns, use_threads=False))
+    except (*UNREADABLE, KeyError, StopIteration):  # reading itself reports what cannot be read
+        return facts.total_byte_size
+    for name, column in zip(columns, first.columns, strict=True):
+        if isinstance(column, pa.DictionaryArray):
+            longest += int(value_lengths(column.dictionary.cast(pa.large_binary())).max(initial=0))
+            # Its texts may begin as others do. A column's facts are safe to read after its pages: see `unreadable`.
+            if "DELTA_BYTE_ARRAY" in facts.column(places[name]).encodings:
+                return facts.total_byte_size
+    return longest

@@ -10,11 +10,14 @@ import subprocess
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.sources import Selection
+from surge_dagster.engine.sources.parquet_files import rows_per_read
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
@@ -53,6 +56,22 @@ class TestStreaming:
         largest, most_held = sizes(only(open_source(tmp_path)))
         assert largest < 7 * 1024 * 1024
         assert most_held < 16 * 1024 * 1024
+
+    @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+    def test_rows_that_share_the_longest_text_there_may_be_are_read_few_at_a_time(
+        self, tmp_path: Path, kind: pa.DataType
+    ) -> None:
+        texts = [*["x" * DEFAULT_MAX_TEXT_BYTES] * 60, *(f"{number:07d}" * 80 for number in range(2_000))]
+        rows = [(str(number), text) for number, text in enumerate(texts)]
+        write_partition(tmp_path, "k", rows, text_type=kind, compression="zstd")
+        largest, most_held = sizes(only(open_source(tmp_path)))
+        assert largest < 2 * DEFAULT_MAX_TEXT_BYTES
+        assert most_held < 64 * 1024 * 1024
+
+    def test_rows_of_distinct_texts_are_read_thousands_at_a_time(self, tmp_path: Path) -> None:
+        path = str(write_partition(tmp_path, "k", [(str(number), f"{number:07d}" * 80) for number in range(20_000)]))
+        with pa.OSFile(path) as source, pq.ParquetFile(source) as reader:
+            assert rows_per_read(reader, source, ["id", "text"], 0) > 3_000
 
     def test_long_texts_that_stand_together_are_not_read_thousands_at_a_time(self, tmp_path: Path) -> None:
         rows = [(str(n), f"{n:05d} " * (4_000 if 30_000 <= n < 31_000 else 1)) for n in range(60_000)]
