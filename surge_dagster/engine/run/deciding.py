@@ -1,4 +1,4 @@
-"""The first part of the reader: decide which partitions are fresh and which are read. It opens no source."""
+"""Decide which partitions are fresh and which are read. It opens no source."""
 
 from __future__ import annotations
 

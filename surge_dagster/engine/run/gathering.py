@@ -1,4 +1,4 @@
-"""The fourth part of the reader: gather the rows of partitions into SuperBatches.
+"""The third part of the reader: gather the rows of partitions into SuperBatches.
 
 A partition is refused as a whole, before anything of it is published: it is closed only after every check on its rows
 has passed. Of one that is refused, what the SuperBatch being gathered holds is dropped.

@@ -1,4 +1,4 @@
-"""The third part of the reader: the rows of a partition, with the vectors that are known of them.
+"""The second part of the reader: the rows of a partition, with the vectors that are known of them.
 
 Rows that an earlier run staged have their vectors in the store and are read only to be checked. Rows whose text the old
 file has take their vectors from there. All checks on the rows of a partition as a whole are made here.

@@ -1,9 +1,9 @@
-"""The reader: generators, one after the other, from partitions to SuperBatches.
+"""The reader: three generators, one after the other, from decisions to SuperBatches.
 
-    decide  ──►  republish  ──►  known vectors  ──►  gather
-    fresh        the same        staged by an        rows into
-    or not       content         earlier run,        SuperBatches
-                                 or in the old file
+    republish  ──►  known vectors  ──►  gather
+    the same        staged by an        rows into
+    content         earlier run,        SuperBatches
+                    or in the old file
 
 Partitions whose known vectors turned out to be wrong come once more after all others, without these.
 """

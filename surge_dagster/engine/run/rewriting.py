@@ -88,7 +88,7 @@ def assemble(
 def republish(
     decisions: Iterable[Receipt | Failure | PartitionToRead], target: SpaceTarget, memory: RunMemory
 ) -> Iterator[Receipt | Failure | PartitionToRead]:
-    """The second part of the reader: give unchanged content a file under its new source version.
+    """The first part of the reader: give unchanged content a file under its new source version.
 
     One reading computes the content digest. Where it is that of the old file, the rows of this one are copied, and
     nothing is encoded. Everything else passes.
