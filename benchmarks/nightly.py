@@ -54,6 +54,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.store import open_store
@@ -110,8 +111,9 @@ def _measure_run(pool: EncoderPool, catalog: Path, output: Path, name: str) -> D
 
 
 def _embed(pool: EncoderPool, catalog: Path, output: Path, *, changes: bool = False) -> RunReport:
-    run = EmbeddingRun(open_source(catalog), open_store(output), pool, observer=ChangeFeed(always=changes))
-    for _ in run:
+    store = open_store(output)
+    run = EmbeddingRun(open_source(catalog), store, pool, observer=ChangeFeed(always=changes))
+    for _ in learning(run, pool, store):  # as the command and Dagster run it
         pass
     if run.failed:
         raise SystemExit(f"partitions failed: {run.report.partitions_failed[0].reason}")

@@ -43,7 +43,7 @@ class FileRows:
 
     def table(self, columns: pa.Schema) -> pa.Table:
         """The rows as a table of a file's columns; vectors are not copied."""
-        ids = pa.chunked_array(list(self.ids), self.id_type)
+        ids = self.ids[0] if len(self.ids) == 1 else pa.chunked_array(list(self.ids), self.id_type)
         named = self.carried_columns
         further = () if named is None else pa.Table.from_batches(self.carried, named).columns
         arrays = (ids, self.texts, self.text_hashes, *further, embedding_array(columns, self.matrix))
