@@ -44,7 +44,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def run_held_up(server: DevServer, folder: Path, letter: str, *before: str) -> tuple[str, Path]:
-    """A run whose first partition and those `before` it are in Dagster, and whose last waits for a gate; id and gate."""
+    """A run whose last partition waits for a gate, after Dagster has all others: its first and those `before` it."""
     (folder / "gate").touch()
     gate = folder / f"gate of {letter}"
     write(folder, f"{letter}00")
