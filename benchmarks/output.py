@@ -259,7 +259,6 @@ def run_case(arguments: argparse.Namespace) -> Document:
         source = drawn_partitions(sizes, mean_bytes)
     try:
         with paced_pool() as pool:
-            pool.start()
             with MemoryGauge() as gauge:
                 pass
             thresholds, limit = (Thresholds(), _FILES_LIMIT) if case in _FILES else (_THRESHOLDS, _LIMIT)

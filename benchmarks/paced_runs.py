@@ -150,6 +150,7 @@ def paced_pool(
         patch.dict(os.environ, {_SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}),
         PacedPool(spec, call_seconds, **options) if call_seconds else EncoderPool(spec, **options) as pool,
     ):
+        pool.start()  # or the first run would wait for it
         yield pool
 
 

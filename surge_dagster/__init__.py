@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from surge_dagster.version import __version__
 
 if TYPE_CHECKING:
+    from surge_dagster.assets.embeddings_input import EmbeddingsInput
+    from surge_dagster.automation.alerts import failure_text
     from surge_dagster.component import EmbeddingCatalog
     from surge_dagster.definitions import embedding_catalog
     from surge_dagster.engine.encoder.pool import EncoderPool
@@ -18,19 +20,27 @@ if TYPE_CHECKING:
     from surge_dagster.engine.readers.search import search
     from surge_dagster.engine.run.embedding_run import EmbeddingRun
     from surge_dagster.engine.store import open_store
+    from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
     from surge_dagster.engine.tables.opening import open_source
     from surge_dagster.engine.verify.verification import verify
+    from surge_dagster.resources import CatalogSource, OutputStore
 
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
 _HOMES = {
+    "CatalogSource": "resources",
     "Changes": "engine.feed.changes",
     "EmbeddingCatalog": "component",
     "EmbeddingRun": "engine.run.embedding_run",
     "Embeddings": "engine.readers.loading",
+    "EmbeddingsInput": "assets.embeddings_input",
     "EncoderPool": "engine.encoder.pool",
     "EncodingSpec": "engine.model.spec",
+    "FrameCatalog": "engine.tables.frames",
+    "FrameTable": "engine.tables.frames",
+    "OutputStore": "resources",
     "changes": "engine.feed.changes",
     "embedding_catalog": "definitions",
+    "failure_text": "automation.alerts",
     "open_embeddings": "engine.readers.loading",
     "open_source": "engine.tables.opening",
     "open_store": "engine.store",
@@ -39,15 +49,21 @@ _HOMES = {
     "verify": "engine.verify.verification",
 }
 __all__ = [
+    "CatalogSource",
     "Changes",
     "EmbeddingCatalog",
     "EmbeddingRun",
     "Embeddings",
+    "EmbeddingsInput",
     "EncoderPool",
     "EncodingSpec",
+    "FrameCatalog",
+    "FrameTable",
+    "OutputStore",
     "__version__",
     "changes",
     "embedding_catalog",
+    "failure_text",
     "open_embeddings",
     "open_source",
     "open_store",

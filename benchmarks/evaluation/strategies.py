@@ -266,4 +266,5 @@ def opened(case: Case) -> Iterator[EncoderPool | LibraryTexts]:
                 yield encoder
         else:
             with EncoderPool(spec, devices=",".join(["cpu"] * case.workers), precision="fp32") as pool:
+                pool.start()
                 yield pool

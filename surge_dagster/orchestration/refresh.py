@@ -8,10 +8,12 @@ it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 import dagster as dg
+import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
@@ -70,6 +72,7 @@ class Refresh:
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
+        _return_freed_memory()
         source = self._resources.catalog.open()
         registered, is_typed = self._catalogued.registered, self._config.is_typed
         requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
@@ -226,3 +229,10 @@ class Refresh:
 def _encoder_line(report: RunReport) -> str:
     device = f"{report.device} ({report.hardware})" if report.hardware else report.device
     return f"encoding on {device} in {report.precision}, SuperBatches of {report.b_min:,} to {report.b_max:,} texts"
+
+
+def _return_freed_memory() -> None:
+    """Let Arrow allocate with jemalloc from here on, unless the environment says with what; `commands` says why."""
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        with suppress(NotImplementedError):  # there are builds of pyarrow without it
+            pa.set_memory_pool(pa.jemalloc_memory_pool())

@@ -69,7 +69,8 @@ class WorkerProcess:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
         paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
-        environment = {**_environment_without_secrets(), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        environment = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc", **_environment_without_secrets()}  # see `commands`
+        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         descriptors = (theirs.fileno(), lifeline)
         try:
             self.process = subprocess.Popen(

@@ -8,7 +8,7 @@ file, and embedding:
     change   a row of which something is different: replace it, or insert it
     delete   remove the row; it has nothing but its id
 
-Rows are those of the partition's present file, and change files (`output.change_files`) say which of them the consumer
+Rows are those of the partition's present file, and change files (`change_files`) say which of them the consumer
 needs. No id comes twice. A consumer that is new to a partition, or for which a change file is missing or damaged, gets
 `clear` and every row; a partition without a file is a `clear` alone. Applying the same changes twice does no harm, so a
 consumer that dies before it confirms only repeats work, and then has the rows of the files.

@@ -143,7 +143,10 @@ def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
             costs.texts_deduplicated,
         )
         for report in seen
-        if (costs := report.costs).texts_computed and report.encode_span is not None and not costs.replays
+        if report.texts  # none where every partition is read again
+        and (costs := report.costs).texts_computed
+        and report.encode_span is not None
+        and not costs.replays
     ]
 
 

@@ -154,7 +154,7 @@ class Publication:
             index=batch.index,
             partitions=len(batch.segments),
             texts=texts_encoded + rows_reused,
-            text_bytes=batch.slot.text_bytes,
+            text_bytes=batch.slot.text_bytes * (texts_encoded + rows_reused) // max(1, batch.texts),
             costs=metrics.costs.plus(of_publishing),
             truncated=self.truncated,
             fill_ratio=texts_encoded / b_min,

@@ -103,7 +103,6 @@ class Publisher:
         self._unfinished_files = 0
         self._finished = threading.Condition()
         self._closing = False
-        self._has_threads = True  # otherwise waiting for what a further thread was to write would not end
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
         """Write every segment of a SuperBatch; returns immediately."""
@@ -130,7 +129,7 @@ class Publisher:
         with self._finished:
             self._closing = True
             drained, left = False, None
-            while not drained and left != 0 and self._has_threads:
+            while not drained and left != 0:
                 left = stop.seconds_left()
                 drained = self._finished.wait_for(
                     lambda: not self._unfinished and not self._unfinished_files,
@@ -202,6 +201,8 @@ class Publisher:
         memory.release(encoded.batch, encoded.published_texts)
         self._events.emit(*events)
         for partition in complete:
+            with self._finished:
+                self._unfinished_files += 1
             try:
                 self._files.add(partial(self._write_file, partition))
             except RuntimeError:
@@ -226,11 +227,7 @@ class Publisher:
                 split.read, split.superbatch = segment.read, publication.encoded.batch.index
                 split.texts_per_second = publication.texts_per_second
                 split.staged += segment.read.staged
-            is_complete = (
-                split.read is not None and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
-            )
-            self._unfinished_files += is_complete
-            return is_complete
+            return split.read is not None and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
 
     def _write_file(self, partition: PartitionToRead) -> None:
         with self._finished:
@@ -287,8 +284,9 @@ class Publisher:
             case DataError():
                 failure = Failure(key, str(error), remedy=error.remedy)
             case StoreUnavailable():
-                self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
-                self._stop_signal.over.set()  # every other thread gives up its retries
+                with self._finished:
+                    self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
+                    self._stop_signal.over.set()  # every other thread gives up its retries
                 self._stop(error)
                 failure = Failure(key, str(error), transient=True)
             case SurgeError():

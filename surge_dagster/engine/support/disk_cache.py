@@ -66,7 +66,7 @@ def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[boo
     target = place(name)
     held = FileLock(target, timeout=patience_seconds)
     try:
-        _make_folder(target.parent)
+        make_folder(target.parent)
         held.acquire()
     except (OSError, NotImplementedError) as error:  # filelock.Timeout is a TimeoutError
         log.warning("cannot lock %s (%s); this process computes for itself", target, error)
@@ -88,7 +88,7 @@ def write_bytes(name: str, content: bytes) -> None:
     target = place(name)
     temporary = None
     try:
-        _make_folder(target.parent)
+        make_folder(target.parent)
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", suffix=".tmp", delete=False) as file:
             temporary = Path(file.name)
             file.write(content)
@@ -99,8 +99,10 @@ def write_bytes(name: str, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _make_folder(folder: Path) -> None:
-    for each in (cache_root(), folder):  # whatever the umask is, no group can write to them
+def make_folder(folder: Path) -> None:
+    """Make a folder in the cache that is this user's alone, whatever the umask is."""
+    inside = folder.relative_to(cache_root()).parents
+    for each in (*(cache_root() / parent for parent in reversed(inside)), folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

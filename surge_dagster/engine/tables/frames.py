@@ -111,7 +111,7 @@ class FrameTable:
 
     def _on_disk(self, frame: Frame) -> list[Partition]:
         place = disk_cache.place("frames/rows")
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk_cache.make_folder(place.parent)
         folder = tempfile.TemporaryDirectory(dir=place.parent)
         groups = sorted(grouped(self._blocks(frame), Path(folder.name, "rows")), key=lambda group: group.key.encode())
         return [self._partition(group.key, group, partial(_stored, folder, group)) for group in groups]

@@ -142,7 +142,7 @@ class TableSource:
         """No other thread or process makes or removes grouped rows of this table in here."""
         path = self._lock_path
         with self._lock, _write_errors(path.parent):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            disk_cache.make_folder(path.parent)
             with FileLock(path):
                 yield
 

@@ -11,8 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment
+from surge_dagster.engine.support.waiting import StopSignal
 from tests.engine.runs import read_of
 from tests.small_catalogs import partition_of
 
@@ -66,3 +69,28 @@ def test_refused_writes_in_a_row_are_counted_exactly_while_other_threads_write(p
     assert times[0] == THREADS * WRITES // 10 and len(counts) == THREADS * WRITES
     assert times[1] <= times[0] + 1
     assert all(times[count] <= times[count - 1] for count in range(2, max(times) + 1)), "no count comes twice in a row"
+
+
+def test_store_that_is_down_is_known_to_be_when_two_threads_find_it_in_the_same_moment() -> None:
+    first_is_done = threading.Event()
+
+    class Over(threading.Event):
+        def is_set(self) -> bool:
+            if threading.current_thread() is second:
+                first_is_done.wait(0.5)  # loses the processor; a lock keeps the first one out meanwhile
+            return super().is_set()
+
+    memory = Mock()
+    memory.stop = StopSignal()
+    memory.stop.over = Over()
+    publisher = Publisher(Mock(), Mock(), memory, Mock(), DroppedPartitions(), None)
+
+    def fail(key: str) -> None:
+        publisher._failure(PartitionToRead(partition_of(key, [])), StoreUnavailable("it does not answer"))
+
+    second = threading.Thread(target=fail, args=("b",))
+    second.start()
+    fail("a")
+    first_is_done.set()
+    second.join()
+    assert publisher._store_is_down

@@ -10,11 +10,13 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.memory import ResultMemory
 from surge_dagster.engine.run.publisher import _Tasks
 from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.superbatch import PartitionToRead
+from surge_dagster.engine.store import open_store
 from tests.engine.runs import finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, rewrite, with_vectors
 
@@ -46,6 +48,22 @@ def test_partition_that_is_read_again_is_counted_once_in_superbatches_of_their_o
     assert {receipt.compared_rows for receipt in written} == {1}
     assert (run.report.texts_encoded, run.report.costs.rows_reused) == (1 + 41 + 1, 80)
     assert run.report.superbatches == len(numbers) and not run.failed
+    for key, rows in changed.items():
+        assert_embedded(tmp_path, run.space.name, key, rows)
+
+
+def test_run_that_reads_every_partition_again_ends_with_its_prediction(
+    hash_pool: EncoderPool, tmp_path: Path, changed: dict[str, Rows]
+) -> None:
+    for key in ("a", "c"):
+        rewrite(
+            tmp_path / file_name(hash_pool.space.name, key), lambda table: with_vectors(table, lambda matrix: -matrix)
+        )
+    store = open_store(tmp_path)
+    run = make_run(hash_pool, [partition_of(key, rows, version="v2") for key, rows in changed.items()], store)
+    events = list(learning(run, hash_pool, store))
+    assert 0 in {event.texts for event in events if isinstance(event, SuperBatchReport)}
+    assert run.report.predicted_wall_seconds is not None and not run.failed
     for key, rows in changed.items():
         assert_embedded(tmp_path, run.space.name, key, rows)
 

@@ -28,9 +28,10 @@ from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from tests.engine.run.test_staged_runs import cut_off
 from tests.engine.runs import completed, failures, finish, in_memory, make_run, wait_for_publishing_threads
 from tests.signals import interrupted_in_another_thread
-from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files
+from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, partition_of, published_files
 
 SPEC = EncodingSpec(f"hash://{DIMENSION}")
 LARGE = Thresholds(b_min=100_000, b_max=100_000)
@@ -277,15 +278,17 @@ def test_pace_counts_what_a_call_takes_of_the_pool_and_not_its_wait_for_workers(
     assert [f"took {shared_seconds} s, 3.0 times as long" in message for message in warned] == [True] * (pace > 2)
 
 
-@pytest.mark.parametrize("name", ["surge-read", "surge-publish"])
+@pytest.mark.parametrize("name", ["surge-read", "surge-publish", "surge-publish-split"])
 def test_run_that_gets_no_thread_ends_with_an_error(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A container may limit its processes."""
+    """A container may limit its processes. Two split partitions are complete with the run's second SuperBatch."""
+    rows = {"a": numbered_rows("a", 130), "b": numbered_rows("b", 150)}
+    assert failures(finish(make_run(hash_pool, [cut_off("b", rows["b"], 120)], tmp_path)))
     start, background = threading.Thread.start, publisher.in_background
 
     def require_room(begun: str) -> None:
-        if begun.startswith(name):
+        if begun == name:
             raise RuntimeError("can't start new thread")
 
     def limited_start(thread: threading.Thread) -> None:
@@ -298,7 +301,6 @@ def test_run_that_gets_no_thread_ends_with_an_error(
 
     monkeypatch.setattr(threading.Thread, "start", limited_start)
     monkeypatch.setattr(publisher, "in_background", limited_background)
-    catalog = {key: numbered_rows(key, 3) for key in "ab"}
-    run = make_run(hash_pool, in_memory(catalog), tmp_path)
+    run = make_run(hash_pool, [partition_of(key, rows[key]) for key in "ab"], tmp_path)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         list(run)

@@ -46,11 +46,12 @@ def test_folders_are_made_for_this_user_alone_whatever_the_umask_is(
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     before = os.umask(0)
     try:
-        disk_cache.write_json("digests/a.json", {"kept": 1})
+        disk_cache.write_json("tables/digests/a.json", {"kept": 1})
+        disk_cache.make_folder(disk_cache.place("frames/rows/b").parent)
     finally:
         os.umask(before)
-    assert disk_cache.read_json("digests/a.json") == {"kept": 1}
-    for folder in (tmp_path / "cache", tmp_path / "cache" / "digests"):
+    assert disk_cache.read_json("tables/digests/a.json") == {"kept": 1}
+    for folder in (tmp_path / "cache" / name for name in (".", "tables", "tables/digests", "frames", "frames/rows")):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
