@@ -55,7 +55,7 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 330,
     "assets": 1_010,
-    "orchestration": 3_060,
+    "orchestration": 3_070,
     "event_storage": 90,
     "resources": 370,
     "config": 630,

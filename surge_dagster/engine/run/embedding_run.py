@@ -113,7 +113,7 @@ class EmbeddingRun:
         self._stop = StopSignal(grace_seconds)
         self._store = store.until(self._stop.over)
         self._events: EventStream | None = None
-        self._started = False
+        self._started = self._is_known = False
         self._describe_space()
 
     @property
@@ -170,9 +170,8 @@ class EmbeddingRun:
                     return
                 if due is not None:
                     yield from self._embed(due, fresh_keys)
-                elif fresh_keys:
-                    self._claim_space()
-                    remove_staged(self._store, self.space.name, fresh_keys)
+                elif self._is_known:
+                    self._end_without_encoding(fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 
@@ -195,12 +194,16 @@ class EmbeddingRun:
                 yield decision
         return None
 
+    def _end_without_encoding(self, fresh_keys: set[str]) -> None:
+        self._claim_space()
+        remove_staged(self._store, self.space.name, fresh_keys)
+
     def _listed_outputs(self) -> OutputState:
         """The files of the run's space."""
         for known in list_spaces(self._store):
             if known.spec_sha256 == self.space.spec_sha256:
                 require_format(self._store, known, self._file_format)
-                self.space = known
+                self.space, self._is_known = known, True
                 self._describe_space()
         if self._outputs is not None and self._outputs.space == self.space.name:
             return self._outputs

@@ -42,7 +42,7 @@ def test_partition_that_is_read_again_is_counted_once_in_superbatches_of_their_o
     run = make_run(hash_pool, [partition_of(key, rows, version="v2") for key, rows in changed.items()], tmp_path)
     events = finish(run)
     numbers = [event.index for event in events if isinstance(event, SuperBatchReport)]
-    assert numbers == list(range(len(numbers)))
+    assert sorted(numbers) == list(range(len(numbers)))  # whose threads end first is not known
     written = receipts(events, "encoded")
     assert {receipt.key: receipt.rows_reused for receipt in written} == {"a": 40, "b": 0, "c": 40}
     assert {receipt.compared_rows for receipt in written} == {1}
