@@ -6,7 +6,7 @@ Random weights are a harder test than trained ones: nothing is smooth, so a wron
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,20 @@ _CORPUS = [
 ] * 4
 
 
+def _words(texts: Iterable[str], splitter: pre_tokenizers.PreTokenizer) -> list[str]:
+    """The words of the texts, each once. A vocabulary is made of them, because trainers make another one each time."""
+    return list(dict.fromkeys(word for text in texts for word, _ in splitter.pre_tokenize_str(text)))
+
+
 def _word_piece() -> transformers.PreTrainedTokenizerFast:
     """BERT's kind: [CLS] text [SEP]."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    tokenizer.train_from_iterator(_CORPUS, trainers.WordPieceTrainer(vocab_size=220, special_tokens=special))
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    words = _words(map(normalizer.normalize_str, _CORPUS), splitter)
+    letters = sorted(set("".join(words)))
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters), *words]
+    vocabulary = {piece: number for number, piece in enumerate(list(dict.fromkeys(pieces))[:220])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -50,11 +57,11 @@ def _word_piece() -> transformers.PreTrainedTokenizerFast:
 
 def _unigram(single: str, special: list[str], pad: str) -> transformers.PreTrainedTokenizerFast:
     """sentencepiece's kind, as XLM-R and T5 have it."""
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train_from_iterator(
-        _CORPUS, trainers.UnigramTrainer(vocab_size=220, special_tokens=special, unk_token="<unk>")
-    )
+    splitter = pre_tokenizers.Metaspace()
+    words = _words(_CORPUS, splitter)
+    scores = dict.fromkeys(special, 0.0) | dict.fromkeys(sorted(set("".join(words))), -9.0) | dict.fromkeys(words, -5.0)
+    tokenizer = Tokenizer(models.Unigram(list(scores.items())[:220], special.index("<unk>"), False))
+    tokenizer.pre_tokenizer = splitter
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, special_tokens=[(token, special.index(token)) for token in special if token in single]
     )
