@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import surge_dagster
+from surge_dagster import __all__ as public_names
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.small_catalogs import write_partition
 
@@ -43,7 +43,7 @@ def test_pages_import_public_names_alone(page: Path) -> None:
     imports = _IMPORT.findall(page.read_text())
     assert {module for module, _ in imports} <= {"surge_dagster"}
     names = {name for _, names in imports for name in names.split(", ")}
-    assert names <= set(surge_dagster.__all__)
+    assert names <= set(public_names)
 
 
 def test_first_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
