@@ -74,6 +74,21 @@ def test_commands_allocate_with_jemalloc_unless_the_environment_names_another_al
     assert shown.stdout.strip() == allocator
 
 
+@pytest.mark.parametrize(("named", "allocator"), [(None, "jemalloc"), ("system", "system")])
+def test_dagster_run_in_a_process_that_imported_pyarrow_allocates_like_commands(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, allocator: str
+) -> None:
+    monkeypatch.delenv(ARROW_VARIABLE, raising=False)
+    if named is not None:
+        monkeypatch.setenv(ARROW_VARIABLE, named)
+    command = (
+        "import pyarrow; from surge_dagster.orchestration.refresh import _return_freed_memory; _return_freed_memory(); "
+        "print(pyarrow.default_memory_pool().backend_name)"
+    )
+    shown = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == allocator
+
+
 def test_dagster_and_deployments_allocate_with_jemalloc() -> None:
     for path in (".env", "deploy/docker/Dockerfile"):
         assert f"{ARROW_VARIABLE}=jemalloc" in (ROOT / path).read_text()

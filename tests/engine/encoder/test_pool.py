@@ -44,7 +44,8 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
             assert 0 < costs.forward_seconds < costs.work_seconds <= metrics.workers * costs.encode_seconds
 
 
-def test_workers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_inherit_no_secrets_and_allocate_like_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
     secrets = {
         "AWS_SECRET_ACCESS_KEY": "s",
         "HF_TOKEN": "s",
@@ -64,6 +65,7 @@ def test_workers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         [pid] = pool.worker_pids
         inherited = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     assert not [entry for entry in inherited if entry.partition("=")[0] in secrets]
+    needed["ARROW_DEFAULT_MEMORY_POOL"] = "jemalloc"
     assert {f"{name}={value}" for name, value in needed.items()} <= set(inherited)
 
 
