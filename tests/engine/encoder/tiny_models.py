@@ -39,7 +39,7 @@ def _word_piece() -> transformers.PreTrainedTokenizerFast:
     words = _words(map(normalizer.normalize_str, _CORPUS), splitter)
     letters = sorted(set("".join(words)))
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters), *words]
-    vocabulary = {piece: number for number, piece in enumerate(list(dict.fromkeys(pieces))[:220])}
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -60,7 +60,7 @@ def _unigram(single: str, special: list[str], pad: str) -> transformers.PreTrain
     splitter = pre_tokenizers.Metaspace()
     words = _words(_CORPUS, splitter)
     scores = dict.fromkeys(special, 0.0) | dict.fromkeys(sorted(set("".join(words))), -9.0) | dict.fromkeys(words, -5.0)
-    tokenizer = Tokenizer(models.Unigram(list(scores.items())[:220], special.index("<unk>"), False))
+    tokenizer = Tokenizer(models.Unigram(list(scores.items()), special.index("<unk>"), False))
     tokenizer.pre_tokenizer = splitter
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, special_tokens=[(token, special.index(token)) for token in special if token in single]
