@@ -25,7 +25,7 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test soak lint eval eval-full bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly clean
+.PHONY: help venv demo ui test soak lint eval eval-full bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,12 @@ eval-full: $(STAMP) ## the same with 2, 10 and 50 million texts, in hours
 
 bench: $(BENCH_STAMP) ## this engine beside sentence-transformers and whatever other peers install
 	@$(BIN)/python -m benchmarks.encode $(ARGS)
+
+gpu: $(STAMP) ## what a GPU makes of this engine, in eight minutes
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+gpu-carry: $(STAMP) ## a folder of 50 MB that does the same on a machine with torch alone: gpu-carry/
+	@$(BIN)/python -m benchmarks.gpu --carry gpu-carry $(ARGS)
 
 bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 	@$(BIN)/python -m benchmarks.resume $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.engine.encoder.conftest import tiny_model
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -45,6 +48,43 @@ def test_output_benchmark_measures_every_aim_and_leaves_no_file(tmp_path: Path) 
 def test_derive_benchmark_measures_every_aim() -> None:
     document = run_benchmark("derive", "--rows", "200", "--rounds", "1", "--partitions", "2")
     assert len(document["targets"]) == 10 and not_measured(document) == []
+
+
+WITHOUT = """
+from importlib.machinery import PathFinder
+LACKING = {"dagster", "pydantic", "polars", "obstore", "sqlalchemy", "openvino", "duckdb"}
+find = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(lambda name, *rest: None if name.split(".")[0] in LACKING else find(name, *rest))
+"""
+
+
+def test_gpu_benchmark_measures_everything_where_there_is_no_dagster(tmp_path: Path) -> None:
+    """From the folder that is carried to a GPU machine, which has torch and little else."""
+    model = tiny_model("bert_cls", tmp_path)
+    output_of("gpu", "--model", str(model), "--carry", str(tmp_path / "carried"))
+    (tmp_path / "carried" / "sitecustomize.py").write_text(WITHOUT)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--model",
+        "model",
+        "--device",
+        "cpu",
+        "--quick",
+        "--out",
+        "results",
+    ]
+    folder = str(tmp_path / "carried")
+    finished = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert "Everything was measured." in finished.stdout, finished.stdout[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / "carried" / "results" / "results.jsonl").read_text().splitlines()]
+    measured = {row["stage"] for row in rows if len(row) > 3}
+    assert measured == {"environment", "ceilings", "passes", "attention", "tokenizer", "pool", "run", "peer"}
+    assert all(row["lowest_cosine"] > 0.9999 for row in rows if "lowest_cosine" in row)
 
 
 def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:

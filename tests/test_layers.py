@@ -32,7 +32,7 @@ LAYERS = (
     "resources",
     "config",
     "consumers",
-    "engine.derived engine.feed engine.plan engine.readers engine.tables engine.verify",
+    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables engine.verify",
     "engine.run",
     "engine.output",
     "engine.encoder engine.sources",
@@ -43,7 +43,7 @@ LAYERS = (
 )
 HOUSES = {PACKAGE, "engine"}
 CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
-SATELLITES = ("derived", "feed", "plan", "readers", "tables", "verify")
+SATELLITES = ("derived", "feed", "inference", "plan", "readers", "tables", "verify")
 # Lines of Python at most, comments and blank ones included. A room that grows past its budget needs a reason.
 BUDGETS: dict[str, int] = {
     "__main__": 11,
@@ -62,13 +62,14 @@ BUDGETS: dict[str, int] = {
     "consumers": 820,
     "engine.derived": 620,
     "engine.feed": 710,
+    "engine.inference": 1_010,
     "engine.plan": 870,
     "engine.readers": 470,
     "engine.tables": 1_400,
     "engine.verify": 620,
     "engine.run": 3_980,
     "engine.output": 730,
-    "engine.encoder": 4_110,
+    "engine.encoder": 3_990,
     "engine.sources": 2_120,
     "engine.files": 1_080,
     "engine.model": 1_090,
@@ -180,9 +181,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 28_500
+    assert product <= 29_500
     assert lines_of(ROOT / "tests") <= 34_500
-    assert lines_of(ROOT / "benchmarks") <= 5_300
+    assert lines_of(ROOT / "benchmarks") <= 5_750
 
 
 RUN_OF_THE_CORE = """

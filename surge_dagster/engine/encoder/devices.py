@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.counts import counted
 
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("fp32", "fp16", "bf16")
+# Of a machine with GPUs: those that the tokenizer leaves to the threads that launch, read and write.
+_LAUNCHING_CORES = 4
 _GPUS = Path("/proc/driver/nvidia/gpus")  # a folder per GPU
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "openvino")
 
@@ -121,8 +124,14 @@ def worker_environment(choice: DeviceChoice) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "true",
     }
     if not choice.on_cpu:
-        # Without it batches of different lengths fragment the GPU's memory.
-        settings["PYTORCH_CUDA_ALLOC_CONF"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        tokenizing = max(1, usable_cores() - _LAUNCHING_CORES) // len(choice.devices)
+        settings["RAYON_NUM_THREADS"] = str(max(1, tokenizing))
+        settings["OMP_NUM_THREADS"] = settings["MKL_NUM_THREADS"] = str(min(worker_threads(choice), _LAUNCHING_CORES))
+        settings |= {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        settings["TORCHINDUCTOR_CACHE_DIR"] = str(disk_cache.place("compiled"))
+        # Without it batches of different lengths fragment the GPU's memory. Newer versions of torch use the first name.
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            settings[name] = os.environ.get(name, "expandable_segments:True")
     return settings
 
 

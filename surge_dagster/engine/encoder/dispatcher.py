@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.5
 _SAMPLE_SECONDS = 0.5
 _START_TIMEOUT_SECONDS = 900.0  # to load the model
-_CHUNKS_PER_WORKER = 2
+_CHUNKS_PER_WORKER = 2  # one more where a worker's backend queues its work (`Backend`)
 _GRACE_SECONDS = 2.0
 
 
@@ -198,7 +198,7 @@ class Dispatcher:
             return
         worker.note_progress()
         if message["op"] == "ready":
-            worker.ready = True
+            worker.ready, worker.queues = True, message["queues"]
             self.ready_messages.setdefault(worker.seat.index, message)
             if len(self.ready_messages) == len(self._seats):
                 self.started.set()
@@ -226,11 +226,13 @@ class Dispatcher:
 
     def _assign_chunks(self) -> None:
         """Sends chunks to workers, one to each before any worker gets a second one."""
-        for depth in range(1, _CHUNKS_PER_WORKER + 1):
+        for depth in range(1, _CHUNKS_PER_WORKER + 2):
             for worker in list(self._workers.values()):
-                if not worker.ready or len(worker.assigned) >= depth or _takes_no_second(worker):
+                full = len(worker.assigned) >= min(depth, _CHUNKS_PER_WORKER + worker.queues)
+                if not worker.ready or full or _takes_no_second(worker):
                     continue
-                chunk = self._schedule.next_chunk(worker.seat.index, idle=not worker.assigned)
+                idle = not worker.assigned
+                chunk = self._schedule.next_chunk(worker.seat.index, idle=idle, is_queue=worker.queues)
                 if chunk is not None:
                     self._assign(worker, chunk)
 

@@ -26,6 +26,8 @@ LARGEST_CHUNK_WEIGHT = 4 << 20
 SMALLEST_CHUNK_WEIGHT = 32 << 10
 # Of a worker that takes longer for it than this: at the end of a run the others wait for its last chunk.
 _SLOW_CHUNK_SECONDS, _SLOW_CHUNK_WEIGHT = 1.0, 8 << 10
+# Of a worker that queues its work: shorter chunks would leave the device waiting, and have small passes.
+_QUEUED_CHUNK_SECONDS, _SMALLEST_QUEUED_SECONDS = 0.1, 0.02
 ROW_WEIGHT = 32
 # A worker has one chunk under way and one waiting: together three quarters of its share of the remaining rows.
 _CHUNKS_PER_SHARE = 2
@@ -107,11 +109,11 @@ class Job:
     def finished(self) -> bool:
         return self.finished_rows >= self.rows
 
-    def take(self, share: float, workers: int, rate: float | None = None) -> Chunk | None:
+    def take(self, share: float, workers: int, rate: float | None = None, is_queue: bool = False) -> Chunk | None:
         """The next unassigned rows; None when none are left."""
         if self.next_row >= self.rows:
             return None
-        start, self.next_row = self.next_row, chunk_end(self.ends, self.next_row, share, workers, rate)
+        start, self.next_row = self.next_row, chunk_end(self.ends, self.next_row, share, workers, rate, is_queue)
         return Chunk(self, start, self.next_row)
 
     def take_quarantined(self) -> Chunk | None:
@@ -154,14 +156,14 @@ class Schedule:
     def add(self, job: Job) -> None:
         self._jobs.append(job)
 
-    def next_chunk(self, seat: int, *, idle: bool) -> Chunk | None:
+    def next_chunk(self, seat: int, *, idle: bool, is_queue: bool = False) -> Chunk | None:
         """None when there is none. Only idle workers get quarantined ones."""
         for job in self.jobs:
             chunk = None
             if idle and job.quarantine:
                 chunk = job.take_quarantined()
                 self.end_if_finished(job)  # all quarantined rows may belong to failed groups
-            chunk = chunk or job.take(self._share(seat), self._workers, self._rates.get(seat))
+            chunk = chunk or job.take(self._share(seat), self._workers, self._rates.get(seat), is_queue)
             if chunk is not None:
                 if job.started_at is None:
                     job.started_at = time.monotonic()
@@ -205,19 +207,29 @@ class Schedule:
         return self._rates.get(seat, average) / total
 
 
-def chunk_end(ends: np.ndarray, start: int, share: float, workers: int, rate: float | None = None) -> int:
+def chunk_end(
+    ends: np.ndarray, start: int, share: float, workers: int, rate: float | None = None, is_queue: bool = False
+) -> int:
     """The end of the chunk that begins at row `start`; `ends` as in `Job`.
 
     Args:
         share: of the pool's speed that this worker has, in (0, 1].
         rate: weight per second of this worker, where it is known.
+        is_queue: whether the worker launches a chunk before the one before has ended.
     """
-    weight = LARGEST_CHUNK_WEIGHT
+    queued = rate if is_queue and rate is not None else 0.0
+    weight = max(LARGEST_CHUNK_WEIGHT, queued * _QUEUED_CHUNK_SECONDS)
     if workers > 1:
         fair = float(ends[-1] - ends[start]) * share / _CHUNKS_PER_SHARE
         smallest = SMALLEST_CHUNK_WEIGHT * min(1.0, share * workers)
         if rate is not None:
             smallest = min(smallest, max(_SLOW_CHUNK_WEIGHT, rate * _SLOW_CHUNK_SECONDS))
-        weight = max(smallest, min(weight, fair))
-    stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
-    return min(len(ends) - 1, start + LARGEST_CHUNK_TEXTS, max(stop, start + 1))
+        weight = max(smallest, queued * _SMALLEST_QUEUED_SECONDS, min(weight, fair))
+    stop = _row_at(ends, start, weight)
+    most = max(start + LARGEST_CHUNK_TEXTS, _row_at(ends, start, queued * _QUEUED_CHUNK_SECONDS))
+    return min(len(ends) - 1, most, max(stop, start + 1))
+
+
+def _row_at(ends: np.ndarray, start: int, weight: float) -> int:
+    """The last row before which there is at most so much weight from `start`."""
+    return int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1

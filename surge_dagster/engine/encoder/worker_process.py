@@ -51,13 +51,14 @@ class WorkerProcess:
 
     Attributes:
         ready: whether it has loaded the model.
+        queues: whether it launches a chunk before the one before has ended.
         assigned: chunks that it was sent and has not answered; it answers in the same order.
         moved_at: when it last showed progress.
     """
 
     def __init__(self, seat: WorkerSeat) -> None:
         self.seat = seat
-        self.ready = False
+        self.ready = self.queues = False
         self.assigned: list[Chunk] = []
         self.known_arenas: set[int] = set()
         self.last_lines: deque[str] = deque(maxlen=_OUTPUT_LINES)

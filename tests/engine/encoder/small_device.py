@@ -15,7 +15,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -76,7 +76,7 @@ class Device:
                 self.used -= tokens
 
 
-class SmallDeviceBackend(TokenBackend):
+class SmallDeviceBackend(PaddedBackend):
     name = "small"
     detail = "a simulated device"
     machine = "simulated"

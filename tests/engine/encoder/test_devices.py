@@ -11,6 +11,7 @@ from surge_dagster.engine.encoder.devices import choose_devices, choose_precisio
 from surge_dagster.engine.encoder.pool import EncoderPool, _common_precision
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.support import disk_cache
 
 
 @pytest.fixture
@@ -75,6 +76,23 @@ def test_workers_of_two_precisions_are_refused() -> None:
     assert _common_precision([{"precision": "bf16"}, {"precision": "bf16"}]) == "bf16"
     with pytest.raises(ConfigError, match="in bf16 on some devices and in fp16 on others; set precision"):
         _common_precision([{"precision": "fp16"}, {"precision": "bf16"}])
+
+
+def test_workers_of_gpus_leave_cores_to_launching_and_keep_what_they_compile(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 16)
+    settings = devices.worker_environment(choose_devices("cuda"))
+    assert (settings["RAYON_NUM_THREADS"], settings["OMP_NUM_THREADS"], settings["OMP_WAIT_POLICY"]) == (
+        "6",
+        "4",
+        "PASSIVE",
+    )
+    assert settings["PYTORCH_ALLOC_CONF"] == settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert settings["TORCHINDUCTOR_CACHE_DIR"].startswith(str(disk_cache.cache_root()))
+    on_cpu = devices.worker_environment(choose_devices("cpu"))
+    assert (on_cpu["RAYON_NUM_THREADS"], on_cpu["OMP_NUM_THREADS"]) == ("16", "16")
+    assert not {"OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"} & set(on_cpu)
 
 
 @pytest.mark.parametrize("setting", [{"precision": "int4"}, {"precision": "fp16"}, {"backend": "tensorflow"}])

@@ -20,9 +20,9 @@ from surge_dagster.engine.encoder.devices import choose_devices, worker_threads
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.backends.torch_backend import load_torch
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support import disk_cache
 from tests.engine.encoder.conftest import encode, filled_slot

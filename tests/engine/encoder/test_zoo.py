@@ -16,8 +16,8 @@ import pytest
 
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
-from surge_dagster.engine.encoder.worker.backends.torch_backend import load_torch
 from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 

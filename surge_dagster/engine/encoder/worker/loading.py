@@ -1,8 +1,8 @@
 """The start of a worker: loads the model into a backend, checks its vectors and sets its token budget.
 
-"auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, otherwise torch. Why a backend was
-not used is a note of the worker. In the same way the settings' fallback precision takes the place of one whose vectors
-are below the promise: activations of some models overflow fp16.
+"auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, packed passes on a GPU in half
+precision, otherwise torch. Why a backend was not used is a note of the worker. In the same way the settings' fallback
+precision takes the place of one whose vectors are below the promise: activations of some models overflow fp16.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.spec import Space
 
-_HERE = "surge_dagster.engine.encoder.worker.backends"
 _BACKENDS = {
-    "hash": f"{_HERE}.hash_backend:HashBackend",
-    "openvino": f"{_HERE}.openvino_backend:OpenvinoBackend",
-    "torch": f"{_HERE}.torch_backend:load_torch",
+    "hash": "surge_dagster.engine.encoder.worker.backends.hash_backend:HashBackend",
+    "packed": "surge_dagster.engine.inference.packed_backend:load_packed",
+    "openvino": "surge_dagster.engine.inference.openvino_backend:OpenvinoBackend",
+    "torch": "surge_dagster.engine.inference.torch_backend:load_torch",
 }
 _LONGEST_REASON = 1_000
 _PROBE_TEXT = "a text"
@@ -50,21 +50,28 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
     notes = _unused_prompts(_check_files(space), space)
     names = [backend]
     if backend == "auto":
-        is_openvino = settings.device == "cpu" and importlib.util.find_spec("openvino") is not None
-        names = ["openvino", "torch"] if is_openvino else ["torch"]
+        names = [*_faster_backends(settings), "torch"]
     attempts = [(name, settings) for name in names]
     if settings.fallback_precision is not None:
-        attempts.append((names[-1], replace(settings, precision=settings.fallback_precision)))
+        attempts += [(name, replace(settings, precision=settings.fallback_precision)) for name in names]
     for (name, chosen), following in zip(attempts, [*attempts[1:], None], strict=True):
         try:
             return _attempt(space, name, chosen, tuple(notes))
         except Exception as error:
-            if following is None or (following[0] == name and not isinstance(error, parity.BelowPromise)):
+            other_precision = following is not None and following[1].precision != chosen.precision
+            if following is None or (other_precision and not isinstance(error, parity.BelowPromise)):
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_REASON]
-        was, instead = (chosen.precision, following[1].precision) if following[0] == name else (name, following[0])
+        was, instead = (chosen.precision, following[1].precision) if other_precision else (name, following[0])
         notes.append(f"{instead} is used instead of {was}: {reason}")
     raise AssertionError("there is always a last attempt")
+
+
+def _faster_backends(settings: BackendSettings) -> list[str]:
+    """Those to try before torch."""
+    if settings.device != "cpu":
+        return [] if settings.precision == "fp32" else ["packed"]
+    return ["openvino"] if importlib.util.find_spec("openvino") is not None else []
 
 
 def make_backend(name: str, space: Space, settings: BackendSettings) -> Backend:

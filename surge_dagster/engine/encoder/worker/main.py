@@ -19,15 +19,21 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from surge_dagster.engine.encoder import protocol
-from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_arrays
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.backends.base import (
+    Backend,
+    BackendSettings,
+    QueuingBackend,
+    Rows,
+    TextsFromBytes,
+)
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -70,17 +76,39 @@ class Worker:
             return 1
         threading.Thread(target=self._read, args=(backend,), daemon=True).start()
         try:
-            while (work := self._prepared.get()) is not None:
-                if isinstance(work, BaseException):
-                    raise work
-                costs = self._forward(backend, work).measured() | {"tokenize_seconds": work.tokenize_seconds}
-                self._send({"op": "done", "costs": costs})
-                work = None  # a waiting worker must not hold an arena that the pool has closed
+            while self._compute(backend):
+                pass
         except BaseException as failure:
             # The state of the device is unknown now: a new process takes over.
             self._send(_report(failure) | {"op": "failed"})
             return 1
         return 0
+
+    def _compute(self, backend: Backend) -> bool:
+        """Answers chunks until none waits; whether more can come.
+
+        A backend that queues its work gets the next chunk before this one is waited for. Nothing is kept between two
+        calls: a waiting worker must not hold an arena that the pool has closed.
+        """
+        work, finish = self._prepared.get(), None
+        while True:
+            queued, fault = None, work if isinstance(work, BaseException) else None
+            if isinstance(work, _Work):
+                try:
+                    queued = self._launch(backend, work)
+                except BaseException as error:
+                    fault = error
+            if finish is not None:
+                self._send({"op": "done", "costs": finish()})
+            if fault is not None:
+                raise fault
+            if (finish := queued) is None:
+                return False
+            try:
+                work = self._prepared.get_nowait()
+            except queue.Empty:
+                self._send({"op": "done", "costs": finish()})
+                return True
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(**message["space"] | {"requested": EncodingSpec(**message["space"]["requested"])})
@@ -89,7 +117,7 @@ class Worker:
         backend = loaded.backend
         facts = {"precision": loaded.precision, "lowest_cosine": loaded.lowest_cosine, "notes": loaded.notes}
         names = {"backend": backend.name, "detail": backend.detail, "calibration": loaded.calibration.name}
-        self._send({"op": "ready"} | names | facts)
+        self._send({"op": "ready", "queues": isinstance(backend, QueuingBackend)} | names | facts)
         return backend
 
     def _read(self, backend: Backend) -> None:
@@ -118,18 +146,24 @@ class Worker:
             # An error of this chunk must not be reported before the answers to the chunks ahead of it.
             try:
                 started = time.perf_counter()
-                work.prepared = backend.prepare(_texts(work))
+                work.prepared = _prepare(backend, work)
                 work.tokenize_seconds = time.perf_counter() - started
                 self._tick()
             except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
                 work.error = error
             self._prepared.put(work)
 
-    def _forward(self, backend: Backend, work: _Work) -> Costs:
+    def _launch(self, backend: Backend, work: _Work) -> Callable[[], dict[str, float]]:
+        """What is returned waits for the chunk's vectors and says what they cost."""
         if work.error is not None:
             raise work.error
         rows = Rows(work.arrays.matrix, work.arrays.truncated, work.rows)
-        return backend.forward(work.prepared, rows, self._tick)
+        tokenizing = {"tokenize_seconds": work.tokenize_seconds}
+        if isinstance(backend, QueuingBackend):
+            finish = backend.launch(work.prepared, rows, self._tick)
+            return lambda: finish().measured() | tokenizing
+        costs = backend.forward(work.prepared, rows, self._tick).measured() | tokenizing
+        return lambda: costs
 
     def _tick(self) -> None:
         self._progress += 1
@@ -147,10 +181,13 @@ class Worker:
             os._exit(1)  # the pool has ended
 
 
-def _texts(work: _Work) -> list[str]:
-    data, offsets = work.arrays.data.data, work.arrays.offsets
-    borders = zip(offsets[work.rows].tolist(), offsets[work.rows + 1].tolist(), strict=True)
-    return [str(data[start:stop], "utf-8") for start, stop in borders]
+def _prepare(backend: Backend, work: _Work) -> Any:
+    data, offsets = work.arrays.data, work.arrays.offsets
+    starts, stops = offsets[work.rows], offsets[work.rows + 1]
+    if isinstance(backend, TextsFromBytes):
+        return backend.prepare_bytes(data, starts, stops)
+    borders = zip(starts.tolist(), stops.tolist(), strict=True)
+    return backend.prepare([str(data.data[start:stop], "utf-8") for start, stop in borders])
 
 
 def _report(error: BaseException) -> protocol.Message:

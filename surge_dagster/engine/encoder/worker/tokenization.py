@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from surge_dagster.engine.encoder.worker.word_cache import WordCache, rows_of
 from surge_dagster.engine.model.spec import Space
 
 _CHARACTERS_PER_TOKEN = 8
@@ -44,6 +45,18 @@ class Tokens:
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
+
+    def merged(self, others: Tokens, places: np.ndarray) -> Tokens:
+        """These with the others' between them, whose rows of the result are `places`."""
+        is_other = np.zeros(len(self.truncated) + len(places), np.bool_)
+        is_other[places] = True
+        lengths, truncated = np.empty(len(is_other), np.int64), np.empty(len(is_other), np.bool_)
+        for part, rows in ((self, ~is_other), (others, is_other)):
+            lengths[rows], truncated[rows] = part.lengths, part.truncated
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        ids, of_others = np.empty(offsets[-1], np.int32), np.repeat(is_other, lengths)
+        ids[of_others], ids[~of_others] = others.ids, self.ids
+        return Tokens(ids, offsets, truncated, self.pad_id)
 
     def gather(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and attention mask of rows of at most `length` tokens, [rows, length] int64, padded on the right."""
@@ -86,7 +99,36 @@ class TextTokenizer:
         self._max_length = max_length
         self._prompt = space.prompt
         self._pad_id = facts.pad_id
-        self._word_end = _word_end(json.loads(facts.tokenizer_json)) if on_the_right else None
+        document = json.loads(facts.tokenizer_json)
+        self._word_end = _word_end(document) if on_the_right else None
+        self._words = self._word_cache(document, leading, trailing)
+
+    def _word_cache(self, document: dict[str, Any], leading: int, trailing: int) -> WordCache | None:
+        """None where the ids of a text may be others than those of its words."""
+        firsts = [token["content"][:1] for token in document.get("added_tokens") or []]
+        if self._word_end is None or not all(first in string.punctuation for first in firsts):
+            return None
+        ends_word = not self._prompt or self._word_end.match(self._prompt[-1]) is not None
+        if not ends_word or any(first in self._prompt for first in firsts):
+            return None
+        # The library cuts the ids of the prompt and the text together, which leaves `_max_length` of them.
+        ids = self._tokenizer.encode(self._prompt).ids
+        room = self._max_length - len(ids)
+        return WordCache(document, ids[: len(ids) - trailing], ids[len(ids) - trailing :], room) if room > 0 else None
+
+    def encode_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
+        """`encode` of the texts `data[starts[i]:stops[i]]`, in UTF-8."""
+        fits = np.zeros(len(starts), np.bool_)
+        if self._words is not None:
+            fits = self._words.fitting(*rows_of(data, starts, stops))
+        others = np.flatnonzero(~fits)
+        borders = zip(starts[others].tolist(), stops[others].tolist(), strict=True)
+        rest = self.encode([str(data[start:stop].data, "utf-8") for start, stop in borders])
+        if self._words is None or len(others) == len(starts):
+            return rest
+        chosen = np.flatnonzero(fits)
+        found = Tokens(*self._words.encode(*rows_of(data, starts[chosen], stops[chosen])), self._pad_id)
+        return found.merged(rest, others) if len(others) else found
 
     def encode(self, texts: list[str]) -> Tokens:
         if self._prompt:

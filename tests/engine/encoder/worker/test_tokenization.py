@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import string
 from pathlib import Path
+from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.encoder.worker import word_cache
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.spec import EncodingSpec
 
 LENGTH = 8
@@ -52,6 +57,86 @@ def test_ids_equal_those_of_truncation_and_only_cut_texts_are_flagged(document: 
 def test_prompt_precedes_every_text(document: str) -> None:
     tokenizer = _tokenizer(document, "query: ")
     assert _found(tokenizer, _TEXTS) == _expected(document, ["query: " + text for text in _TEXTS])
+
+
+def _in_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bytes of all texts, and where each begins and ends."""
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)])
+    return np.frombuffer(b"".join(encoded), np.uint8), ends[:-1], ends[1:]
+
+
+def _equal(one: Tokens, other: Tokens) -> bool:
+    return all(np.array_equal(getattr(one, part), getattr(other, part)) for part in ("ids", "offsets", "truncated"))
+
+
+_CHOICES = [
+    "Steel ",
+    "ß",
+    "[SEP]",
+    "[",
+    "x" * 100,
+    "y" * 101,
+    "don't",
+    "\x0b",
+    "東京 ",
+    "\t",
+    "##a",
+    "_",
+    " ",
+    "Bottle,",
+    "-7",
+]
+_MIXED = st.lists(
+    st.text(string.printable, max_size=40) | st.lists(st.sampled_from(_CHOICES)).map("".join), max_size=30
+)
+
+
+@settings(deadline=None)
+@given(_MIXED, st.sampled_from(["", "query: ", "query:", "query"]), st.integers(5, 40), st.randoms())
+def test_texts_put_together_from_words_have_the_library_s_ids(
+    document: str, texts: list[str], prompt: str, length: int, random: Random
+) -> None:
+    space = EncodingSpec("hash://8", max_length=length, document_prompt=prompt).resolve()
+    tokenizer = TextTokenizer(TokenizerFacts(document), space)
+    data, starts, stops = _in_bytes(texts)
+    chosen = sorted(random.sample(range(len(texts)), random.randint(0, len(texts))))
+    assert _equal(tokenizer.encode_bytes(data, starts, stops), tokenizer.encode(texts))
+    of_chosen = tokenizer.encode_bytes(data, starts[chosen], stops[chosen])
+    assert _equal(of_chosen, tokenizer.encode([texts[row] for row in chosen]))
+
+
+def test_words_are_tokenized_once_and_kept_within_bounds(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, plain = _tokenizer(document), _tokenizer(document)
+    words = tokenizer._words
+    assert words is not None
+    monkeypatch.setattr(word_cache, "_MOST_WORDS", 50)
+    monkeypatch.setattr(tokenizer, "_ids", lambda texts: pytest.fail("went through the library") if texts else [])
+    for number in range(20):
+        texts = [f"item {number * 7 + row} and steel, {'z' * row}" for row in range(12)]
+        assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
+        assert 0 < len(words._ids) <= 50
+    words._tokenizer = None  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError):
+        words.encode(*_in_bytes(["new"])[::2])
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("pre_tokenizer", {"type": "Whitespace"}),
+        ("normalizer", {"type": "NFC"}),
+        ("added_tokens", [{"content": "steel", "id": 5, "special": True}]),
+        ("added_tokens", [{"content": "日", "id": 5, "special": True}]),
+    ],
+)
+def test_other_tokenizers_put_no_texts_together(document: str, part: str, change: Any) -> None:
+    changed = json.loads(document) | {part: change}
+    if part == "added_tokens":
+        changed[part] = [{**json.loads(document)[part][0], **change[0]}]
+    assert _tokenizer(document)._words is not None
+    assert _tokenizer(json.dumps(changed))._words is None
+    assert _tokenizer(document, side="left")._words is None
 
 
 _ORDINARY = ["a", "Ünïcödé", "cafe\u0301", "\u0301", "東京", "don't", "x" * 40, "##", "\t", "\u3000", "."]

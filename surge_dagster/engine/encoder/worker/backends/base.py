@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -64,6 +64,24 @@ class Backend(Protocol):
 
     def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
         """Writes a vector and a truncation flag for every text; calls `progress` after each piece of work."""
+        ...
+
+
+@runtime_checkable
+class QueuingBackend(Protocol):
+    """A `Backend` that queues its work on a device: the next chunk is launched before this one is waited for."""
+
+    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> Callable[[], Costs]:
+        """`forward` in two steps: this one does not wait; the one that it returns does, and writes the results."""
+        ...
+
+
+@runtime_checkable
+class TextsFromBytes(Protocol):
+    """A `Backend` that can do without a Python string of each text."""
+
+    def prepare_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
+        """`prepare` of the texts `data[starts[i]:stops[i]]`, in UTF-8."""
         ...
 
 

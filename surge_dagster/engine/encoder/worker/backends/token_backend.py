@@ -13,14 +13,17 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
-from surge_dagster.engine.encoder.worker.passes import TokenBatch, plan_batches
+from surge_dagster.engine.encoder.worker.passes import plan_batches
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import EncoderError
 
@@ -37,6 +40,19 @@ _OUT_OF_MEMORY = (
 )
 
 
+class Batch(Protocol):
+    """Rows of a chunk that share a forward pass."""
+
+    @property
+    def rows(self) -> Sized: ...
+    @property
+    def tokens(self) -> int:
+        """With padding."""
+        ...
+
+    def halves(self) -> list[Self]: ...
+
+
 @dataclass(slots=True)
 class ChunkPasses:
     """Attributes:
@@ -44,18 +60,18 @@ class ChunkPasses:
     copy_seconds: of copies outside of the passes.
     """
 
-    run_pass: Callable[[TokenBatch], float]
+    run_pass: Callable[[Any], float]
     copy_seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class _Work:
-    """The passes of a chunk under way; changed only under the backend's lock."""
+class ComputedPasses:
+    """The passes of a chunk; changed only under the backend's lock."""
 
     passes: ChunkPasses
     progress: Progress
-    waiting: deque[TokenBatch]
-    alone: list[TokenBatch] = field(default_factory=list)
+    waiting: deque[Batch]
+    alone: list[Batch] = field(default_factory=list)
     padded_tokens: int = 0
     copy_seconds: float = 0.0
     error: BaseException | None = None
@@ -66,7 +82,6 @@ class TokenBackend(ABC):
 
     Args:
         token_budget: maximum tokens of one pass, padding included; running out of memory lowers it.
-        pass_tokens: fixed cost of a pass, in tokens.
         streams: concurrent passes, each in a thread of its own.
         free_memory: called after memory ran out, before the pass is run again.
 
@@ -85,14 +100,12 @@ class TokenBackend(ABC):
         tokenizer: TextTokenizer,
         *,
         token_budget: int,
-        pass_tokens: int,
         streams: int = 1,
         free_memory: Callable[[], None] | None = None,
     ) -> None:
         self.token_budget = token_budget
         self.streams = streams
         self._tokenizer = tokenizer
-        self._pass_tokens = pass_tokens
         self._free_memory = free_memory
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(streams - 1, "surge-passes") if streams > 1 else None
@@ -100,27 +113,16 @@ class TokenBackend(ABC):
     def prepare(self, texts: list[str]) -> Tokens:
         return self._tokenizer.encode(texts)
 
-    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
-        """Raises EncoderError when a single text does not fit into memory."""
-        started = time.perf_counter()
-        rows.truncated[rows.places] = prepared.truncated
-        with self._passes(prepared, rows) as passes:
-            batches = plan_batches(prepared.lengths, self.token_budget, self._pass_tokens)
-            work = _Work(passes, progress, deque(batches))
-            streams = max(1, min(self.streams, len(batches)))
-            self._run(work, streams)
-        return Costs(
-            tokens=len(prepared.ids),
-            padded_tokens=work.padded_tokens,
-            forward_seconds=time.perf_counter() - started,
-            copy_seconds=passes.copy_seconds + work.copy_seconds / streams,
-        )
+    def prepare_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
+        return self._tokenizer.encode_bytes(data, starts, stops)
 
     @abstractmethod
-    def _passes(self, tokens: Tokens, rows: Rows) -> AbstractContextManager[ChunkPasses]:
-        """Sets up the passes of a chunk; at its end every one of its rows has its vector."""
+    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
+        """Raises EncoderError when a single text does not fit into memory."""
 
-    def _run(self, work: _Work, streams: int) -> None:
+    def _compute(self, batches: Sequence[Batch], passes: ChunkPasses, progress: Progress) -> ComputedPasses:
+        work = ComputedPasses(passes, progress, deque(batches))
+        streams = max(1, min(self.streams, len(batches)))
         others = []
         if self._threads is not None:
             others = [self._threads.submit(self._drain, work) for _ in range(streams - 1)]
@@ -131,8 +133,10 @@ class TokenBackend(ABC):
             raise work.error
         for batch in work.alone:
             self._run_alone(work, batch)
+        work.copy_seconds /= streams
+        return work
 
-    def _drain(self, work: _Work) -> None:
+    def _drain(self, work: ComputedPasses) -> None:
         """Runs passes until none is left, or one fails for a reason other than memory."""
         while True:
             with self._lock:
@@ -153,14 +157,14 @@ class TokenBackend(ABC):
             # Outside of the handler: the exception references the arrays of the failed pass.
             self._shrink(work, batch)
 
-    def _run_pass(self, work: _Work, batch: TokenBatch) -> None:
+    def _run_pass(self, work: ComputedPasses, batch: Batch) -> None:
         copy_seconds = work.passes.run_pass(batch)
         with self._lock:
             work.padded_tokens += batch.tokens
             work.copy_seconds += copy_seconds
         work.progress()
 
-    def _shrink(self, work: _Work, batch: TokenBatch) -> None:
+    def _shrink(self, work: ComputedPasses, batch: Batch) -> None:
         """Lowers the budget after a pass that did not fit, and queues its rows again."""
         if self._free_memory is not None:
             self._free_memory()
@@ -176,7 +180,7 @@ class TokenBackend(ABC):
                 log.warning("out of memory: the token budget is %d from now on, it was %d", budget, self.token_budget)
                 self.token_budget = budget
 
-    def _run_alone(self, work: _Work, batch: TokenBatch) -> None:
+    def _run_alone(self, work: ComputedPasses, batch: Batch) -> None:
         try:
             self._run_pass(work, batch)
         except BaseException as error:
@@ -186,6 +190,35 @@ class TokenBackend(ABC):
                 f"a text of {batch.tokens} tokens does not fit into the device's memory, although its pass had 1 row "
                 f"and ran alone ({error}); use a smaller max_length, a smaller model, or a device with more memory"
             ) from error
+
+
+class PaddedBackend(TokenBackend):
+    """A `TokenBackend` whose passes are `plan_batches`' of texts of nearly equal length.
+
+    Args:
+        pass_tokens: fixed cost of a pass, in tokens.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, pass_tokens: int, **settings: Any) -> None:
+        super().__init__(tokenizer, **settings)
+        self._pass_tokens = pass_tokens
+
+    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
+        started = time.perf_counter()
+        rows.truncated[rows.places] = prepared.truncated
+        with self._passes(prepared, rows) as passes:
+            batches = plan_batches(prepared.lengths, self.token_budget, self._pass_tokens)
+            work = self._compute(batches, passes, progress)
+        return Costs(
+            tokens=len(prepared.ids),
+            padded_tokens=work.padded_tokens,
+            forward_seconds=time.perf_counter() - started,
+            copy_seconds=passes.copy_seconds + work.copy_seconds,
+        )
+
+    @abstractmethod
+    def _passes(self, tokens: Tokens, rows: Rows) -> AbstractContextManager[ChunkPasses]:
+        """Sets up the passes of a chunk; at its end every one of its rows has its vector."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

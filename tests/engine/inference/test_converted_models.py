@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends import converted_models
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
-from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.inference import converted_models
+from surge_dagster.engine.inference.converted_models import converted_model
 from surge_dagster.engine.model import digest
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model

@@ -20,7 +20,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch, longest_first
 from surge_dagster.engine.encoder.worker.sentence_model import (
     ReferenceBackend,
@@ -48,23 +48,30 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
     """A `ReferenceBackend` for models without plain tokens."""
     import torch
 
+    model = load_model(space, settings)
+    facts = tokenizer_facts(model, space)
+    detail = f"torch {torch.__version__}"
+    if facts is None:
+        return ReferenceBackend(space, model, detail)
+    return TorchBackend(space, settings, model, facts, detail)
+
+
+def load_model(space: Space, settings: BackendSettings) -> SentenceTransformer:
+    """On the device and in the precision of the settings."""
+    import torch
+
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
     else:
         torch.cuda.set_device(settings.device)
         torch.backends.cuda.matmul.allow_tf32 = settings.precision != "fp32"
-        torch.backends.cudnn.benchmark = True
-    reference = load_reference(space, settings.device)
-    facts = tokenizer_facts(reference, space)
-    if settings.precision != "fp32":
-        reference.to(getattr(torch, _PRECISIONS[settings.precision]))
-    detail = f"torch {torch.__version__}"
-    if facts is None:
-        return ReferenceBackend(space, reference, detail)
-    return TorchBackend(space, settings, reference, facts, detail)
+        # cuDNN attention, which torch prefers on Hopper, makes a plan for each number of rows and length and keeps it.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    model = load_reference(space, settings.device)
+    return model if settings.precision == "fp32" else model.to(getattr(torch, _PRECISIONS[settings.precision]))
 
 
-class TorchBackend(TokenBackend):
+class TorchBackend(PaddedBackend):
     name = "torch"
 
     def __init__(

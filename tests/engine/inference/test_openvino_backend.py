@@ -7,7 +7,7 @@ import sys
 
 _RACE = """
 import os, sys, threading
-import surge_dagster.engine.encoder.worker.backends.openvino_backend
+import surge_dagster.engine.inference.openvino_backend
 import openvino
 
 sys.setswitchinterval(1e-6)

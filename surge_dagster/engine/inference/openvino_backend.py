@@ -15,11 +15,11 @@ import openvino as ov
 
 from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model, converted_tokenizer
-from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.inference.converted_models import converted_model, converted_tokenizer
 from surge_dagster.engine.model.spec import Space
 
 # The first conversion sets up numpy within OpenVINO's bindings and releases the GIL in between. When two streams were
@@ -32,7 +32,7 @@ _PASS_TOKENS = 48
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 
-class OpenvinoBackend(TokenBackend):
+class OpenvinoBackend(PaddedBackend):
     name = "openvino"
     budget_candidates = (256, 512, 1_024, 2_048, 4_096)
 

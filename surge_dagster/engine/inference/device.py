@@ -1,0 +1,106 @@
+"""What a packed backend needs of a device: copies that do not stop it, and marks in the stream of its work.
+
+Work on a GPU is only queued. A mark is reached when all work queued before it is done; until then a buffer that this
+work reads or writes belongs to the device.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+
+class Mark(Protocol):
+    def wait(self) -> None:
+        """Until the device has reached the mark."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Of the device, between two marks that it has reached."""
+        ...
+
+
+class Device(Protocol):
+    """A device and the one stream of work that a worker queues on it."""
+
+    torch_device: torch.device
+    name: str
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        """A copy on the device; the array may be changed at once."""
+        ...
+
+    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        """A buffer of the host that the device writes to without stopping."""
+        ...
+
+    def mark(self) -> Mark:
+        """In the stream, behind everything queued so far."""
+        ...
+
+    def free_memory(self) -> None:
+        """Returns what the device's allocator keeps in reserve."""
+
+
+class _CudaMark:
+    def __init__(self) -> None:
+        # A thread that spins while it waits takes a core from the tokenizer.
+        self.event = torch.cuda.Event(enable_timing=True, blocking=True)
+        self.event.record()
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: Any) -> float:
+        return earlier.event.elapsed_time(self.event) / 1e3
+
+
+class CudaDevice:
+    def __init__(self, name: str) -> None:
+        self.torch_device = torch.device(name)
+        self.name = torch.cuda.get_device_name(self.torch_device)
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        # torch keeps the pinned copy until the device has read it.
+        return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
+
+    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((rows, columns), dtype=dtype, pin_memory=True)
+
+    def mark(self) -> _CudaMark:
+        return _CudaMark()
+
+    def free_memory(self) -> None:
+        torch.cuda.empty_cache()
+
+
+class _HostMark:
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: Any) -> float:
+        return self.at - earlier.at
+
+
+class HostDevice:
+    """The CPU, on which work is done when it is queued: packed passes are tried and compared here."""
+
+    torch_device = torch.device("cpu")
+    name = "cpu"
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.copy())
+
+    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((rows, columns), dtype=dtype)
+
+    def mark(self) -> _HostMark:
+        return _HostMark()
+
+    def free_memory(self) -> None:
+        pass

@@ -1,0 +1,255 @@
+"""PackedBackend: forward passes without padding, queued so that the device never waits for the host.
+
+A chunk's ids go to the device once. Each pass gathers its texts there, one behind the other, and leaves their vectors
+in one matrix, which is copied to a buffer of the host when the last pass has ended. `launch` only queues this work, and
+what it returns waits for it: a worker launches the next chunk before it waits for the one before, and while the device
+computes that chunk it puts the vectors of this one into their rows.
+
+A model that this does not suit is refused with a ConfigError, and its texts are padded (`TorchBackend`). Whether the
+vectors are those of sentence-transformers is measured for each model at a first start, as with every backend.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors, tokenizer_facts
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.inference.device import CudaDevice, Device, HostDevice, Mark
+from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION
+from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
+from surge_dagster.engine.inference.torch_backend import load_model
+from surge_dagster.engine.model.spec import Space
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+log = logging.getLogger(__name__)
+
+_TOKEN_BUDGET = 65_536
+_BUDGETS = (16_384, 32_768, 65_536, 131_072, 262_144)
+_FEATURES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "apart"})
+
+
+def load_packed(space: Space, settings: BackendSettings) -> PackedBackend:
+    """Raises ConfigError for a model whose texts cannot be packed."""
+    device = HostDevice() if settings.device == "cpu" else CudaDevice(settings.device)
+    model = load_model(space, settings)
+    facts = tokenizer_facts(model, space)
+    if facts is None:
+        raise ConfigError("packed passes need a model with plain tokens")
+    return PackedBackend(space, settings, model, facts, device, is_compiled=settings.device != "cpu")
+
+
+class PackedBackend(TokenBackend):
+    """Computes vectors in packed passes.
+
+    Args:
+        is_compiled: fuse the kernels of the model's layers, which are compiled once for all lengths. Where that fails
+            they are computed as they are.
+    """
+
+    name = "packed"
+
+    def __init__(
+        self,
+        space: Space,
+        settings: BackendSettings,
+        model: SentenceTransformer,
+        facts: TokenizerFacts,
+        device: Device,
+        *,
+        is_compiled: bool,
+    ) -> None:
+        self._space, self._model, self._device = space, model, device
+        self._of_empty_text = _vector_of_empty_text(model, space)
+        self._position_offset = _take_packed_texts(model)
+        self._prompt_length, self._pad_id = facts.prompt_length, facts.pad_id
+        self._landings: list[torch.Tensor] = []  # those that no chunk has
+        self.machine, self.budget_candidates = device.name, _BUDGETS
+        super().__init__(
+            TextTokenizer(facts, space),
+            token_budget=settings.token_budget or _TOKEN_BUDGET,
+            free_memory=device.free_memory,
+        )
+        self._dtype = next(model.parameters()).dtype
+        self._has_cells = True
+        try:
+            self._try()
+        except NotImplementedError:
+            self._has_cells = False
+        fused = is_compiled and self._compile_layers()
+        self.detail = f"torch {torch.__version__}, packed{' and compiled' if fused else ''}"
+
+    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
+        return self.launch(prepared, rows, progress)()
+
+    def launch(self, prepared: Tokens, rows: Rows, progress: Progress) -> Callable[[], Costs]:
+        """Queues the passes of a chunk. What is returned waits for its vectors and puts them into their rows."""
+        rows.truncated[rows.places] = prepared.truncated
+        lengths = prepared.lengths
+        with torch.inference_mode():
+            begun = self._device.mark()
+            vectors = self._device.upload(np.empty((0, rows.matrix.shape[1]), rows.matrix.dtype))
+            vectors = vectors.new_empty((len(lengths), rows.matrix.shape[1]))
+            if not lengths.all():
+                vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(vectors)
+            passes: list[Mark] = []
+            packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
+            work = self._compute(packs, ChunkPasses(self._pass_of(prepared, vectors, passes)), lambda: None)
+            landing = self._take_landing(vectors)
+            landing[: len(lengths)].copy_(vectors, non_blocking=True)
+            ended = self._device.mark()
+
+        def finish() -> Costs:
+            for one in passes:
+                one.wait()
+                progress()
+            ended.wait()
+            started = time.perf_counter()
+            _put(landing[: len(lengths)], rows)
+            self._landings.append(landing)
+            copy_seconds = time.perf_counter() - started
+            return Costs(
+                tokens=len(prepared.ids),
+                padded_tokens=work.padded_tokens,
+                forward_seconds=ended.seconds_since(begun) + copy_seconds,
+                copy_seconds=copy_seconds,
+            )
+
+        return finish
+
+    def _pass_of(self, tokens: Tokens, vectors: torch.Tensor, queued: list[Mark]) -> Callable[[Pack], float]:
+        """Queues a pass of the chunk whose ids it has brought to the device, and adds a mark behind it."""
+        ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
+
+        def run_pass(pack: Pack) -> float:
+            starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
+            places, rows = pack.places, pack.rows
+            found = self._embed(ids, self._device.upload(starts), self._device.upload(pack.lengths), pack)
+            found = found[self._device.upload(places)]
+            if self._space.normalize:
+                found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
+            vectors.index_copy_(0, self._device.upload(rows), found.to(vectors.dtype))
+            queued.append(self._device.mark())
+            return 0.0
+
+        return run_pass
+
+    def _embed(self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, pack: Pack) -> torch.Tensor:
+        """float32 [sequences, dimension]; padding consists of the last of `ids`."""
+        borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
+        torch.cumsum(lengths, 0, out=borders[1:])
+        numbers = torch.arange(len(lengths), device=ids.device)
+        sequences = torch.repeat_interleave(numbers, lengths, output_size=pack.tokens)
+        positions = torch.arange(pack.tokens, device=ids.device) - borders[sequences]
+        places = (starts[sequences] + positions).clamp_(max=len(ids) - 1)
+        # Padding may be longer than what the model has positions for.
+        positions *= places < len(ids) - 1
+        features: dict[str, Any] = {
+            "input_ids": ids[places].long()[None],
+            "position_ids": (positions + self._position_offset)[None],
+            "cu_seq_lens_q": borders,
+            "cu_seq_lens_k": borders,
+            "max_length_q": pack.longest,
+            "max_length_k": pack.longest,
+            "seq_idx": sequences.int()[None],
+        }
+        if pack.in_cells:
+            cells = sequences.view(-1, 1, CELL)
+            apart = torch.zeros(len(cells), 1, CELL, CELL, dtype=self._dtype, device=ids.device)
+            features["apart"] = apart.masked_fill_(cells[..., None] != cells[:, :, None], -torch.inf)
+        if self._prompt_length is not None:
+            features["prompt_length"] = self._prompt_length
+        transformer, *others = self._model
+        features = transformer(features)
+        with _same_sums():
+            for module in others:
+                features = module(features)
+        return features["sentence_embedding"][:, : self._space.dimension].float()
+
+    def _try(self) -> None:
+        """A pass of either kind: of a text in a cell, and of a longer one."""
+        offsets = np.array([0, 1, 1 + min(2 * LONGEST_IN_CELLS, self._space.max_length)])
+        tokens = Tokens(np.full(offsets[-1], self._pad_id, np.int32), offsets, np.zeros(2, np.bool_), self._pad_id)
+        vectors = np.empty((2, self._space.dimension), self._space.dtype)
+        self.forward(tokens, Rows.of_all(vectors, np.empty(2, np.uint8)), lambda: None)
+
+    def _take_landing(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A buffer of at least as many rows that no chunk has."""
+        while self._landings:
+            landing = self._landings.pop()
+            if len(landing) >= len(vectors):
+                return landing
+        return self._device.landing(len(vectors), vectors.shape[1], vectors.dtype)
+
+    def _compile_layers(self) -> bool:
+        """Whether the model's layers, all of one kind, are computed by one compiled function from now on."""
+        lists = [module for module in self._model.modules() if isinstance(module, torch.nn.ModuleList)]
+        layers = max(lists, key=len, default=[])
+        if len({type(layer) for layer in layers}) != 1:
+            return False
+        compiled = torch.compile(type(layers[0]).forward, dynamic=True)
+        for layer in layers:
+            layer.forward = compiled.__get__(layer)
+        try:
+            self._try()
+        except Exception as error:  # a compiler, its cache or its tools: each has its own error
+            log.warning("layers are not compiled: %s", error)
+            for layer in layers:
+                del layer.forward
+            return False
+        return True
+
+
+def _put(landing: torch.Tensor, rows: Rows) -> None:
+    first, last = int(rows.places[0]), int(rows.places[-1])
+    if last - first == len(rows.places) - 1:  # places ascend
+        torch.from_numpy(rows.matrix[first : last + 1]).copy_(landing)
+    else:
+        torch.from_numpy(rows.matrix).index_copy_(0, torch.from_numpy(rows.places), landing)
+
+
+@contextmanager
+def _same_sums() -> Iterator[None]:
+    """Sums in a fixed order: equal texts get equal vectors. Slower than sums in any order, and kept to the pooling."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _vector_of_empty_text(model: SentenceTransformer, space: Space) -> torch.Tensor:
+    """What the model gives for no token at all: such a text has no place in a pass."""
+    return torch.from_numpy(reference_vectors(model, space, ["", "a"])[0])
+
+
+def _take_packed_texts(model: SentenceTransformer) -> int:
+    """Lets the model attend within each text of a pass; returns the position that its first token has."""
+    first: Any = model[0]
+    module = first.model
+    reason = None
+    if not getattr(module, "is_backend_compatible", lambda: False)():
+        reason = "its attention cannot be exchanged"
+    elif first.transformer_task != "feature-extraction" or first.modality_config["text"]["method"] != "forward":
+        reason = "it is more than an encoder"
+    elif not any(hasattr(part, "_forward_flattened") for part in model):
+        reason = "its pooling needs a mask"
+    if reason is not None:
+        raise ConfigError(f"texts of this model are padded, because {reason}")
+    module.set_attn_implementation(PACKED_ATTENTION)
+    if first.model_forward_params is not None:
+        first.model_forward_params |= _FEATURES
+    return first._infer_flatten_position_offset()

@@ -1,0 +1,214 @@
+"""Packed passes on the CPU: sentence-transformers' vectors, and no buffer used before the device is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from surge_dagster.engine.encoder.worker import loading, parity
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
+from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors, tokenizer_facts
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.inference.device import HostDevice
+from surge_dagster.engine.inference.packed_backend import PackedBackend, load_packed
+from surge_dagster.engine.inference.torch_backend import load_model
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from tests.engine.encoder.conftest import tiny_model
+
+pytestmark = pytest.mark.timeout(400)
+
+PACKED = (
+    "bert_several_poolings",
+    "bert_prompt_left_out_of_the_mean",
+    "bert_truncated_on_the_left",
+    "xlm_roberta_with_dense",
+    "modernbert_cls",
+    "distilbert_mean",
+    "qwen3_last_token",
+    "gemma3_overflowing_fp16",
+    "llama_weighted_mean",
+)
+_WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "[SEP]"]
+
+
+def texts(count: int = 60) -> list[str]:
+    rng = np.random.default_rng(7)
+    return ["", " ", "a", "word " * 80, *(" ".join(rng.choice(_WORDS, int(n))) for n in rng.integers(1, 40, count))]
+
+
+def _settings(precision: str = "fp32", token_budget: int = 200) -> BackendSettings:
+    return BackendSettings(device="cpu", precision=precision, threads=1, token_budget=token_budget)
+
+
+def _loaded(folder: Path, device: HostDevice, *, is_compiled: bool = False) -> tuple[PackedBackend, Space, np.ndarray]:
+    """The backend, its space, and sentence-transformers' own vectors of `texts`."""
+    space = EncodingSpec(str(folder)).resolve()
+    model = load_model(space, _settings())
+    expected = reference_vectors(model, space, texts())
+    facts = tokenizer_facts(model, space)
+    assert facts is not None
+    return PackedBackend(space, _settings(), model, facts, device, is_compiled=is_compiled), space, expected
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_passes_give_the_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    backend, space, expected = _loaded(tiny_model(name, tmp_path), HostDevice())
+    for budget in (1, 200, 1_000_000):
+        backend.token_budget = budget
+        found, costs = encode_texts(backend, texts(), space.dimension, space.dtype)
+        assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
+        assert np.allclose(np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.001, atol=1e-4)
+        assert costs.tokens <= costs.padded_tokens
+
+
+@pytest.mark.parametrize("name", ["mpnet_mean", "t5_with_dense", "static_embedding"])
+def test_models_that_cannot_be_packed_are_refused_and_padded_instead(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
+) -> None:
+    space = EncodingSpec(str(tiny_model(name, tmp_path))).resolve()
+    with pytest.raises(ConfigError, match=r"padded, because|plain tokens"):
+        load_packed(space, _settings())
+    monkeypatch.setattr(loading, "_faster_backends", lambda settings: ["packed"])
+    loaded = loading.load_backend(space, _settings(), "auto")
+    assert loaded.backend.name == "torch"
+    assert "torch is used instead of packed" in loaded.notes[-1]
+
+
+def test_vectors_below_the_promise_are_tried_in_the_next_precision_by_every_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, str]] = []
+
+    def attempt(space: Space, name: str, settings: BackendSettings, notes: tuple[str, ...]) -> Any:
+        tried.append((name, settings.precision))
+        if settings.precision == "fp16":
+            raise parity.BelowPromise("vectors overflow")
+        raise ConfigError("cannot be packed") if name == "packed" else LookupError(*notes)
+
+    monkeypatch.setattr(loading, "_attempt", attempt)
+    settings = BackendSettings(device="cuda:0", precision="fp16", threads=1, fallback_precision="bf16")
+    with pytest.raises(LookupError) as raised:
+        loading.load_backend(EncodingSpec(str(tiny_model("bert_cls", tmp_path))).resolve(), settings, "auto")
+    assert tried == [("packed", "fp16"), ("torch", "fp16"), ("packed", "bf16"), ("torch", "bf16")]
+    assert raised.value.args == (
+        "torch is used instead of packed: vectors overflow",
+        "bf16 is used instead of fp16: vectors overflow",
+        "torch is used instead of packed: cannot be packed",
+    )
+
+
+class LateDevice(HostDevice):
+    """A device whose copies to the host happen when a mark behind them is waited for, as late as they may."""
+
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], None]] = []
+        self.launching = False
+
+    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return _Landing.of(torch.full((rows, columns), torch.nan, dtype=dtype), self)
+
+    def mark(self) -> Any:
+        return _LateMark(self, len(self.queue))
+
+
+class _LateMark:
+    def __init__(self, device: LateDevice, place: int) -> None:
+        self._device, self._place = device, place
+
+    def wait(self) -> None:
+        assert not self._device.launching, "the host waits for the device inside a chunk"
+        for number in range(self._place):
+            self._device.queue[number]()
+            self._device.queue[number] = lambda: None
+
+    def seconds_since(self, earlier: _LateMark) -> float:
+        return 0.0
+
+
+class _Landing(torch.Tensor):
+    late: LateDevice
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, late: LateDevice) -> _Landing:
+        landing = tensor.as_subclass(cls)
+        landing.late = late
+        return landing
+
+    def __getitem__(self, rows: Any) -> torch.Tensor:
+        return _Landing.of(super().__getitem__(rows), self.late)
+
+    def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # pyright: ignore
+        assert non_blocking
+        content = source.clone()
+
+        def arrive() -> None:
+            with torch.inference_mode():
+                torch.Tensor.copy_(self, content)
+
+        self.late.queue.append(arrive)
+        return self
+
+
+def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_path: Path) -> None:
+    device = LateDevice()
+    backend, space, expected = _loaded(tiny_model("bert_cls", tmp_path), device)
+    count, ticks = len(texts()), [0]
+    matrix = np.full((4 * count, space.dimension), 7, np.float32)
+    flags = np.zeros(len(matrix), np.uint8)
+    in_a_row, scattered = np.arange(count), np.arange(count) * 2 + count + 1
+
+    def tick() -> None:
+        ticks[0] += 1
+
+    def launch(places: np.ndarray) -> Callable[[], Any]:
+        device.launching, ticks[0] = True, 0
+        finish = backend.launch(backend.prepare(texts()), Rows(matrix, flags, places), tick)
+        device.launching = False
+        assert ticks[0] == 0, "a pass that is only queued is no progress"
+        return finish
+
+    under_way = (in_a_row, launch(in_a_row))
+    for places in (scattered, in_a_row, scattered):
+        following = (places, launch(places))
+        earlier, finish = under_way
+        matrix[earlier] = np.nan
+        assert finish().tokens > 0
+        assert ticks[0] > 1, "progress is told for each pass"
+        assert parity.lowest_cosine(matrix[earlier], expected) > 0.999999
+        under_way = following
+    under_way[1]()
+    untouched = np.setdiff1d(np.arange(len(matrix)), [in_a_row, scattered])
+    assert np.all(matrix[untouched] == 7)
+    assert flags.any()
+
+
+def test_layers_are_compiled_once_for_all_lengths(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), HostDevice(), is_compiled=True)
+    assert backend.detail.endswith("packed and compiled")
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert compiled <= 2, "one for texts in cells, and one for longer texts"
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        drawn = ["steel " * int(n) for n in rng.integers(0, 60, int(rng.integers(1, 30)))]
+        encode_texts(backend, drawn, space.dimension, space.dtype)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
+    assert parity.lowest_cosine(found, expected) > 0.999999
+
+
+def test_layers_that_do_not_compile_are_computed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
+    backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), HostDevice(), is_compiled=True)
+    assert backend.detail.endswith("packed")
+    found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
+    assert parity.lowest_cosine(found, expected) > 0.999999

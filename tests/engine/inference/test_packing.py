@@ -1,0 +1,54 @@
+"""Which texts share a packed pass: every text once, no pass too large, and nothing but whole texts in a cell."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, TILE, Pack, pack_texts
+
+_LENGTHS = st.lists(st.integers(0, 90) | st.sampled_from([0, 1, 21, 22, 64, 65, 512]), max_size=120)
+
+
+def _check(pack: Pack, lengths: np.ndarray) -> None:
+    assert pack.lengths.min() >= 1
+    assert np.array_equal(pack.lengths[pack.places], lengths[pack.rows])
+    assert pack.tokens % TILE == 0
+    assert pack.longest >= pack.lengths.max()
+    if pack.in_cells:
+        ends = np.cumsum(pack.lengths)
+        assert np.array_equal((ends - 1) // CELL, (ends - pack.lengths) // CELL), "a text crosses the border of a cell"
+
+
+@given(_LENGTHS, st.integers(1, 1_000_000), st.booleans())
+def test_every_text_with_tokens_is_in_one_pass_of_bounded_size(sizes: list[int], budget: int, cells: bool) -> None:
+    lengths = np.array(sizes, np.int64)
+    packs = pack_texts(lengths, budget, cells=cells)
+    rows = [row for pack in packs for row in pack.rows.tolist()]
+    assert sorted(rows) == np.flatnonzero(lengths).tolist()
+    for pack in packs:
+        _check(pack, lengths)
+        alone = len(pack.rows) == 1
+        assert pack.in_cells == (cells and lengths[pack.rows].max() <= LONGEST_IN_CELLS)
+        # Shares of a pass in cells differ by a text.
+        assert alone or lengths[pack.rows].sum() <= budget + (LONGEST_IN_CELLS * len(packs) if pack.in_cells else 0)
+
+
+@given(_LENGTHS, st.booleans())
+def test_halves_of_a_pass_hold_its_texts(sizes: list[int], cells: bool) -> None:
+    lengths = np.array(sizes, np.int64)
+    for pack in pack_texts(lengths, 10_000, cells=cells):
+        if len(pack.rows) > 1:
+            halves = pack.halves()
+            assert sorted(np.concatenate([half.rows for half in halves])) == sorted(pack.rows)
+            for half in halves:
+                _check(half, lengths)
+
+
+def test_titles_fill_cells_and_equal_chunks_get_equal_passes() -> None:
+    lengths = np.clip(np.random.default_rng(5).normal(11, 3, 20_000).round(), 3, 20).astype(np.int64)
+    packs, again = (pack_texts(lengths, 65_536, cells=True) for _ in range(2))
+    assert 1 - lengths.sum() / sum(pack.tokens for pack in packs) < 0.03
+    assert len({pack.tokens for pack in packs}) <= 2, "passes of nearly equal size"
+    assert all(np.array_equal(one.sequences, other.sequences) for one, other in zip(packs, again, strict=True))
