@@ -39,6 +39,7 @@ from surge_dagster.engine.encoder.worker.sentence_model import load_reference, r
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.inference.packed_attention import packed_attention
 from surge_dagster.engine.inference.packed_backend import load_packed
+from surge_dagster.engine.inference.packing import CELL
 from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
@@ -82,12 +83,6 @@ class Bench:
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
         )
         print(" ".join(shown), flush=True)
-
-    def budgets(self, kind: str) -> list[int]:
-        """Tokens of a pass to measure: those of padded passes are the best of earlier measurements."""
-        if self.quick:
-            return [1_024]
-        return [131_072] if kind == "padded" else [int(budget) for budget in self.settings.budgets.split(",")]
 
     def left(self) -> float:
         return self.settings.seconds - (time.monotonic() - self.began)
@@ -174,7 +169,7 @@ def cudnn(bench: Bench) -> None:
 
 
 def attention(bench: Bench) -> None:
-    """Nanoseconds of attention per token and layer: texts padded to one length, and packed."""
+    """Nanoseconds of attention per token and layer: texts of one length, packed, and in cells (some cut in two)."""
     tokens, kind = 1_024 if bench.quick else 65_536, torch.float16 if bench.on_cuda else torch.float32
     for (heads, size), length in product(((12, 32), (12, 64), (16, 64)), MEAN_TOKENS):
         rows = tokens // length
@@ -186,6 +181,13 @@ def attention(bench: Bench) -> None:
             "padded": partial(torch.nn.functional.scaled_dot_product_attention, dense, dense, dense),
             "packed": partial(packed_attention, flat, flat, flat, borders, longest, size**-0.5, False, -1),
         }
+        if length <= CELL:
+            cells = (torch.arange(rows * length, device=bench.device) // length)[: rows * length // CELL * CELL]
+            numbers = cells.view(-1, 1, CELL)
+            zeros = torch.zeros(len(numbers), 1, CELL, CELL, dtype=kind, device=bench.device)
+            apart = zeros.masked_fill_(numbers[..., None] != numbers[:, :, None], -torch.inf)
+            part = flat[:, :, : len(cells)]
+            cases["cells"] = partial(packed_attention, part, part, part, borders, longest, size**-0.5, False, -1, apart)
         found = {name: 1e9 * bench.timed(call, 0.1) / (rows * length) for name, call in cases.items()}
         bench.say("attention", heads=heads, size=size, length=length, **found)
 
@@ -219,7 +221,7 @@ def passes(bench: Bench) -> None:
                 )
                 equal = float((one == other[: len(one)]).all(axis=1).mean())
                 bench.say("passes", model=name, precision=precision, equal_bytes_in_other_company=equal)
-            for mean, budget in product(MEAN_TOKENS, bench.budgets(kind)):
+            for mean, budget in product(MEAN_TOKENS, (1_024,) if bench.quick else (65_536, 131_072)):
                 backend.token_budget = budget
                 _time_passes(bench, backend, space, config, weights, mean,
                              {"model": name, "precision": precision, "passes": f"{kind} {budget}"})  # fmt: skip
@@ -374,7 +376,6 @@ def main() -> int:
     parser.add_argument("--precisions", default="fp16", help="of passes; the first one is the pool's too")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--seconds", type=float, default=470.0, help="after which nothing new is begun")
-    parser.add_argument("--budgets", default="65536,131072", help="tokens of a packed pass")
     parser.add_argument("--out", default=os.environ.get("OUT", "gpu-results"))
     parser.add_argument("--quick", action="store_true")
     settings = parser.parse_args()

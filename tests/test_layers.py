@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "consumers": 820,
     "engine.derived": 620,
     "engine.feed": 710,
-    "engine.inference": 1_010,
+    "engine.inference": 1_030,
     "engine.plan": 870,
     "engine.readers": 470,
     "engine.tables": 1_400,

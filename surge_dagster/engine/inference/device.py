@@ -14,6 +14,9 @@ import torch
 
 
 class Mark(Protocol):
+    @property
+    def is_reached(self) -> bool: ...
+
     def wait(self) -> None:
         """Until the device has reached the mark."""
 
@@ -50,6 +53,10 @@ class _CudaMark:
         self.event = torch.cuda.Event(enable_timing=True, blocking=True)
         self.event.record()
 
+    @property
+    def is_reached(self) -> bool:
+        return self.event.query()
+
     def wait(self) -> None:
         self.event.synchronize()
 
@@ -77,6 +84,8 @@ class CudaDevice:
 
 
 class _HostMark:
+    is_reached = True
+
     def __init__(self) -> None:
         self.at = time.perf_counter()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,7 @@ class PackedBackend(TokenBackend):
         self._of_empty_text = _vector_of_empty_text(model, space)
         self._position_offset = _take_packed_texts(model)
         self._prompt_length, self._pad_id = facts.prompt_length, facts.pad_id
+        self._queued: deque[Mark] = deque()  # behind each pass and each chunk
         self._landings: list[torch.Tensor] = []  # those that no chunk has
         self.machine, self.budget_candidates = device.name, _BUDGETS
         super().__init__(
@@ -105,18 +107,17 @@ class PackedBackend(TokenBackend):
             vectors = vectors.new_empty((len(lengths), rows.matrix.shape[1]))
             if not lengths.all():
                 vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(vectors)
-            passes: list[Mark] = []
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
-            work = self._compute(packs, ChunkPasses(self._pass_of(prepared, vectors, passes)), lambda: None)
+            work = self._compute(packs, ChunkPasses(self._pass_of(prepared, vectors)), lambda: self._tell(progress))
             landing = self._take_landing(vectors)
             landing[: len(lengths)].copy_(vectors, non_blocking=True)
             ended = self._device.mark()
+            self._queued.append(ended)
 
         def finish() -> Costs:
-            for one in passes:
-                one.wait()
-                progress()
-            ended.wait()
+            while not ended.is_reached:
+                self._queued[0].wait()
+                self._tell(progress)
             started = time.perf_counter()
             _put(landing[: len(lengths)], rows)
             self._landings.append(landing)
@@ -130,7 +131,13 @@ class PackedBackend(TokenBackend):
 
         return finish
 
-    def _pass_of(self, tokens: Tokens, vectors: torch.Tensor, queued: list[Mark]) -> Callable[[Pack], float]:
+    def _tell(self, progress: Progress) -> None:
+        """Passes that have ended are progress, those of the chunk before among them; queued ones are not."""
+        while self._queued and self._queued[0].is_reached:
+            self._queued.popleft()
+            progress()
+
+    def _pass_of(self, tokens: Tokens, vectors: torch.Tensor) -> Callable[[Pack], float]:
         """Queues a pass of the chunk whose ids it has brought to the device, and adds a mark behind it."""
         ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
 
@@ -142,7 +149,7 @@ class PackedBackend(TokenBackend):
             if self._space.normalize:
                 found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
             vectors.index_copy_(0, self._device.upload(rows), found.to(vectors.dtype))
-            queued.append(self._device.mark())
+            self._queued.append(self._device.mark())
             return 0.0
 
         return run_pass

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends import torch_backend as ours
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.encoder.worker.parity import BelowPromise
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.inference import torch_backend as ours
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from surge_dagster.engine.encoder.worker import loading, parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors, tokenizer_facts
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.inference.device import HostDevice
-from surge_dagster.engine.inference.packed_backend import PackedBackend, load_packed
 from surge_dagster.engine.inference.torch_backend import load_model
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
+
+# Torch takes seconds to import, which not every process that collects tests needs to spend.
+if TYPE_CHECKING:
+    from surge_dagster.engine.inference.device import Device
+    from surge_dagster.engine.inference.packed_backend import PackedBackend
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -45,19 +47,28 @@ def _settings(precision: str = "fp32", token_budget: int = 200) -> BackendSettin
     return BackendSettings(device="cpu", precision=precision, threads=1, token_budget=token_budget)
 
 
-def _loaded(folder: Path, device: HostDevice, *, is_compiled: bool = False) -> tuple[PackedBackend, Space, np.ndarray]:
-    """The backend, its space, and sentence-transformers' own vectors of `texts`."""
+def _loaded(
+    folder: Path, device: Device | None = None, *, is_compiled: bool = False
+) -> tuple[PackedBackend, Space, np.ndarray]:
+    """The backend, on the CPU unless another device is given, its space, and sentence-transformers' own vectors."""
+    from surge_dagster.engine.inference.device import HostDevice
+    from surge_dagster.engine.inference.packed_backend import PackedBackend
+
     space = EncodingSpec(str(folder)).resolve()
     model = load_model(space, _settings())
     expected = reference_vectors(model, space, texts())
     facts = tokenizer_facts(model, space)
     assert facts is not None
-    return PackedBackend(space, _settings(), model, facts, device, is_compiled=is_compiled), space, expected
+    return (
+        PackedBackend(space, _settings(), model, facts, device or HostDevice(), is_compiled=is_compiled),
+        space,
+        expected,
+    )
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_passes_give_the_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
-    backend, space, expected = _loaded(tiny_model(name, tmp_path), HostDevice())
+    backend, space, expected = _loaded(tiny_model(name, tmp_path))
     for budget in (1, 200, 1_000_000):
         backend.token_budget = budget
         found, costs = encode_texts(backend, texts(), space.dimension, space.dtype)
@@ -70,6 +81,8 @@ def test_packed_passes_give_the_vectors_of_sentence_transformers(name: str, tmp_
 def test_models_that_cannot_be_packed_are_refused_and_padded_instead(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
+    from surge_dagster.engine.inference.packed_backend import load_packed
+
     space = EncodingSpec(str(tiny_model(name, tmp_path))).resolve()
     with pytest.raises(ConfigError, match=r"padded, because|plain tokens"):
         load_packed(space, _settings())
@@ -102,59 +115,9 @@ def test_vectors_below_the_promise_are_tried_in_the_next_precision_by_every_back
     )
 
 
-class LateDevice(HostDevice):
-    """A device whose copies to the host happen when a mark behind them is waited for, as late as they may."""
-
-    def __init__(self) -> None:
-        self.queue: list[Callable[[], None]] = []
-        self.launching = False
-
-    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        return _Landing.of(torch.full((rows, columns), torch.nan, dtype=dtype), self)
-
-    def mark(self) -> Any:
-        return _LateMark(self, len(self.queue))
-
-
-class _LateMark:
-    def __init__(self, device: LateDevice, place: int) -> None:
-        self._device, self._place = device, place
-
-    def wait(self) -> None:
-        assert not self._device.launching, "the host waits for the device inside a chunk"
-        for number in range(self._place):
-            self._device.queue[number]()
-            self._device.queue[number] = lambda: None
-
-    def seconds_since(self, earlier: _LateMark) -> float:
-        return 0.0
-
-
-class _Landing(torch.Tensor):
-    late: LateDevice
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, late: LateDevice) -> _Landing:
-        landing = tensor.as_subclass(cls)
-        landing.late = late
-        return landing
-
-    def __getitem__(self, rows: Any) -> torch.Tensor:
-        return _Landing.of(super().__getitem__(rows), self.late)
-
-    def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # pyright: ignore
-        assert non_blocking
-        content = source.clone()
-
-        def arrive() -> None:
-            with torch.inference_mode():
-                torch.Tensor.copy_(self, content)
-
-        self.late.queue.append(arrive)
-        return self
-
-
 def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_path: Path) -> None:
+    from tests.engine.inference.late_device import LateDevice
+
     device = LateDevice()
     backend, space, expected = _loaded(tiny_model("bert_cls", tmp_path), device)
     count, ticks = len(texts()), [0]
@@ -188,9 +151,11 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
 
 
 def test_layers_are_compiled_once_for_all_lengths(tmp_path: Path) -> None:
+    import torch
+
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), HostDevice(), is_compiled=True)
+    backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), is_compiled=True)
     assert backend.detail.endswith("packed and compiled")
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert compiled <= 2, "one for texts in cells, and one for longer texts"
@@ -204,11 +169,13 @@ def test_layers_are_compiled_once_for_all_lengths(tmp_path: Path) -> None:
 
 
 def test_layers_that_do_not_compile_are_computed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
-    backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), HostDevice(), is_compiled=True)
+    backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), is_compiled=True)
     assert backend.detail.endswith("packed")
     found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
     assert parity.lowest_cosine(found, expected) > 0.999999
