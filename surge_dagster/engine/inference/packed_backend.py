@@ -221,9 +221,8 @@ class PackedBackend(TokenBackend):
 
 
 def _put(landing: torch.Tensor, rows: Rows) -> None:
-    first, last = int(rows.places[0]), int(rows.places[-1])
-    if last - first == len(rows.places) - 1:  # places ascend
-        torch.from_numpy(rows.matrix[first : last + 1]).copy_(landing)
+    if (np.diff(rows.places) == 1).all():
+        torch.from_numpy(rows.matrix[rows.places[0] : rows.places[-1] + 1]).copy_(landing)
     else:
         torch.from_numpy(rows.matrix).index_copy_(0, torch.from_numpy(rows.places), landing)
 

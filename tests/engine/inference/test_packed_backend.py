@@ -123,7 +123,8 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     count, ticks = len(texts()), [0]
     matrix = np.full((4 * count, space.dimension), 7, np.float32)
     flags = np.zeros(len(matrix), np.uint8)
-    in_a_row, scattered = np.arange(count), np.arange(count) * 2 + count + 1
+    in_a_row = np.arange(count)
+    mixed = np.r_[0, count - 2 : 0 : -1, count - 1] + count + 1  # a range, in another order
 
     def tick() -> None:
         ticks[0] += 1
@@ -136,7 +137,7 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
         return finish
 
     under_way = (in_a_row, launch(in_a_row))
-    for places in (scattered, in_a_row, scattered):
+    for places in (mixed, in_a_row, mixed):
         following = (places, launch(places))
         earlier, finish = under_way
         matrix[earlier] = np.nan
@@ -145,7 +146,7 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
         assert parity.lowest_cosine(matrix[earlier], expected) > 0.999999
         under_way = following
     under_way[1]()
-    untouched = np.setdiff1d(np.arange(len(matrix)), [in_a_row, scattered])
+    untouched = np.setdiff1d(np.arange(len(matrix)), [in_a_row, mixed])
     assert np.all(matrix[untouched] == 7)
     assert flags.any()
 
