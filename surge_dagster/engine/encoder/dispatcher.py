@@ -205,8 +205,10 @@ class Dispatcher:
         elif message["op"] == "done":
             chunk, seconds = worker.finish_chunk()
             self._losses[worker.seat.index] = 0
-            self._schedule.measure(worker.seat.index, chunk, seconds)
-            chunk.job.add(chunk, Costs(**message["costs"] | {"work_seconds": seconds}))
+            costs = Costs(**message["costs"] | {"work_seconds": seconds})
+            # The answer to a chunk that was queued early follows the one before at once.
+            self._schedule.measure(worker.seat.index, chunk, max(seconds, costs.forward_seconds))
+            chunk.job.add(chunk, costs)
             self._release(chunk)
         elif message["op"] == "refused":
             if message["config"]:

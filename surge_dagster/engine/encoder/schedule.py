@@ -28,6 +28,8 @@ SMALLEST_CHUNK_WEIGHT = 32 << 10
 _SLOW_CHUNK_SECONDS, _SLOW_CHUNK_WEIGHT = 1.0, 8 << 10
 # Of a worker that queues its work: shorter chunks would leave the device waiting, and have small passes.
 _QUEUED_CHUNK_SECONDS, _SMALLEST_QUEUED_SECONDS = 0.1, 0.02
+# In weight per second: a chunk has at most eight times the weight of others, whatever was measured.
+_FASTEST = 8 * LARGEST_CHUNK_WEIGHT / _QUEUED_CHUNK_SECONDS
 ROW_WEIGHT = 32
 # A worker has one chunk under way and one waiting: together three quarters of its share of the remaining rows.
 _CHUNKS_PER_SHARE = 2
@@ -217,7 +219,7 @@ def chunk_end(
         rate: weight per second of this worker, where it is known.
         is_queue: whether the worker launches a chunk before the one before has ended.
     """
-    queued = rate if is_queue and rate is not None else 0.0
+    queued = min(rate, _FASTEST) if is_queue and rate is not None else 0.0
     weight = max(LARGEST_CHUNK_WEIGHT, queued * _QUEUED_CHUNK_SECONDS)
     if workers > 1:
         fair = float(ends[-1] - ends[start]) * share / _CHUNKS_PER_SHARE

@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
@@ -159,14 +159,21 @@ class PackedBackend(TokenBackend):
         borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
         torch.cumsum(lengths, 0, out=borders[1:])
         numbers = torch.arange(len(lengths), device=ids.device)
-        sequences = torch.repeat_interleave(numbers, lengths, output_size=pack.tokens)
-        positions = torch.arange(pack.tokens, device=ids.device) - borders[sequences]
+        sequences = torch.repeat_interleave(numbers, lengths, output_size=pack.padded_tokens)
+        positions = torch.arange(pack.padded_tokens, device=ids.device) - borders[sequences]
         places = (starts[sequences] + positions).clamp_(max=len(ids) - 1)
         # Padding may be longer than what the model has positions for.
         positions *= places < len(ids) - 1
+        tokens = ids[places].long()
+        if self._position_offset:
+            # RoBERTa's kind counts the tokens of a text that are not its padding token, which may stand in a text.
+            is_counted = tokens != self._position_offset - 1
+            counted = torch.cumsum(is_counted, 0)
+            before = (counted - is_counted.long())[borders[:-1]]
+            positions = (counted - before[sequences]) * is_counted + self._position_offset - 1
         features: dict[str, Any] = {
-            "input_ids": ids[places].long()[None],
-            "position_ids": (positions + self._position_offset)[None],
+            "input_ids": tokens[None],
+            "position_ids": positions[None],
             "cu_seq_lens_q": borders,
             "cu_seq_lens_k": borders,
             "max_length_q": pack.longest,
@@ -181,7 +188,7 @@ class PackedBackend(TokenBackend):
             features["prompt_length"] = self._prompt_length
         transformer, *others = self._model
         features = transformer(features)
-        with _same_sums():
+        with _SumsInOrder():
             for module in others:
                 features = module(features)
         return features["sentence_embedding"][:, : self._space.dimension].float()
@@ -227,14 +234,18 @@ def _put(landing: torch.Tensor, rows: Rows) -> None:
         torch.from_numpy(rows.matrix).index_copy_(0, torch.from_numpy(rows.places), landing)
 
 
-@contextmanager
-def _same_sums() -> Iterator[None]:
-    """Sums in a fixed order: equal texts get equal vectors. Slower than sums in any order, and kept to the pooling."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+class _SumsInOrder(TorchFunctionMode):
+    """Sums the tokens of each text in their order, where sentence-transformers' pooling would add them in any order.
+
+    torch's own deterministic sums would do that too, but sort the tokens and let the host wait for the device.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.index_add:
+            return func(*args, **(kwargs or {}))
+        zeros, _, numbers, values = args  # the numbers of texts ascend
+        borders = torch.searchsorted(numbers, torch.arange(len(zeros) + 1, device=numbers.device))
+        return torch.segment_reduce(values, "sum", offsets=borders, axis=0, initial=0, unsafe=True)
 
 
 def _vector_of_empty_text(model: SentenceTransformer, space: Space) -> torch.Tensor:

@@ -50,7 +50,12 @@ class Pack:
 
     @property
     def tokens(self) -> int:
-        """Padding included: a multiple of `TILE`."""
+        """Of the texts."""
+        return int(self.lengths[self.places].sum())
+
+    @property
+    def padded_tokens(self) -> int:
+        """A multiple of `TILE`."""
         return int(self.lengths.sum())
 
     @property
@@ -66,7 +71,7 @@ class Pack:
 
 
 def pack_texts(lengths: np.ndarray, token_budget: int, *, cells: bool) -> list[Pack]:
-    """Packs texts of the given token lengths into passes of at most so many tokens, and somewhat more with padding.
+    """Packs texts of the given token lengths into passes of at most so many tokens, without their padding.
 
     A text without tokens has no place in a pass. A single text over the budget gets a pass of its own.
 
@@ -98,6 +103,7 @@ def _shares(texts: np.ndarray, lengths: np.ndarray, token_budget: int) -> Iterat
 
 
 def _one_by_one(texts: np.ndarray, lengths: np.ndarray) -> Pack:
+    """With padding in any case: passes with and without it would be compiled apart."""
     padding = TILE - int(lengths.sum()) % TILE
     return Pack(np.append(texts, _PADDING), np.append(lengths, padding), in_cells=False)
 

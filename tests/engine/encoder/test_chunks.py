@@ -83,6 +83,8 @@ def test_workers_that_queue_get_a_tenth_of_a_second_and_never_less_than_a_fiftie
     chunks = [job.take(1.0, 1, known, is_queue=is_queue) for known, is_queue in kinds]
     weights = [chunk.weight // weight_of_text for chunk in chunks if chunk is not None]
     assert weights == [LARGEST_CHUNK_TEXTS, 30_000, LARGEST_CHUNK_TEXTS], "the speed is known, and work is queued"
+    absurd = _job(2_000_000).take(1.0, 1, 1e12, is_queue=True)
+    assert absurd is not None and absurd.weight <= 8 * LARGEST_CHUNK_WEIGHT
     sizes = []
     while (chunk := job.take(0.25, 4, rate / 4, is_queue=True)) is not None:
         sizes.append(chunk.stop - chunk.start)

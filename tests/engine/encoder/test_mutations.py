@@ -141,8 +141,19 @@ def _cut_without_special_tokens(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, facts: TokenizerFacts, space: Space) -> None:
             super().__init__(facts, space)
             self._surplus = space.max_length  # the last token, whichever it is
+            self._words = None
 
     patch.setattr(ours, "TextTokenizer", Cutting)
+
+
+def _with_another_end(patch: pytest.MonkeyPatch) -> None:
+    class Ending(TextTokenizer):
+        def __init__(self, facts: TokenizerFacts, space: Space) -> None:
+            super().__init__(facts, space)
+            assert self._words is not None
+            self._words._suffix = self._words._prefix
+
+    patch.setattr(ours, "TextTokenizer", Ending)
 
 
 def _truncated_on_the_left(patch: pytest.MonkeyPatch) -> None:
@@ -208,6 +219,7 @@ FAULTS = (
     ),
     Fault("normalization too many", _in_space(normalize=True), "bert_several_poolings"),
     Fault("special tokens cut off", _cut_without_special_tokens),
+    Fault("words put together with another end", _with_another_end),
     Fault("special tokens never added", _in_tokenizer(lambda document: document.update(post_processor=None))),
     Fault("truncation at the other end", _truncated_on_the_left),
     Fault("other limit of tokens", _in_space(max_length=48)),

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from surge_dagster.engine.encoder import schedule
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import loading, parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors, tokenizer_facts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.torch_backend import load_model
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from tests.engine.encoder.conftest import tiny_model
+from tests.engine.encoder.conftest import faulty_workers, filled_slot, tiny_model
 
 # Torch takes seconds to import, which not every process that collects tests needs to spend.
 if TYPE_CHECKING:
     from surge_dagster.engine.inference.device import Device
     from surge_dagster.engine.inference.packed_backend import PackedBackend
 
+__all__ = ["faulty_workers"]
 pytestmark = pytest.mark.timeout(400)
 
 PACKED = (
@@ -38,9 +41,16 @@ PACKED = (
 _WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "[SEP]"]
 
 
-def texts(count: int = 60) -> list[str]:
+def texts(count: int = 59) -> list[str]:
     rng = np.random.default_rng(7)
-    return ["", " ", "a", "word " * 80, *(" ".join(rng.choice(_WORDS, int(n))) for n in rng.integers(1, 40, count))]
+    return [
+        "",
+        " ",
+        "a",
+        "word " * 80,
+        "<pad> and [PAD]<pad>",
+        *(" ".join(rng.choice(_WORDS, int(n))) for n in rng.integers(1, 40, count)),
+    ]
 
 
 def _settings(precision: str = "fp32", token_budget: int = 200) -> BackendSettings:
@@ -109,7 +119,6 @@ def test_vectors_below_the_promise_are_tried_in_the_next_precision_by_every_back
         loading.load_backend(EncodingSpec(str(tiny_model("bert_cls", tmp_path))).resolve(), settings, "auto")
     assert tried == [("packed", "fp16"), ("torch", "fp16"), ("packed", "bf16"), ("torch", "bf16")]
     assert raised.value.args == (
-        "torch is used instead of packed: vectors overflow",
         "bf16 is used instead of fp16: vectors overflow",
         "torch is used instead of packed: cannot be packed",
     )
@@ -161,12 +170,58 @@ def test_layers_are_compiled_once_for_all_lengths(tmp_path: Path) -> None:
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert compiled <= 2, "one for texts in cells, and one for longer texts"
     rng = np.random.default_rng(3)
-    for _ in range(50):
-        drawn = ["steel " * int(n) for n in rng.integers(0, 60, int(rng.integers(1, 30)))]
+    for number in range(50):
+        drawn = ["steel " * int(n) for n in rng.integers(0, 60, int(rng.integers(1, 30)))] + ["oak " * (5 * number)]
         encode_texts(backend, drawn, space.dimension, space.dtype)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
     found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
     assert parity.lowest_cosine(found, expected) > 0.999999
+
+
+def test_passes_that_do_not_fit_are_halved_and_lose_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, space, expected = _loaded(tiny_model("bert_cls", tmp_path))
+    embed, sizes = backend._embed, []
+
+    def small(*arguments: Any) -> Any:
+        sizes.append(arguments[-1].padded_tokens)
+        if sizes[-1] > 384:
+            raise RuntimeError("CUDA out of memory")
+        return embed(*arguments)
+
+    monkeypatch.setattr(backend, "_embed", small)
+    backend.token_budget = 100_000
+    found, costs = encode_texts(backend, texts(), space.dimension, space.dtype)
+    assert parity.lowest_cosine(found, expected) > 0.999999
+    assert backend.token_budget < 1_000
+    assert costs.padded_tokens == sum(size for size in sizes if size <= 384)
+    sizes.clear()
+    encode_texts(backend, texts()[::-1], space.dimension, space.dtype)
+    assert max(sizes) <= 512, "the lowered budget stays"
+
+
+def test_pool_answers_chunks_in_order_and_only_groups_with_a_bad_text_fail(
+    faulty_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a backend that launches a chunk before the one before has ended, and fails when it waits for it."""
+    monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 5)
+    good = [f"text {number}" for number in range(40)]
+    bad = {7: "fail always", 23: "die always", 24: "fail always"}
+    mixed = [bad.get(row, text) for row, text in enumerate(good)]
+    settings: Any = {"devices": ["cpu", "cpu"], "max_respawns": 50}
+    with (
+        EncoderPool(EncodingSpec("hash://16"), backend="faults:QueuingBackend", **settings) as pool,
+        filled_slot(pool, good) as slot,
+    ):
+        pool.encode(slot)
+        expected = slot.matrix(0, len(good)).copy()
+        with filled_slot(pool, mixed) as other:
+            call = pool.submit(other)
+            metrics = call.result()
+            assert metrics is not None
+            assert sorted(failed.row for failed in metrics.failed) == sorted(bad)
+            kept = np.setdiff1d(np.arange(len(good)), list(bad))
+            assert np.array_equal(other.matrix(0, len(good))[kept], expected[kept])
+        assert pool.replays > 0
 
 
 def test_layers_that_do_not_compile_are_computed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

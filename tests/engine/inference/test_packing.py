@@ -14,7 +14,8 @@ _LENGTHS = st.lists(st.integers(0, 90) | st.sampled_from([0, 1, 21, 22, 64, 65, 
 def _check(pack: Pack, lengths: np.ndarray) -> None:
     assert pack.lengths.min() >= 1
     assert np.array_equal(pack.lengths[pack.places], lengths[pack.rows])
-    assert pack.tokens % TILE == 0
+    assert pack.padded_tokens % TILE == 0
+    assert pack.tokens == lengths[pack.rows].sum() <= pack.padded_tokens
     assert pack.longest >= pack.lengths.max()
     if pack.in_cells:
         ends = np.cumsum(pack.lengths)
@@ -29,10 +30,8 @@ def test_every_text_with_tokens_is_in_one_pass_of_bounded_size(sizes: list[int],
     assert sorted(rows) == np.flatnonzero(lengths).tolist()
     for pack in packs:
         _check(pack, lengths)
-        alone = len(pack.rows) == 1
         assert pack.in_cells == (cells and lengths[pack.rows].max() <= LONGEST_IN_CELLS)
-        # Shares of a pass in cells differ by a text.
-        assert alone or lengths[pack.rows].sum() <= budget + (LONGEST_IN_CELLS * len(packs) if pack.in_cells else 0)
+        assert len(pack.rows) == 1 or pack.tokens <= budget, "a pass above the budget would be halved"
 
 
 @given(_LENGTHS, st.booleans())
@@ -49,6 +48,6 @@ def test_halves_of_a_pass_hold_its_texts(sizes: list[int], cells: bool) -> None:
 def test_titles_fill_cells_and_equal_chunks_get_equal_passes() -> None:
     lengths = np.clip(np.random.default_rng(5).normal(11, 3, 20_000).round(), 3, 20).astype(np.int64)
     packs, again = (pack_texts(lengths, 65_536, cells=True) for _ in range(2))
-    assert 1 - lengths.sum() / sum(pack.tokens for pack in packs) < 0.03
-    assert len({pack.tokens for pack in packs}) <= 2, "passes of nearly equal size"
+    assert 1 - lengths.sum() / sum(pack.padded_tokens for pack in packs) < 0.03
+    assert len({pack.padded_tokens for pack in packs}) <= 2, "passes of nearly equal size"
     assert all(np.array_equal(one.sequences, other.sequences) for one, other in zip(packs, again, strict=True))

@@ -48,7 +48,7 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
         _probe(loaded, space)
         return Loaded(loaded, settings.precision, _calibration(space, loaded, settings))
     notes = _unused_prompts(_check_files(space), space)
-    names = [backend]
+    of_model, names = len(notes), [backend]
     if backend == "auto":
         names = [*_faster_backends(settings), "torch"]
     attempts = [(name, settings) for name in names]
@@ -62,6 +62,8 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
             if following is None or (other_precision and not isinstance(error, parity.BelowPromise)):
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_REASON]
+        if other_precision:
+            del notes[of_model:]  # which backends were tried in a precision that is not used
         was, instead = (chosen.precision, following[1].precision) if other_precision else (name, following[0])
         notes.append(f"{instead} is used instead of {was}: {reason}")
     raise AssertionError("there is always a last attempt")

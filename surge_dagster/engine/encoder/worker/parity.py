@@ -24,6 +24,7 @@ PARITY_TEXTS = [
     " ",
     "word",
     "Stainless steel bottle, 750 ml, keeps drinks cold for a day",
+    "Between <pad> and [PAD]<pad> are words",
     "A row ends with [SEP] and </s> and begins with [CLS]",
     "Größe 43, naïve façade, Ærøskøbing",
     "東京の夜景 пример текста مثال 🚀🚀",

@@ -31,6 +31,10 @@ class TokenBatch:
     def tokens(self) -> int:
         return len(self.rows) * self.length
 
+    @property
+    def padded_tokens(self) -> int:
+        return self.tokens
+
     def halves(self) -> list[TokenBatch]:
         half = len(self.rows) // 2
         return [replace(self, rows=self.rows[:half]), replace(self, rows=self.rows[half:], first=self.first + half)]

@@ -118,17 +118,16 @@ class TextTokenizer:
 
     def encode_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
         """`encode` of the texts `data[starts[i]:stops[i]]`, in UTF-8."""
-        fits = np.zeros(len(starts), np.bool_)
+        fits, found = np.zeros(len(starts), np.bool_), None
         if self._words is not None:
             fits = self._words.fitting(*rows_of(data, starts, stops))
-        others = np.flatnonzero(~fits)
+            found = self._words.encode(*rows_of(data, starts[fits], stops[fits]))
+        others = np.flatnonzero(~fits) if found is not None else np.arange(len(starts))
         borders = zip(starts[others].tolist(), stops[others].tolist(), strict=True)
         rest = self.encode([str(data[start:stop].data, "utf-8") for start, stop in borders])
-        if self._words is None or len(others) == len(starts):
+        if found is None or len(others) == len(starts):
             return rest
-        chosen = np.flatnonzero(fits)
-        found = Tokens(*self._words.encode(*rows_of(data, starts[chosen], stops[chosen])), self._pad_id)
-        return found.merged(rest, others) if len(others) else found
+        return Tokens(*found, self._pad_id).merged(rest, others) if len(others) else Tokens(*found, self._pad_id)
 
     def encode(self, texts: list[str]) -> Tokens:
         if self._prompt:

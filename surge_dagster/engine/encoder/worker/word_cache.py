@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import string
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 _LONGEST_TEXT = 64 << 10
 _MOST_WORDS = 100_000
 _LONGEST_KEPT_WORD = 64
+_FEW_WORDS, _NEW_SHARE = 1_000, 0.4
 _SPACE, _PUNCTUATION, _LETTER = 0, 1, 2
 _KINDS = np.full(256, _LETTER, np.uint8)
 _KINDS[[ord(space) for space in " \t\n\r"]] = _SPACE
@@ -52,12 +53,19 @@ class WordCache:
         fits[np.searchsorted(borders, foreign, side="right") - 1] = False
         return fits
 
-    def encode(self, data: np.ndarray, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, their borders, and which texts were cut, of fitting texts; as in `Tokens`."""
+    def encode(self, data: np.ndarray, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Ids, their borders, and which texts were cut, of fitting texts; as in `Tokens`.
+
+        None where too few words come again for this to be faster than the library.
+        """
         words, counts = self._words(data, borders)
         distinct = words.dictionary_encode()
         which = distinct.indices.to_numpy(zero_copy_only=False)
-        pieces = self._ids_of(distinct.dictionary.to_pylist())
+        names = distinct.dictionary.to_pylist()
+        new = [name for name in names if name not in self._ids]
+        if len(new) > max(_FEW_WORDS, _NEW_SHARE * len(which)):
+            return None
+        pieces = self._ids_of(names, new)
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         flat = np.fromiter(chain.from_iterable(pieces), np.int32, int(lengths.sum()))
         ends = _before(lengths[which])
@@ -86,15 +94,14 @@ class WordCache:
         words = pa.LargeStringArray.from_buffers(len(firsts), pa.py_buffer(places), pa.py_buffer(letters))
         return words, np.diff(np.searchsorted(firsts, borders))
 
-    def _ids_of(self, words: list[str]) -> list[list[int]]:
-        new = [word for word in words if word not in self._ids]
-        if len(self._ids) + len(new) > _MOST_WORDS:
-            self._ids.clear()
-            new = words
+    def _ids_of(self, words: list[str], new: list[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
         once = {word: encoding.ids for word, encoding in zip(new, encodings, strict=True)}
-        found = [once.get(word) or self._ids.get(word) or [] for word in words]
-        self._ids |= {word: ids for word, ids in once.items() if len(word) <= _LONGEST_KEPT_WORD}
+        found = [once.get(word) or self._ids[word] for word in words]
+        if len(self._ids) + len(once) > _MOST_WORDS:
+            self._ids.clear()
+        short = (item for item in once.items() if len(item[0]) <= _LONGEST_KEPT_WORD)
+        self._ids.update(islice(short, _MOST_WORDS))
         return found
 
 

@@ -113,12 +113,20 @@ def test_words_are_tokenized_once_and_kept_within_bounds(document: str, monkeypa
     monkeypatch.setattr(word_cache, "_MOST_WORDS", 50)
     monkeypatch.setattr(tokenizer, "_ids", lambda texts: pytest.fail("went through the library") if texts else [])
     for number in range(20):
-        texts = [f"item {number * 7 + row} and steel, {'z' * row}" for row in range(12)]
+        texts = [f"item {number * 70 + row} and steel, {'z' * row}" for row in range(70)]
         assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
         assert 0 < len(words._ids) <= 50
     words._tokenizer = None  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError):
-        words.encode(*_in_bytes(["new"])[::2])
+        tokenizer.encode_bytes(*_in_bytes(["new"]))
+
+
+def test_texts_of_ever_new_words_go_through_the_library(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, plain = _tokenizer(document), _tokenizer(document)
+    monkeypatch.setattr(word_cache, "_FEW_WORDS", 10)
+    texts = [f"{number}x{number * 7919:x}{' é' * (number % 2)}" for number in range(60)]
+    assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
+    assert tokenizer._words is not None and not tokenizer._words._ids
 
 
 @pytest.mark.parametrize(

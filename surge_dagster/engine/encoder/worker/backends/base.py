@@ -89,4 +89,10 @@ def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str)
     """The vectors, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
     rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
-    return matrix, backend.forward(backend.prepare(texts), rows, lambda: None)
+    if isinstance(backend, TextsFromBytes):
+        encoded = [text.encode() for text in texts]
+        borders = np.cumsum([0, *map(len, encoded)])
+        prepared = backend.prepare_bytes(np.frombuffer(b"".join(encoded), np.uint8), borders[:-1], borders[1:])
+    else:
+        prepared = backend.prepare(texts)
+    return matrix, backend.forward(prepared, rows, lambda: None)

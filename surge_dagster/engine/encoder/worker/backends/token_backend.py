@@ -47,8 +47,11 @@ class Batch(Protocol):
     def rows(self) -> Sized: ...
     @property
     def tokens(self) -> int:
-        """With padding."""
+        """What counts towards the budget."""
         ...
+
+    @property
+    def padded_tokens(self) -> int: ...
 
     def halves(self) -> list[Self]: ...
 
@@ -160,7 +163,7 @@ class TokenBackend(ABC):
     def _run_pass(self, work: ComputedPasses, batch: Batch) -> None:
         copy_seconds = work.passes.run_pass(batch)
         with self._lock:
-            work.padded_tokens += batch.tokens
+            work.padded_tokens += batch.padded_tokens
             work.copy_seconds += copy_seconds
         work.progress()
 
