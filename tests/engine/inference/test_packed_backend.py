@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,7 @@ def test_pooling_sums_the_tokens_of_each_text_in_order(monkeypatch: pytest.Monke
     assert found.ravel().tolist() == [0, 0, 5, 0, 5, 0], "1e8 + 1 is 1e8 in fp32: no other order"
 
 
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles with g++ or clang++")
 def test_layers_are_compiled_once_for_all_lengths(tmp_path: Path) -> None:
     import torch
 
