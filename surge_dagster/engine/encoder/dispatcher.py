@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.5
 _SAMPLE_SECONDS = 0.5
 _START_TIMEOUT_SECONDS = 900.0  # to load the model
-_CHUNKS_PER_WORKER = 2  # one more where a worker's backend queues its work (`Backend`)
+_CHUNKS_PER_WORKER = 2  # one more where a worker's backend queues its work (`QueuingBackend`)
 _GRACE_SECONDS = 2.0
 
 

@@ -103,8 +103,8 @@ class PackedBackend(TokenBackend):
         lengths = prepared.lengths
         with torch.inference_mode():
             begun = self._device.mark()
-            vectors = self._device.upload(np.empty((0, rows.matrix.shape[1]), rows.matrix.dtype))
-            vectors = vectors.new_empty((len(lengths), rows.matrix.shape[1]))
+            kind, dimension = torch.from_numpy(rows.matrix).dtype, rows.matrix.shape[1]
+            vectors = torch.empty((len(lengths), dimension), dtype=kind, device=self._device.torch_device)
             if not lengths.all():
                 vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(vectors)
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)

@@ -83,11 +83,12 @@ def pack_texts(lengths: np.ndarray, token_budget: int, *, cells: bool) -> list[P
     first_short = int(np.count_nonzero(ordered > (LONGEST_IN_CELLS if cells else 0)))
     long, short = order[:first_short], order[first_short : np.count_nonzero(ordered)]
     packs = [_one_by_one(texts, lengths[texts]) for texts in _shares(long, lengths[long], token_budget)]
-    # Each pass gets texts of all lengths, which fill cells better.
-    passes = -(-int(lengths[short].sum()) // max(1, token_budget))
-    return packs + [
-        _in_cells(texts, lengths[texts]) for texts in (short[i::passes] for i in range(passes)) if len(texts)
-    ]
+    if len(short):
+        # Each pass gets texts of all lengths, which fill cells better; passes differ by less than the longest text.
+        room = max(1, token_budget - int(lengths[short[0]]))
+        passes = min(len(short), -(-int(lengths[short].sum()) // room))
+        packs += [_in_cells(texts, lengths[texts]) for texts in (short[number::passes] for number in range(passes))]
+    return packs
 
 
 def _shares(texts: np.ndarray, lengths: np.ndarray, token_budget: int) -> Iterator[np.ndarray]:

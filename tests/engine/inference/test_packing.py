@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, TILE, Pack, pack_texts
@@ -22,6 +22,7 @@ def _check(pack: Pack, lengths: np.ndarray) -> None:
         assert np.array_equal((ends - 1) // CELL, (ends - pack.lengths) // CELL), "a text crosses the border of a cell"
 
 
+@example([10, 9, 1], 10, True)  # shared out evenly, the first pass would have 11
 @given(_LENGTHS, st.integers(1, 1_000_000), st.booleans())
 def test_every_text_with_tokens_is_in_one_pass_of_bounded_size(sizes: list[int], budget: int, cells: bool) -> None:
     lengths = np.array(sizes, np.int64)
