@@ -62,29 +62,20 @@ for name in surge_dagster.__all__:
     subprocess.run([sys.executable, "-c", command], cwd="/", check=True, env=environment)
 
 
+COMMAND = "import surge_dagster.__main__, pyarrow"
+# In a process that had imported pyarrow before.
+DAGSTER_RUN = "import pyarrow; from surge_dagster.orchestration.refresh import _return_freed_memory as f; f()"
+
+
+@pytest.mark.parametrize("started", [COMMAND, DAGSTER_RUN], ids=["command", "dagster run"])
 @pytest.mark.parametrize(("named", "allocator"), [(None, "jemalloc"), ("system", "system")])
-def test_commands_allocate_with_jemalloc_unless_the_environment_names_another_allocator(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, allocator: str
+def test_commands_and_dagster_runs_allocate_with_jemalloc_unless_the_environment_names_another_allocator(
+    monkeypatch: pytest.MonkeyPatch, started: str, named: str | None, allocator: str
 ) -> None:
     monkeypatch.delenv(ARROW_VARIABLE, raising=False)
     if named is not None:
         monkeypatch.setenv(ARROW_VARIABLE, named)
-    command = "import surge_dagster.__main__, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
-    shown = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
-    assert shown.stdout.strip() == allocator
-
-
-@pytest.mark.parametrize(("named", "allocator"), [(None, "jemalloc"), ("system", "system")])
-def test_dagster_run_in_a_process_that_imported_pyarrow_allocates_like_commands(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, allocator: str
-) -> None:
-    monkeypatch.delenv(ARROW_VARIABLE, raising=False)
-    if named is not None:
-        monkeypatch.setenv(ARROW_VARIABLE, named)
-    command = (
-        "import pyarrow; from surge_dagster.orchestration.refresh import _return_freed_memory; _return_freed_memory(); "
-        "print(pyarrow.default_memory_pool().backend_name)"
-    )
+    command = f"{started}; print(pyarrow.default_memory_pool().backend_name)"
     shown = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
     assert shown.stdout.strip() == allocator
 
