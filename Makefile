@@ -84,7 +84,7 @@ gpu: $(STAMP) ## what a GPU makes of this engine, in eight minutes
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 gpu-carry: $(STAMP) ## a folder of 50 MB that does the same on a machine with torch alone: gpu-carry/
-	@$(BIN)/python -m benchmarks.gpu --carry gpu-carry $(ARGS)
+	@$(BIN)/python -m benchmarks.gpu_models gpu-carry $(ARGS)
 
 bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 	@$(BIN)/python -m benchmarks.resume $(ARGS)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu
 
-Needs torch, transformers, sentence-transformers, pyarrow, filelock and psutil, and no network. `--carry FOLDER` makes a
-folder of 50 MB to take to a GPU machine, with the model in fp16. Every result is printed, and appended to
-results.jsonl, as soon as it is known; an error ends its stage alone. `--device cpu --quick` is a rehearsal.
+Needs torch, transformers, sentence-transformers, pyarrow, filelock and psutil, and no network; `benchmarks.gpu_models`
+makes a folder of 50 MB to take to a GPU machine. Every result is printed, and appended to results.jsonl, as soon as it
+is known; an error ends its stage alone. `--device cpu --quick` is a rehearsal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.gpu_models import carry, make_model
+from benchmarks.gpu_models import make_model
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
@@ -74,6 +74,7 @@ class Bench:
         self.results.mkdir(parents=True, exist_ok=True)
         self.peak = SHEET_FLOPS
         self.missed: list[str] = []
+        self._encoders: tuple[tuple[str, str, int], EncoderPool] | None = None
 
     def say(self, stage: str, **facts: Any) -> None:
         row = {"at": round(time.monotonic() - self.began, 1), "stage": stage} | facts
@@ -95,6 +96,22 @@ class Bench:
         if not (folder := self.folder / name).exists():
             make_model(folder, (64, 128, 2, 4) if self.quick else SHAPES[name], own, self.device)
         return str(folder)
+
+    def encoders(self, name: str, backend: str, workers: int) -> EncoderPool:
+        """A pool that stays until another one is asked for."""
+        case = (name, backend, workers)
+        if self._encoders is None or self._encoders[0] != case:
+            self.close_encoders()
+            devices = [str(self.device)] * workers
+            spec = EncodingSpec(self.model(name))
+            encoders = EncoderPool(spec, devices=devices, precision=self.precisions[0], backend=backend)
+            self._encoders = (case, encoders)
+        return self._encoders[1]
+
+    def close_encoders(self) -> None:
+        if self._encoders is not None:
+            self._encoders[1].close()
+        self._encoders = None
 
     def texts(self, mean: int, count: int) -> pa.LargeStringArray:
         """Synthetic titles and descriptions of so many tokens in the mean."""
@@ -274,36 +291,31 @@ def tokenizer(bench: Bench) -> None:
 
 
 def pool(bench: Bench) -> None:
-    cases = [("minilm", "torch", 1), ("minilm", "auto", 1), ("minilm", "auto", 2), ("bge-base", "auto", 1)]
-    for name, backend, workers in [*cases, ("e5-large", "auto", 1), ("minilm", "auto", 4)][: 1 if bench.quick else 6]:
+    cases = [("minilm", "torch", 1), ("bge-base", "auto", 1), ("e5-large", "auto", 1)]
+    cases += [("minilm", "auto", workers) for workers in (2, 4, 1)]
+    for name, backend, workers in cases[-1:] if bench.quick else cases:
         if bench.left() < (5 if bench.quick else 45):
             bench.missed.append(f"pool: {name} {backend} {workers}")
             continue
-        with _pool(bench, name, backend, workers) as encoders:
-            facts = encoders.start()
-            budget = facts.calibration.read("token_budget")
-            bench.say("pool", model=name, workers=workers, backend=facts.backend, start_seconds=encoders.start_seconds,
-                      lowest_cosine=facts.lowest_cosine, token_budget=budget, detail=facts.device_reason)  # fmt: skip
-            for mean, count in ((11, 1_000_000), (57, 200_000), (256, 40_000)):
-                count = 300 if bench.quick else count // {"minilm": 1, "bge-base": 4, "e5-large": 10}[name]
-                texts = bench.texts(mean, count)
-                with encoders.arena(slots=1, max_texts=count, max_bytes=texts.nbytes) as arena:
-                    slot = arena.acquire()
-                    slot.append(texts)
-                    encoders.encode(slot)
-                    metrics = encoders.encode(slot)
-                    slot.release()
-                costs, seconds = metrics.costs, metrics.costs.encode_seconds
-                bench.say("pool", model=name, workers=workers, backend=facts.backend, mean_tokens=mean,
-                          texts_per_s=count / seconds, mtok_per_s=costs.tokens / seconds / 1e6,
-                          padding=costs.padding_ratio, gpu=metrics.gpu_utilisation,
-                          **{part: getattr(costs, f"{part}_seconds") for part in _PARTS[:4]})  # fmt: skip
-
-
-def _pool(bench: Bench, name: str, backend: str, workers: int) -> EncoderPool:
-    precision = bench.precisions[0]
-    spec = EncodingSpec(bench.model(name))
-    return EncoderPool(spec, devices=[str(bench.device)] * workers, precision=precision, backend=backend)
+        encoders = bench.encoders(name, backend, workers)
+        facts = encoders.start()
+        budget = facts.calibration.read("token_budget")
+        bench.say("pool", model=name, workers=workers, backend=facts.backend, start_seconds=encoders.start_seconds,
+                  lowest_cosine=facts.lowest_cosine, token_budget=budget, detail=facts.device_reason)  # fmt: skip
+        for mean, count in ((11, 1_000_000), (57, 200_000), (256, 40_000)):
+            count = 300 if bench.quick else count // {"minilm": 1, "bge-base": 4, "e5-large": 10}[name]
+            texts = bench.texts(mean, count)
+            with encoders.arena(slots=1, max_texts=count, max_bytes=texts.nbytes) as arena:
+                slot = arena.acquire()
+                slot.append(texts)
+                encoders.encode(slot)
+                metrics = encoders.encode(slot)
+                slot.release()
+            costs, seconds = metrics.costs, metrics.costs.encode_seconds
+            bench.say("pool", model=name, workers=workers, backend=facts.backend, mean_tokens=mean,
+                      texts_per_s=count / seconds, mtok_per_s=costs.tokens / seconds / 1e6,
+                      padding=costs.padding_ratio, gpu=metrics.gpu_utilisation,
+                      **{part: getattr(costs, f"{part}_seconds") for part in _PARTS[:4]})  # fmt: skip
 
 
 def run(bench: Bench) -> None:
@@ -320,20 +332,21 @@ def run(bench: Bench) -> None:
         if bench.left() < (5 if bench.quick else 30):
             bench.missed.append(f"run: {workers} workers, {threads} publishing threads")
             continue
-        with _pool(bench, "minilm", "auto", workers) as encoders:
-            encoders.start()
-            output = bench.folder / "output"
-            source, store = open_source(bench.folder / "catalog"), open_store(output)
-            embedding = EmbeddingRun(source, store, encoders, publish_threads=threads)
-            for _ in embedding:
-                pass
-            report = embedding.report
-            costs = report.costs
-            seconds = {part: getattr(costs, f"{part}_seconds") for part in _PARTS}
-            bench.say("run", workers=workers, publish_threads=threads, texts=count, b_min=report.b_min,
-                      texts_per_s=count / report.wall_seconds, wall_seconds=report.wall_seconds,
-                      failed=len(report.partitions_failed), **seconds)  # fmt: skip
+        encoders = bench.encoders("minilm", "auto", workers)
+        encoders.start()
+        output = bench.folder / "output"
+        source, store = open_source(bench.folder / "catalog"), open_store(output)
+        embedding = EmbeddingRun(source, store, encoders, publish_threads=threads)
+        for _ in embedding:
+            pass
+        report = embedding.report
+        costs = report.costs
+        seconds = {part: getattr(costs, f"{part}_seconds") for part in _PARTS}
+        bench.say("run", workers=workers, publish_threads=threads, texts=count, b_min=report.b_min,
+                  texts_per_s=count / report.wall_seconds, wall_seconds=report.wall_seconds,
+                  failed=len(report.partitions_failed), **seconds)  # fmt: skip
         shutil.rmtree(output)
+    bench.close_encoders()
 
 
 def peer(bench: Bench) -> None:
@@ -371,7 +384,6 @@ def _stage(bench: Bench, name: str) -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of all-MiniLM-L6-v2, in which fp16 will do; that of the package else")
-    parser.add_argument("--carry", type=Path, help="make this folder, and measure nothing")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--precisions", default="fp16", help="of passes; the first one is the pool's too")
     parser.add_argument("--stages", default=",".join(STAGES))
@@ -380,9 +392,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     settings = parser.parse_args()
     settings.model = settings.model or EncodingSpec().resolve().model_path
-    if settings.carry is not None:
-        carry(settings.carry, Path(settings.model))
-        return 0
     bench = Bench(settings)
     os.environ |= {"SURGE_CACHE_DIR": str(bench.folder / "cache"), "HF_HUB_OFFLINE": "1"}
     try:
@@ -390,6 +399,7 @@ def main() -> int:
             with _stage(bench, name):
                 globals()[name](bench)
     finally:
+        bench.close_encoders()
         shutil.rmtree(bench.folder, ignore_errors=True)
     print("\nNot measured:" if bench.missed else "\nEverything was measured.", *bench.missed, sep="\n")
     return 0

@@ -1,8 +1,12 @@
-"""Models of the shapes that the GPU benchmark measures, and the folder to take to a GPU machine."""
+"""Models of the shapes that the GPU benchmark measures, and the folder to take to a GPU machine.
+
+python -m benchmarks.gpu_models FOLDER [MODEL]
+"""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -41,3 +45,11 @@ def carry(folder: Path, model: Path) -> None:
     weights = load_file(model / "model.safetensors")
     halves = {name: one.half() if one.is_floating_point() else one for name, one in weights.items()}
     save_file(halves, folder / "model" / "model.safetensors", metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        from surge_dagster.engine.model.spec import EncodingSpec
+
+        sys.argv.append(EncodingSpec().resolve().model_path)
+    carry(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -61,7 +61,7 @@ PathFinder.find_spec = staticmethod(lambda name, *rest: None if name.split(".")[
 def test_gpu_benchmark_measures_everything_where_there_is_no_dagster(tmp_path: Path) -> None:
     """From the folder that is carried to a GPU machine, which has torch and little else."""
     model = tiny_model("bert_cls", tmp_path)
-    output_of("gpu", "--model", str(model), "--carry", str(tmp_path / "carried"))
+    output_of("gpu_models", str(tmp_path / "carried"), str(model))
     (tmp_path / "carried" / "sitecustomize.py").write_text(WITHOUT)
     command = [
         sys.executable,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ PACKED = (
     "qwen3_last_token",
     "gemma3_overflowing_fp16",
     "llama_weighted_mean",
+)
+COMPILES = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles with g++ or clang++"
 )
 _WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "[SEP]"]
 
@@ -174,10 +178,13 @@ def test_pooling_sums_the_tokens_of_each_text_in_order(monkeypatch: pytest.Monke
     assert found.ravel().tolist() == [0, 0, 5, 0, 5, 0], "1e8 + 1 is 1e8 in fp32: no other order"
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles with g++ or clang++")
-def test_layers_are_compiled_once_for_all_lengths(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=[pytest.mark.soak, COMPILES])])
+def test_layers_are_compiled_once_for_all_lengths(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), is_compiled=True)
