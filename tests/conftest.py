@@ -49,14 +49,18 @@ _BEGUN_FIRST = (
     "dagster/test_checks.py",
     "dagster/test_events.py",
     "dagster/test_failures.py",
+    "engine/run/test_resume.py",
+    "test_benchmarks.py",
+    "engine/store/test_object_store.py",
 )
 
 # Those whose tests import sentence-transformers, which takes nine seconds: one of the processes runs them all.
 _OF_MODELS = {
-    f"tests/engine/encoder/{name}.py"
+    f"tests/engine/{name}.py"
     for name in (
-        *("test_architectures", "test_converted_models", "test_mutations", "test_prompts", "test_trusted_code"),
-        *("test_vectors", "test_zoo", "worker/test_pass_loop"),
+        *("derived/test_conversion", "inference/test_converted_models", "inference/test_packed_backend"),
+        *("encoder/test_architectures", "encoder/test_mutations", "encoder/test_prompts", "encoder/test_trusted_code"),
+        *("encoder/test_vectors", "encoder/test_zoo", "encoder/worker/test_pass_loop"),
     )
 }
 

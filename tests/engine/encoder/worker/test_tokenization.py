@@ -92,7 +92,7 @@ _MIXED = st.lists(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(_MIXED, st.sampled_from(["", "query: ", "query:", "query"]), st.integers(5, 40), st.randoms())
 def test_texts_put_together_from_words_have_the_library_s_ids(
     document: str, texts: list[str], prompt: str, length: int, random: Random
