@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "engine.readers": 470,
     "engine.tables": 1_400,
     "engine.verify": 620,
-    "engine.run": 3_980,
+    "engine.run": 3_940,
     "engine.output": 730,
     "engine.encoder": 4_010,
     "engine.sources": 2_120,
@@ -181,7 +181,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 29_500
+    assert product <= 29_400
     assert lines_of(ROOT / "tests") <= 34_500
     assert lines_of(ROOT / "benchmarks") <= 5_750
 

@@ -1,6 +1,6 @@
 """A run: the loop that joins the stages, each in its own threads, each one step ahead of the next.
 
-    deciding.decide  ──►  reading.superbatches  ──►  encoding.encoded_superbatches  ──►  publisher  ──►  events
+    decide  ──►  republish  ──►  superbatches  ──►  encoded_superbatches  ──►  publisher  ──►  events
 
 While SuperBatch j+1 is being encoded, j is being published and j+2 is being read. The stages pass on slots of shared
 memory; a run owns three, so a slow store holds up the encoder, which holds up the reader, and nothing piles up. A
@@ -25,15 +25,16 @@ from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import claim_space, list_spaces, require_format
 from surge_dagster.engine.run.deciding import decide
-from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
+from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.memory import SLOTS, fit_memory
 from surge_dagster.engine.run.meters import ExposedIo, InFlight
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
+from surge_dagster.engine.run.rewriting import republish
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
@@ -284,6 +285,7 @@ class EmbeddingRun:
             is_watched = self._observer is not None and self._observer.begin(target.store, target.space.name)
             observer = self._observer if is_watched else None
             staging = Staging(target)
+            due = republish(due, target, staging, memory)
             items = superbatches(due, target, staging, memory, dropped, observer)
             publisher = Publisher(target, staging, memory, events, dropped, observer)
             try:

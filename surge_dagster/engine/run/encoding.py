@@ -18,8 +18,8 @@ from dataclasses import replace
 from surge_dagster.engine.encoder.arena import ArenaClosed
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
-from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.events import EventStream
+from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory

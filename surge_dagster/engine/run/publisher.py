@@ -28,8 +28,8 @@ from surge_dagster.engine.errors import (
     TransientError,
     WriteRefused,
 )
-from surge_dagster.engine.run.dropped import DroppedPartitions
 from surge_dagster.engine.run.events import EventStream
+from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.report import Failure, Receipt
@@ -143,7 +143,8 @@ class Publisher:
                 *(self._unfinished, self._unfinished_files),
             )
         elif not stop.over.is_set():
-            self._staging.remove_discarded()
+            for key in self._dropped.refused_keys():  # now that nothing more of them is staged
+                self._staging.remove(key)
         for tasks in (self._segments, self._files):
             if drained:
                 tasks.wait()
@@ -298,11 +299,8 @@ class Publisher:
             case _:
                 self._stop(error)
                 failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
-        if not self._dropped.fail(partition):
-            return None  # it was reported, or is read once more
-        if not failure.transient:
-            self._staging.discard(key)
-        return failure
+        # None where it was reported, or is read once more.
+        return failure if self._dropped.fail(partition, refused=not failure.transient) else None
 
     def _counted(self, error: BaseException) -> BaseException:
         """The error, or `StoreUnavailable` where a local disk refused several writes in a row."""

@@ -1,28 +1,47 @@
-"""The reader: three generators, one after the other, from decisions to SuperBatches.
+"""The reader: from decisions to SuperBatches, in two generators, one after the other.
 
-    republish  ──►  known vectors  ──►  gather
-    the same        staged by an        rows into
-    content         earlier run,        SuperBatches
-                    or in the old file
+    known_vectors  ──►  gather
+    staged by an        rows into
+    earlier run, or     SuperBatches
+    in the old file
 
+Rows that an earlier run staged have their vectors in the store and are read only to be checked. Rows whose text the old
+file has take their vectors from there. All checks on the rows of a partition as a whole are made here, and a partition
+is closed only after every one has passed: of one that is refused, what the SuperBatch being gathered holds is dropped.
 Partitions whose known vectors turned out to be wrong come once more after all others, without these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+import logging
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.dropped import DroppedPartitions
-from surge_dagster.engine.run.gathering import gather
-from surge_dagster.engine.run.known_vectors import known_vectors
+from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
+from surge_dagster.engine.run.previous_rows import PreviousRows, open_previous_rows
 from surge_dagster.engine.run.report import Failure, Receipt
-from surge_dagster.engine.run.rewriting import republish
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import PartitionToRead, SuperBatch
+from surge_dagster.engine.run.staging import StagedRowsCheck, Staging
+from surge_dagster.engine.run.superbatch import (
+    MissingTexts,
+    PartitionToRead,
+    ReadPartition,
+    StagedRows,
+    SuperBatch,
+    VectorsNotUsable,
+)
+from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
+from surge_dagster.engine.sources.partition import RowBatch
+
+log = logging.getLogger(__name__)
 
 
 def superbatches(
@@ -40,9 +59,191 @@ def superbatches(
         memory: books each SuperBatch; its receiver releases it.
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
-    rows = known_vectors(republish(decisions, target, memory), target, staging, memory, observer)
-    yield from gather(rows, aggregator, staging, memory, dropped)
+    rows = known_vectors(decisions, target, staging, memory, observer)
+    yield from gather(rows, aggregator, memory, dropped)
     # The encode calls that are under way may still show that old vectors are wrong.
     memory.in_flight.wait_until_none(memory.stop)
     rows = known_vectors(dropped.to_read_again(), target, staging, memory, observer)
-    yield from gather(rows, aggregator, staging, memory, dropped)
+    yield from gather(rows, aggregator, memory, dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPiece:
+    """Consecutive rows of a partition.
+
+    Attributes:
+        vectors: that some of them have already; None where none has.
+        is_staged: whether an earlier run has staged them, so that they need no encoding.
+    """
+
+    rows: RowBatch
+    vectors: KnownVectors | None = None
+    is_staged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRows:
+    """A partition and its rows, to be read once. What the pieces yield last is the partition as it was read.
+
+    Taking the next piece raises what is wrong with the partition, or `VectorsNotUsable`.
+    """
+
+    partition: PartitionToRead
+    pieces: Generator[RowPiece | ReadPartition]
+
+
+def known_vectors(
+    decisions: Iterable[Receipt | Failure | PartitionToRead],
+    target: SpaceTarget,
+    staging: Staging,
+    memory: RunMemory,
+    observer: PublicationObserver | None,
+) -> Iterator[Receipt | Failure | PartitionRows]:
+    """Open each partition that has to be read; receipts and failures pass."""
+    reader = _RowReader(target, staging, memory, observer)
+    for decision in decisions:
+        yield PartitionRows(decision, reader.pieces(decision)) if isinstance(decision, PartitionToRead) else decision
+
+
+@dataclass(frozen=True, slots=True)
+class _RowReader:
+    target: SpaceTarget
+    staging: Staging
+    memory: RunMemory
+    observer: PublicationObserver | None
+
+    def pieces(self, partition: PartitionToRead) -> Generator[RowPiece | ReadPartition]:
+        """All rows of a partition, checked, and then what is known of it."""
+        with contextlib.ExitStack() as opened:
+            staged = self._staged(partition)
+            check = StagedRowsCheck(staged)
+            previous = opened.enter_context(open_previous_rows(partition, self.target, self.memory, self.observer))
+            batches = opened.enter_context(contextlib.closing(self.memory.batches(partition.source)))
+            ids = opened.enter_context(_Ids(partition, self.memory, previous))
+            digest, missing, row, id_type, carried_columns = ContentDigest(), MissingTexts(), 0, pa.string(), None
+            for batch in batches:
+                digest.update(batch)
+                missing = missing.plus(batch)
+                ids.add(batch)
+                id_type = batch.ids.type
+                if batch.carried is not None:
+                    carried_columns = batch.carried.schema
+                for rows, is_staged in check.cut(batch):
+                    if is_staged and previous is not None:
+                        previous.skip(rows, row)
+                    if is_staged or previous is None:
+                        yield RowPiece(rows, is_staged=is_staged)
+                    else:
+                        for piece, vectors in previous.known(rows, row):
+                            yield RowPiece(piece, vectors)
+                    row += len(rows)
+            check.finish()
+            read_rows = row + missing.skipped_rows
+            if partition.source.rows not in (None, read_rows):
+                raise TransientError(
+                    f"partition {partition.key!r}: {partition.source.rows:,} rows were announced and {read_rows:,} "
+                    "came. Its source changed while it was read; run again.",
+                    partition.key,
+                )
+            ids.refuse_repeated()
+            changes = previous.changes() if previous is not None else None
+            read = ReadPartition(row, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns)
+        yield read  # after the memory of reading it was given back
+
+    def _staged(self, partition: PartitionToRead) -> list[StagedRows]:
+        """Rows of the partition that an earlier run staged and that can be used."""
+        if partition.reuse and self.staging.knows(partition.key):
+            with self.memory.held(self.memory.plan.reader):
+                return self.staging.usable(partition.source)
+        self.staging.remove(partition.key)
+        return []
+
+
+class _Ids(contextlib.AbstractContextManager["_Ids"]):
+    """Finds a repeated id of a partition; its memory is booked until the block ends."""
+
+    def __init__(self, partition: PartitionToRead, memory: RunMemory, previous: PreviousRows | None) -> None:
+        self._source = partition.source
+        self._memory = memory
+        self._previous = previous
+        self._ids = IdSet()
+
+    def add(self, batch: RowBatch) -> None:
+        """Take the next rows; the old file gives up its memory before there is none for them."""
+        plan = self._memory.plan
+        beyond = max(0, self._source.page_bytes - plan.reader_pages)
+        needed, available = self._ids.bytes_after(len(batch)), plan.source - beyond
+        if self._previous is not None and needed + self._previous.held > available:
+            self._previous.give_up()
+        if needed > available:
+            raise DataError(
+                self._source.key,
+                f"finding repeated ids takes {needed:,} bytes and {available:,} are set aside",
+                "Raise the memory limit, or split the partition in the source.",
+            )
+        self._memory.reserve(needed - self._ids.bytes)
+        self._ids.add(batch.ids)
+
+    def refuse_repeated(self) -> None:
+        refuse_repeated_id(self._source, self._ids.repeated())
+
+    def __exit__(self, *error: object) -> None:
+        self._memory.ledger.release(self._ids.bytes)
+
+
+def gather(
+    items: Iterable[Receipt | Failure | PartitionRows],
+    aggregator: Aggregator,
+    memory: RunMemory,
+    dropped: DroppedPartitions,
+) -> Iterator[SuperBatch | Receipt | Failure]:
+    """Gather the rows of partitions; receipts and failures pass. What another stage has dropped is read no further."""
+    for item in items:
+        if isinstance(item, PartitionRows):
+            yield from _gather_partition(item, aggregator, memory, dropped)
+        else:
+            yield item
+    yield from map(memory.booked, aggregator.finish())
+
+
+def _gather_partition(
+    item: PartitionRows, aggregator: Aggregator, memory: RunMemory, dropped: DroppedPartitions
+) -> Iterator[SuperBatch | Failure]:
+    partition, read, failure = item.partition, None, None
+    aggregator.open(partition)
+    try:
+        with contextlib.closing(item.pieces) as pieces:
+            for piece in pieces:
+                if partition in dropped:
+                    break  # a later stage dropped it
+                if isinstance(piece, ReadPartition):
+                    read = piece
+                else:
+                    yield from _gather_rows(piece, aggregator, memory)
+    except VectorsNotUsable as error:
+        log.warning("partition %r is read again, and all of it is encoded: %s", partition.key, error)
+        dropped.read_again(partition)
+    except StoreUnavailable:
+        raise
+    except (SurgeError, OSError) as error:
+        is_refused = isinstance(error, DataError)
+        if dropped.fail(partition, drop=is_refused, refused=is_refused):
+            failure = failure_of(partition.source, error)
+    finally:
+        if read is None:
+            texts, size = aggregator.discard()
+            memory.ledger.release(size)
+            memory.in_flight.remove(texts)
+    if read is not None:
+        yield from map(memory.booked, aggregator.close(read))
+    if failure is not None:
+        yield failure
+
+
+def _gather_rows(piece: RowPiece, aggregator: Aggregator, memory: RunMemory) -> Iterator[SuperBatch]:
+    if piece.is_staged:
+        aggregator.skip(piece.rows)
+        return
+    ready = aggregator.add(piece.rows, piece.vectors)
+    memory.in_flight.add(len(piece.rows))
+    yield from map(memory.booked, ready)

@@ -86,12 +86,12 @@ def assemble(
 
 
 def republish(
-    decisions: Iterable[Receipt | Failure | PartitionToRead], target: SpaceTarget, memory: RunMemory
+    decisions: Iterable[Receipt | Failure | PartitionToRead], target: SpaceTarget, staging: Staging, memory: RunMemory
 ) -> Iterator[Receipt | Failure | PartitionToRead]:
-    """The first part of the reader: give unchanged content a file under its new source version.
+    """Give unchanged content a file under its new source version, and pass everything else on.
 
     One reading computes the content digest. Where it is that of the old file, the rows of this one are copied, and
-    nothing is encoded. Everything else passes.
+    nothing is encoded. What earlier runs staged of a partition that needs no encoding is removed.
     """
     for decision in decisions:
         if isinstance(decision, PartitionToRead) and decision.replaced is not None and decision.reuse:
@@ -105,6 +105,8 @@ def republish(
                 if copy is not None:
                     location = target.store.location(copy.stored.name)
                     decision = Receipt.of(copy.facts, copy.stored, location, action="republished")
+        if isinstance(decision, Receipt):
+            staging.remove(decision.key)
         yield decision
 
 

@@ -70,7 +70,6 @@ class Staging:
         self._store = target.store
         self._root = f"{STAGING}/{target.space.name}"
         self._left: dict[str, list[str]] = {}  # names that earlier runs left, by encoded key; of this run's keys none
-        self._refused: set[str] = set()
         self._store.sweep(self._root)
         for stored in self._store.list(self._root, deep=True):
             self._left.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
@@ -157,15 +156,6 @@ class Staging:
         batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
         for group in range(reader.groups):
             yield from reader.read(batch_rows=batch_rows, groups=[group])
-
-    def discard(self, key: str) -> None:
-        """Note that a partition was refused; its segments may still be written."""
-        self._refused.add(key)
-
-    def remove_discarded(self) -> None:
-        """Remove everything staged of the partitions that were discarded, when nothing is written any more."""
-        for key in self._refused:
-            self.remove(key)
 
     def remove(self, key: str) -> None:
         """Remove everything staged of a partition, by this run or another; harmless where nothing is."""

@@ -20,7 +20,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
-from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.memory import ResultMemory
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import Segment, SuperBatch

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment
 from surge_dagster.engine.support.waiting import StopSignal

@@ -11,7 +11,7 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.plan.calibrating import learning
-from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.memory import ResultMemory
 from surge_dagster.engine.run.publisher import _Tasks
 from surge_dagster.engine.run.report import SuperBatchReport

@@ -19,7 +19,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
-from surge_dagster.engine.run.dropped import DroppedPartitions
+from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.memory import ResultMemory
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
