@@ -91,6 +91,8 @@ def peer_call_cost(sizes: Sequence[int], calls: int, processes: int) -> CallCost
             model.encode(texts[:100], pool=pool, chunk_size=1)
         return measure_calls(lambda size: model.encode(texts[:size], pool=pool, batch_size=size), sizes, calls)
     finally:
+        for process in pool["processes"]:  # one that does not end when it is asked to would be waited for without end
+            process.kill()
         model.stop_multi_process_pool(pool)
 
 
