@@ -51,6 +51,7 @@ _BEGUN_FIRST = (
     "dagster/test_failures.py",
     "engine/run/test_resume.py",
     "test_benchmarks.py",
+    "test_packaging.py",
     "engine/store/test_object_store.py",
 )
 
