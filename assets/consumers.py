@@ -5,15 +5,18 @@ embeddings. A hand-over that dies is repeated by the next one, and does nothing 
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import dagster as dg
+from pydantic import Field
 
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.target import Target
-from surge_dagster.engine.feed.changes import changes
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table
@@ -21,10 +24,21 @@ from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
 _NAMED = 5
+_ASSETS: WeakValueDictionary[tuple[str, ...], dg.AssetsDefinition] = WeakValueDictionary()  # by their tables
 
 
 def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Target) -> dg.AssetsDefinition:
-    """The asset of a table, whose key is also the name under which the table confirms what it has."""
+    """The asset of a table, whose key is also the name under which the table confirms what it has.
+
+    Raises:
+        ConfigError: another catalog's asset has this table, and each would replace the rows of the other.
+    """
+    other = _ASSETS.get(target.identity)
+    if other is not None and other.key != key:
+        raise ConfigError(
+            f"{target.place} is that of the asset {other.key.to_user_string()} already, so that "
+            f"{key.to_user_string()} would replace its rows. Give each catalog a table of its own."
+        )
     check = dg.AssetCheckSpec(
         CHECK,
         asset=key,
@@ -33,6 +47,11 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
             "for bit."
         ),
     )
+
+    class HandOverConfig(dg.Config):
+        compare_everything: bool = Field(
+            False, description="Compare every vector of the table with the files, not a sample: once a week, say."
+        )
 
     @dg.asset(
         key=key,
@@ -43,15 +62,19 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
         required_resource_keys={names.output_resource},
         description=f"{target.place[0].upper()}{target.place[1:]}, which has the rows of the embedding files.",
     )
-    def hand_over(context: dg.AssetExecutionContext) -> Iterator[Any]:
+    def hand_over(context: dg.AssetExecutionContext, config: HandOverConfig) -> Iterator[Any]:
         """Send what changed since the last time, and compare the table with the files."""
         record_process(context.op_execution_context)
         store = getattr(context.resources, names.output_resource).open()
+        compared = Comparison()
+
+        def judge(feed: Changes) -> Collection[str]:
+            nonlocal compared
+            compared = compare(feed, target, everything=config.compare_everything)
+            return compared.wrong
+
         with errors_as_failures():
-            done = target.apply(partial(changes, store, key.to_user_string()))
-            compared = compare(done.feed, target)
-            if compared.wrong:
-                target.forget(done.feed, compared.wrong)
+            done = target.apply(partial(changes, store, key.to_user_string()), judge)
         metadata = {
             "space": done.feed.space.name,
             "partitions": done.partitions,
@@ -69,24 +92,31 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
                 allow_retries=False,
             )
 
+    _ASSETS[target.identity] = hand_over
     return hand_over
 
 
 def _result(compared: Comparison) -> dg.AssetCheckResult:
     rows, vectors = compared.rows_found, compared.vectors_compared
-    line = f"{rows:,} rows, {compared.rows_expected:,} expected; {vectors:,} vectors compared"
+    sampled = compared.partitions_compared
+    kind = "all" if sampled is None else "a sample of"
+    line = f"{rows:,} rows, {compared.rows_expected:,} expected; {kind} {counted(vectors, 'vector')} compared"
     if compared.interrupted:
-        line += f"; the others of the sample could not be compared: {compared.interrupted}"
+        line += f"; others could not be compared: {compared.interrupted}"
+    if compared.partitions_not_judged:
+        line += f"; {counted(compared.partitions_not_judged, 'partition')} not judged, because not handed over"
     if compared.wrong:
         line += f"; the next hand-over loads {counted(len(compared.wrong), 'partition')} whole, because of differences"
     return dg.AssetCheckResult(
         check_name=CHECK,
-        passed=not compared.wrong and not compared.interrupted,
+        passed=compared.passed,
         description=line,
         metadata={
             "rows_expected": compared.rows_expected,
             "rows_found": compared.rows_found,
             "vectors_compared": compared.vectors_compared,
+            "partitions_compared": "all" if sampled is None else ", ".join(sampled),
+            "partitions_not_judged": compared.partitions_not_judged,
             "failed": failure_table(list(compared.wrong.items())),
         },
     )

@@ -54,14 +54,14 @@ BUDGETS: dict[str, int] = {
     "terminal": 110,
     "catalogs": 420,
     "automation": 330,
-    "assets": 1_010,
+    "assets": 1_040,
     "orchestration": 3_070,
     "event_storage": 90,
     "resources": 370,
     "config": 630,
-    "consumers": 820,
+    "consumers": 900,
     "engine.derived": 620,
-    "engine.feed": 710,
+    "engine.feed": 730,
     "engine.inference": 1_050,
     "engine.plan": 870,
     "engine.readers": 470,
@@ -181,7 +181,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 29_400
+    assert product <= 29_500
     assert lines_of(ROOT / "tests") <= 34_500
     assert lines_of(ROOT / "benchmarks") <= 5_750
 

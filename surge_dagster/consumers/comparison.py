@@ -1,8 +1,7 @@
-"""Comparison of a target with the files: rows of every partition, and vectors of a sample bit for bit."""
+"""Comparison of a target with the files: rows of every partition, and vectors bit for bit, all or a sample."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,11 +9,10 @@ import pyarrow as pa
 
 from surge_dagster.consumers.target import Target
 from surge_dagster.engine.errors import DataError, TransientError
-from surge_dagster.engine.feed.changes import Changes
+from surge_dagster.engine.feed.changes import Changes, Sample
 from surge_dagster.engine.files.rows import matrix_of
 
-SAMPLED_PARTITIONS = 50
-SAMPLED_ROWS = 4  # of each
+SAMPLE = Sample(partitions=50, rows=4)
 
 
 @dataclass(slots=True)
@@ -22,55 +20,74 @@ class Comparison:
     """What a comparison found.
 
     Attributes:
-        rows_expected: of the files, in the partitions that were handed over.
-        vectors_compared: of a sample, which is drawn anew each time.
-        interrupted: which partitions of the sample could not be compared, and why; "" where all of them were.
+        rows_expected, rows_found: of the files and of the table, in the partitions that were judged.
+        partitions_not_judged: that could not be handed over.
+        partitions_compared: whose vectors were compared, of a sample that is drawn anew each time; None: all of them.
+        wrong: what is wrong, by partition.
+        interrupted: which vectors could not be compared, and why; "" where all of them were.
     """
 
     rows_expected: int = 0
     rows_found: int = 0
     vectors_compared: int = 0
+    partitions_not_judged: int = 0
+    partitions_compared: list[str] | None = None
     wrong: dict[str, str] = field(default_factory=dict)
     interrupted: str = ""
 
+    @property
+    def passed(self) -> bool:
+        return not (self.wrong or self.interrupted or self.partitions_not_judged)
 
-def compare(feed: Changes, target: Target) -> Comparison:
-    """Compare a target with the files of the partitions that it has.
 
-    A partition that could not be handed over is not compared; one that the target has beyond the feed's is wrong.
+def compare(feed: Changes, target: Target, *, everything: bool = False) -> Comparison:
+    """Compare a target with the files of the partitions that it has; one that it has beyond the feed's is wrong.
+
+    Where a vector of the sample is wrong, others are: then everything is compared.
     """
     files, counts = feed.files(), target.counts()
-    compared = Comparison(sum(file.facts.rows for file in files.values()), sum(counts.values()))
     pending = feed.versions.keys() - files.keys()
+    compared = Comparison(partitions_not_judged=len(pending))
     for key in files.keys() | counts.keys() - pending:
         expected_rows, rows = files[key].facts.rows if key in files else 0, counts.get(key, 0)
+        compared.rows_expected += expected_rows
+        compared.rows_found += rows
         if expected_rows != rows:
             compared.wrong[key] = f"it has {rows:,} rows; its file has {expected_rows:,}"
-    unread: list[str] = []
-    try:
-        for sampled in feed.sample(SAMPLED_PARTITIONS, SAMPLED_ROWS, random.getrandbits(32)):
-            if isinstance(sampled, DataError):
-                compared.wrong[sampled.key] = f"its file is damaged: {sampled.reason}"
-            elif isinstance(sampled, TransientError):  # a run has replaced the file meanwhile
-                unread.append(str(sampled))
-            else:
-                _compare_vectors(sampled, target, compared)
-    except TransientError as error:  # the store does not answer
-        unread.append(str(error))
-    compared.interrupted = " ".join(unread)
+    if everything or _differs(feed, target, compared, SAMPLE):
+        _differs(feed, target, compared, None)
     return compared
 
 
-def _compare_vectors(sampled: pa.RecordBatch, target: Target, compared: Comparison) -> None:
-    key = (sampled.schema.metadata or {})[b"partition"].decode()
-    ids = sampled.column("id").to_pylist()
-    vectors = target.vectors(key, ids)
-    for row, vector in zip(ids, matrix_of(sampled), strict=True):
-        compared.vectors_compared += 1
+def _differs(feed: Changes, target: Target, compared: Comparison, sample: Sample | None) -> bool:
+    """Whether a row is missing, or its vector is not that of its file; `compared` gets what was found."""
+    differs, unread, partitions = False, list[str](), dict[str, None]()
+    compared.vectors_compared = 0
+    try:
+        for key, rows in feed.vectors(sample):
+            partitions[key] = None
+            if isinstance(rows, DataError):
+                compared.wrong[key] = f"its file is damaged: {rows.reason}"
+            elif isinstance(rows, TransientError):  # a run has replaced the file meanwhile
+                unread.append(str(rows))
+            else:
+                compared.vectors_compared += len(rows)
+                if (reason := _difference(rows, target.vectors(key, rows.column("id").to_pylist()))) is not None:
+                    compared.wrong[key], differs = reason, True
+    except TransientError as error:  # the store does not answer
+        unread.append(str(error))
+    compared.interrupted = " ".join(unread)
+    compared.partitions_compared = None if sample is None else list(partitions)
+    return differs
+
+
+def _difference(rows: pa.RecordBatch, vectors: dict[object, np.ndarray]) -> str | None:
+    for row, vector in zip(rows.column("id").to_pylist(), matrix_of(rows), strict=True):
         if row not in vectors:
-            compared.wrong[key] = f"the row {row!r} is missing"
-        elif _bits(vectors[row]) != _bits(vector):
-            compared.wrong[key] = f"the vector of the row {row!r} is not that of its file"
+            return f"the row {row!r} is missing"
+        if _bits(vectors[row]) != _bits(vector):
+            return f"the vector of the row {row!r} is not that of its file"
+    return None
 
 
 def _bits(vector: np.ndarray) -> tuple[np.dtype, bytes]:

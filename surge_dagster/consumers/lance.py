@@ -9,7 +9,7 @@ in memory for that. At the end it compacts the table, extends its indexes, and d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,24 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
-from surge_dagster.consumers.target import HandOver, OpenFeed, missing_extra, require_columns
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.feed.changes import Changes
+from surge_dagster.consumers.target import (
+    HandOver,
+    Judge,
+    OpenFeed,
+    missing_extra,
+    other_owner,
+    owner_of,
+    require_columns,
+)
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.rows import matrix_of
+from surge_dagster.engine.support.unreadable import first_line
 
 _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit: they are named in its condition
 _KEY = ["partition", "id"]
-_MADE_HERE = {b"surge.table": b"1"}  # in the schema of each table that a hand-over has made
+_INT64_MIN = -(2**63)
+_OWNER, _SPACE = b"surge.owner", b"surge.space"  # in the schema of each table that a hand-over has made
 
 
 class LanceTable:
@@ -39,16 +48,20 @@ class LanceTable:
     def place(self) -> str:
         return f"the table {self._name!r} of {self._uri}"
 
-    def apply(self, open_feed: OpenFeed) -> HandOver:
-        with self._lock():
-            table = self._open()
-            if table is not None and not _MADE_HERE.items() <= (table.schema.metadata or {}).items():
-                raise ConfigError(
-                    f"{self.place} has rows that no hand-over put there. Name another table, or drop this one."
-                )
-            # Without a table, confirmations say nothing.
-            done = HandOver(open_feed(since={}) if table is None else open_feed())
-            if table is None or done.feed.is_new:
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return "lancedb", self._uri, self._name
+
+    def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
+        with self._lock(), self._errors():
+            table, feed = self._open(), open_feed()
+            made = {} if table is None else table.schema.metadata or {}
+            if table is not None and made.get(_OWNER) != owner_of(feed).encode():
+                raise other_owner(self.place, made[_OWNER].decode() if _OWNER in made else None, feed)
+            if made.get(_SPACE) != feed.space.name.encode():
+                feed = open_feed(since={})  # confirmations say nothing of a table that has other vectors, or is gone
+            done = HandOver(feed)
+            if table is None or feed.is_new:
                 self._load(done, table)
             else:
                 before = table.version
@@ -56,37 +69,37 @@ class LanceTable:
                 done.commits = table.version - before
             if done.commits and (table := self._open()) is not None:
                 table.optimize()
-            done.feed.confirm()
+            if judge is not None:
+                feed.forget(judge(feed))
+            feed.confirm()
         return done
 
-    def forget(self, feed: Changes, partitions: Collection[str]) -> None:
-        feed.forget(partitions)
-        feed.confirm()
-
     def counts(self) -> dict[str, int]:
-        table, counts = self._open(), dict[str, int]()
-        if table is not None:
-            for batch in table.search().select(["partition"]).to_batches():
-                for counted in batch.column("partition").value_counts().to_pylist():
-                    counts[counted["values"]] = counts.get(counted["values"], 0) + counted["counts"]
-        return counts
+        with self._errors():
+            table, counts = self._open(), dict[str, int]()
+            if table is not None:
+                for batch in table.search().select(["partition"]).to_batches():
+                    for counted in batch.column("partition").value_counts().to_pylist():
+                        counts[counted["values"]] = counts.get(counted["values"], 0) + counted["counts"]
+            return counts
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
-        table = self._open()
-        if table is None:
-            return {}
-        rows = table.search().where(_rows_of(partition, ids)).select(["id", "embedding"]).to_arrow()
-        return {
-            row: vector
-            for batch in rows.to_batches()
-            for row, vector in zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
-        }
+        with self._errors():
+            table = self._open()
+            if table is None:
+                return {}
+            rows = table.search().where(_rows_of(partition, ids)).select(["id", "embedding"]).to_arrow()
+            return {
+                row: vector
+                for batch in rows.to_batches()
+                for row, vector in zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
+            }
 
     def _load(self, done: HandOver, table: Any | None) -> None:
         """Make the table anew from the whole feed, in one commit."""
         columns = done.feed.columns
         if columns is not None:
-            columns = columns.with_metadata(_MADE_HERE)
+            columns = columns.with_metadata({_OWNER: owner_of(done.feed), _SPACE: done.feed.space.name})
             steps = done.steps(lambda batch: self._conformed(batch, columns))
             reader = pa.RecordBatchReader.from_batches(columns, (step.rows for step in steps if step.rows is not None))
             self._connect().create_table(self._name, data=reader, mode="overwrite")
@@ -146,6 +159,14 @@ class LanceTable:
         with contextlib.suppress(ValueError, FileNotFoundError):
             return self._connect().open_table(self._name)
         return None
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """LanceDB's own errors as one that names the table."""
+        try:
+            yield
+        except (OSError, RuntimeError, ValueError) as error:
+            raise TransientError(f"{self.place} cannot be used: {first_line(error)}. Run again.") from error
 
     def _lock(self) -> contextlib.AbstractContextManager[Any]:
         if "://" in self._uri:
@@ -209,7 +230,7 @@ def _rows_of(partition: str, ids: Sequence[object]) -> str:
 
 def _literal(value: object) -> str:
     if isinstance(value, int):
-        return str(value)
+        return str(value) if value > _INT64_MIN else f"({value + 1} - 1)"  # it would be parsed without its sign
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     return "'" + str(value).replace("'", "''") + "'"

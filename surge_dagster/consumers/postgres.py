@@ -8,7 +8,7 @@ which the table got its first rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,9 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.consumers.target import HandOver, OpenFeed, ahead, missing_extra, require_columns
+from surge_dagster.consumers.target import (
+    HandOver,
+    Judge,
+    OpenFeed,
+    ahead,
+    missing_extra,
+    other_owner,
+    owner_of,
+    require_columns,
+)
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.unreadable import first_line
@@ -42,6 +50,7 @@ _TYPES = {  # the names that Postgres itself uses
     pa.date32(): "date",
 }
 _REQUIRED = ("partition", "id", "embedding")
+_OWNER = "SELECT obj_description(to_regclass(%s), 'pg_class')"
 _ZERO = "\0"  # not in any text of Postgres
 _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
 
@@ -56,29 +65,24 @@ class PgVectorTable:
         self._name = table
         self._index: Index = index
         self._distance: Distance = distance
+        self._connection: Connection[Any] | None = None
 
     @property
     def place(self) -> str:
         return f"the table {self._name!r} of Postgres"
 
-    def apply(self, open_feed: OpenFeed) -> HandOver:
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return "pgvector", self._dsn, self._name
+
+    def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
         with self._connected() as connection:
             with connection.transaction():
-                done = self._apply(connection, open_feed)
+                done = self._apply(connection, open_feed, judge)
             if self._index == "hnsw" and self._columns(connection):
                 self._build_index(connection)
         done.feed.confirm()
         return done
-
-    def forget(self, feed: Changes, partitions: Collection[str]) -> None:
-        query = self._sql(
-            "INSERT INTO {versions} (space, partition, version) SELECT %s, unnest(%s::text[]), '' "
-            "ON CONFLICT (partition) DO UPDATE SET version = ''"
-        )
-        with self._connected() as connection:
-            connection.execute(query, [feed.space.name, _storable(partitions)])
-        feed.forget(partitions)
-        feed.confirm()
 
     def counts(self) -> dict[str, int]:
         with self._connected() as connection:
@@ -92,12 +96,18 @@ class PgVectorTable:
             rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
         return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
 
-    def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> HandOver:
+    def _apply(self, connection: Connection[Any], open_feed: OpenFeed, judge: Judge | None) -> HandOver:
+        from psycopg import sql
+
         run = connection.execute
         run(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))  # one hand-over at a time
         known = run(self._sql("SELECT space, partition, version FROM {versions}")).fetchall()
         kinds = self._columns(connection)
         feed = open_feed(since={partition: version for _, partition, version in known} if kinds else {})
+        owner, mine = run(_OWNER, [self._quoted(connection, "{versions}")]).fetchone(), owner_of(feed)
+        if known and kinds and owner != (mine,):
+            raise other_owner(self.place, None if owner is None else owner[0], feed)
+        run(self._sql("COMMENT ON TABLE {versions} IS {owner}", owner=sql.Literal(mine)))
         if known and (not kinds or any(space != feed.space.name for space, _, _ in known)):
             if kinds:
                 self._require_usable(feed.space, kinds)
@@ -112,10 +122,10 @@ class PgVectorTable:
         before = feed.versions
         is_empty = run(self._sql("SELECT FROM {table} LIMIT 1")).fetchone() is None
         if not is_empty and not before:
-            raise ConfigError(
-                f"{self.place} has rows that no hand-over put there. Name another table, or empty this one."
-            )
+            raise other_owner(self.place, None, feed)
         (self._load if is_empty else self._merge)(connection, done, kinds)
+        if judge is not None:
+            feed.forget(judge(feed))
         self._write_versions(connection, before, done)
         done.commits = 1
         return done
@@ -171,7 +181,7 @@ class PgVectorTable:
         connection.execute(self._sql("DELETE FROM {versions} WHERE partition = ANY(%s)"), [changed])
         with connection.cursor().copy(self._sql("COPY {versions} (space, partition, version) FROM STDIN")) as copy:
             for key in changed:
-                if now.get(key):
+                if key in now:
                     copy.write_row((space, key, now[key]))
 
     def _conformed(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> pa.RecordBatch:
@@ -276,6 +286,9 @@ class PgVectorTable:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:
+        if self._connection is not None:  # of the hand-over that asks
+            yield self._connection
+            return
         try:
             import psycopg
             from pgvector.psycopg import register_vector
@@ -288,18 +301,22 @@ class PgVectorTable:
                 register_vector(connection)
                 columns = "(space text NOT NULL, partition text PRIMARY KEY, version text NOT NULL)"
                 connection.execute(self._sql("CREATE TABLE IF NOT EXISTS {versions} " + columns))
+                self._connection = connection
                 yield connection
         except psycopg.OperationalError as error:
             raise TransientError(f"{self.place} does not answer: {first_line(error)}. Run again.") from error
         except psycopg.Error as error:
             raise ConfigError(f"{self.place} cannot be used: {first_line(error)}.") from error
+        finally:
+            self._connection = None
 
     def _require_names(self, psycopg: Any) -> None:
         """Refuse a table or a dsn that cannot be; libpq's own message quotes the dsn, which may hold a password."""
         if len(self._name.split(".")[-1].encode()) > _NAME_BYTES:
             raise ConfigError(f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one.")
         try:
-            psycopg.conninfo.conninfo_to_dict(self._dsn)
+            if "@" in str(psycopg.conninfo.conninfo_to_dict(self._dsn).get("host", "")):
+                raise ConfigError("a name or password in the dsn of pgvector has an @. Write %40 for it.")
         except psycopg.ProgrammingError:
             raise ConfigError(
                 "the dsn of pgvector is not one that libpq takes: postgresql://USER@HOST/DATABASE, or host=HOST "
@@ -317,8 +334,8 @@ class PgVectorTable:
         }
         return SQL(query).format(**names, **parts)  # pyright: ignore[reportArgumentType]
 
-    def _quoted(self, connection: Connection[Any]) -> str:
-        return self._sql("{table}").as_string(connection)
+    def _quoted(self, connection: Connection[Any], name: str = "{table}") -> str:
+        return self._sql(name).as_string(connection)
 
 
 def _joined(names: Sequence[str] | Mapping[str, str], of: str | None = None) -> Composed:

@@ -20,6 +20,7 @@ from surge_dagster.engine.feed.changes import Changes
 
 _STEPS_AHEAD = 16  # each of up to 4 MB
 KindOf = Callable[[pa.Field], str | None]
+Judge = Callable[[Changes], Collection[str]]
 
 
 class OpenFeed(Protocol):
@@ -95,12 +96,19 @@ class Target(Protocol):
     @property
     def place(self) -> str: ...  # for people; without secrets
 
-    def apply(self, open_feed: OpenFeed) -> HandOver:
-        """Bring the table up to date, and confirm it."""
-        ...
+    @property
+    def identity(self) -> tuple[str, ...]: ...  # equal where two settings name one table; may hold secrets
 
-    def forget(self, feed: Changes, partitions: Collection[str]) -> None:
-        """Have the hand-over after this feed load these partitions whole."""
+    def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
+        """Bring the table up to date, have it judged, and confirm what it has, all under one lock.
+
+        Args:
+            judge: gives the partitions that are wrong in the table, which the next hand-over loads whole.
+
+        Raises:
+            ConfigError: the table has the rows of another consumer or output, or of another program.
+            TransientError: the database does not answer.
+        """
         ...
 
     def counts(self) -> dict[str, int]:
@@ -110,6 +118,21 @@ class Target(Protocol):
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         """Vectors of some rows of a partition, by id, those left out that the table does not have."""
         ...
+
+
+def owner_of(feed: Changes) -> str:
+    """Whose rows a table has; it keeps this name, and takes those of no other."""
+    return f"{feed.consumer!r} of {feed.store.url}"
+
+
+def other_owner(place: str, owner: str | None, feed: Changes) -> ConfigError:
+    """The error for a table that is not this feed's; its owner is None where no hand-over has made it."""
+    if owner is None:
+        return ConfigError(f"{place} has rows that no hand-over put there. Name another table, or drop this one.")
+    return ConfigError(
+        f"{place} has the rows of {owner}, and would lose them to {owner_of(feed)}. Name another table; or drop this "
+        "one, if the output has moved, and it is loaded again."
+    )
 
 
 def require_columns(batch: pa.RecordBatch, known: Mapping[str, str], kind: KindOf, place: str) -> None:

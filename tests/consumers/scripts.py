@@ -8,7 +8,7 @@ from functools import partial
 
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.feed.changes import changes
+from surge_dagster.engine.feed.changes import Changes, changes
 from tests.engine.feeds import Output
 
 TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
@@ -23,8 +23,12 @@ class Follower:
     consumer: str = "shop"
     space: str | None = None
 
-    def hand_over(self) -> HandOver:
-        return self.target.apply(partial(changes, self.output.store, self.consumer, space=self.space))
+    def hand_over(self, *, judged: bool = False) -> HandOver:
+        def judge(feed: Changes) -> dict[str, str]:
+            return compare(feed, self.target).wrong
+
+        opened = partial(changes, self.output.store, self.consumer, space=self.space)
+        return self.target.apply(opened, judge if judged else None)
 
     def assert_equal(self) -> None:
         """The target has the rows of the files: as many in each partition, and each with its own vector."""

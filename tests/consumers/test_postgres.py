@@ -81,6 +81,12 @@ def test_dsn_that_libpq_does_not_take_is_not_shown(follower: Follower, dsn: str)
     assert "hunter2" not in "".join(traceback.format_exception(error.value)).replace(repr(dsn), "")
 
 
+def test_end_of_a_password_with_an_at_sign_is_not_shown(follower: Follower) -> None:
+    with pytest.raises(ConfigError, match="Write %40 for it") as error:
+        Follower(follower.output, PgVectorTable("postgresql://a:hun@ter2@127.0.0.1:1/c")).hand_over()
+    assert "ter2" not in str(error.value)
+
+
 def test_name_that_postgres_would_cut_is_refused(follower: Follower) -> None:
     target = follower.target
     assert isinstance(target, PgVectorTable)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import random
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,9 @@ import pytest
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.feed.changes import changes
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.feed.changes import Changes, changes
+from surge_dagster.engine.feed.confirmations import confirm_versions
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from tests.consumers.scripts import TEXTS, Follower, follow_a_script
@@ -91,13 +96,92 @@ def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(
     else:
         run(follower.target, "DELETE FROM products WHERE partition = 'a' AND id = 'id-3'")
         run(follower.target, "INSERT INTO products SELECT 'c', id, text, embedding FROM products LIMIT 1")
-    done = follower.hand_over()
-    found = compare(done.feed, follower.target)
-    assert set(found.wrong) == {"a", "c"}
-    follower.target.forget(done.feed, found.wrong)
+    assert set(compare(follower.hand_over().feed, follower.target).wrong) == {"a", "c"}
+    assert follower.hand_over(judged=True).rows_sent == 0
     assert follower.hand_over().rows_sent == 10
     follower.assert_equal()
     assert follower.hand_over().partitions == 0
+
+
+def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(follower: Follower) -> None:
+    load(follower, *"abcdef")
+    for key in "abcde":
+        spoil(follower.target, key, "id-3")
+    random.seed(2)  # draws one of them, and not all
+    compared = compare(follower.hand_over().feed, follower.target)
+    assert set(compared.wrong) == set("abcde") and compared.vectors_compared == 60
+    random.seed(2)
+    assert follower.hand_over(judged=True).rows_sent == 0
+    assert follower.hand_over().rows_sent == 50
+    follower.assert_equal()
+    spoil(follower.target, "f", "id-3")
+    assert compare(follower.hand_over().feed, follower.target, everything=True).wrong.keys() == {"f"}
+
+
+def test_hand_over_that_judges_is_not_overtaken_by_one_of_another_space(follower: Follower) -> None:
+    output, first = follower.output, follower.output.space
+    load(follower, "a", "b")
+    rows, began = dict(output.rows), threading.Event()
+    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
+    output.rows = {}
+    output.write("a", {row: f"{text} for another model" for row, text in TEXTS.items()})
+    second = Follower(output, copy.copy(follower.target), space=output.space.name)
+
+    def overtake() -> None:
+        began.set()
+        second.hand_over()
+
+    def judge(feed: Changes) -> list[str]:
+        other.start()
+        began.wait()
+        return ["b"]
+
+    other = threading.Thread(target=overtake)
+    follower.target.apply(partial(changes, output.store, "shop", space=first.name), judge)
+    other.join()
+    second.assert_equal()
+    output.space, output.rows = first, rows
+    again = Follower(output, follower.target, space=first.name)
+    again.hand_over()
+    again.assert_equal()
+
+
+def test_table_of_another_space_is_loaded_anew_whatever_was_confirmed(follower: Follower) -> None:
+    output, first = follower.output, follower.output.space
+    versions, rows = load(follower, "a", "b").feed.versions, dict(follower.output.rows)
+    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
+    output.rows = {}
+    output.write("a", {row: f"{text} for another model" for row, text in TEXTS.items()})
+    Follower(output, follower.target, space=output.space.name).hand_over()
+    confirm_versions(output.store, first.name, "shop", versions)
+    output.space, output.rows = first, rows
+    again = Follower(output, follower.target, space=first.name)
+    again.hand_over()
+    again.assert_equal()
+
+
+def test_table_of_another_catalog_or_output_is_refused_by_both_names(follower: Follower, tmp_path: Path) -> None:
+    load(follower, "a")
+    elsewhere = Output(tmp_path / "elsewhere")
+    elsewhere.write("b", TEXTS)
+    for other in (
+        Follower(follower.output, follower.target, "toys"),
+        Follower(elsewhere, follower.target),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            other.hand_over()
+        assert f"has the rows of 'shop' of {follower.output.store.url}" in str(refused.value)
+        assert f"{other.consumer!r} of {other.output.store.url}" in str(refused.value)
+    follower.assert_equal()
+
+
+def test_rows_with_the_least_and_the_greatest_number_follow_the_files(follower: Follower) -> None:
+    least, greatest = -(2**63), 2**63 - 1
+    steps: list[Any] = [{least: "least", greatest: "greatest", 1: "one"}, {least: "another", 1: "one"}, {1: "one"}]
+    for texts in steps:
+        follower.output.write("a", texts, with_changes=False)
+        follower.hand_over()
+        follower.assert_equal()
 
 
 @pytest.mark.parametrize("row", [{"name": "boots"}, {"partition": "x", "id": "1", "text": "", "embedding": [1.0] * 8}])
@@ -117,8 +201,7 @@ def test_table_with_rows_of_other_programs_is_refused_and_unchanged(follower: Fo
     assert "id" not in row or follower.target.counts() == {"x": 1}
 
 
-def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surge_dagster.consumers.comparison.random.getrandbits", lambda bits: 7)
+def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower) -> None:
     done = load(follower, "a", "b", "c", "d")
     spoiled: Any = Spoiled(follower.target)
     found = compare(done.feed, spoiled)
@@ -129,7 +212,7 @@ def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower, mon
         "c": found.wrong["c"],
     }
     assert "is missing" in found.wrong["b"] and "is not that of its file" in found.wrong["c"]
-    assert found.vectors_compared == 12  # of each partition those of one row group
+    assert found.vectors_compared == 40 and found.partitions_compared is None, "a wrong one in a sample: all are"
 
 
 def test_comparison_names_a_file_that_was_damaged_since(follower: Follower) -> None:
@@ -140,6 +223,17 @@ def test_comparison_names_a_file_that_was_damaged_since(follower: Follower) -> N
     path.write_bytes(content[:4] + bytes(footer - 4) + content[footer:])
     found = compare(changes(follower.output.store, since=done.feed.versions), follower.target)
     assert list(found.wrong) == ["a"] and "is damaged" in found.wrong["a"]
+
+
+def test_errors_of_lancedb_name_the_table_and_can_be_tried_again(tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    follower = Follower(Output(tmp_path / "out"), LanceTable(str(tmp_path / "lance"), "products"))
+    load(follower, "a")
+    for path in (tmp_path / "lance" / "products.lance" / "_versions").iterdir():
+        path.write_bytes(b"x")
+    for ask in (follower.hand_over, follower.target.counts, lambda: follower.target.vectors("a", ["id-1"])):
+        with pytest.raises(TransientError, match=r"the table 'products' of .*lance cannot be used: .*Run again"):
+            ask()
 
 
 def test_column_that_the_table_lacks_is_refused_by_name(follower: Follower) -> None:
@@ -177,6 +271,17 @@ def drop(target: Target) -> None:
         target._connect().drop_table("products")
     else:
         run(target, "DROP TABLE products")
+
+
+def spoil(target: Target, partition: str, row: str) -> None:
+    """Exchange a vector of the table."""
+    where = f"partition = '{partition}' AND id = '{row}'"
+    if isinstance(target, LanceTable):
+        table = target._open()
+        assert table is not None
+        table.update(where=where, values={"embedding": [1.0] * 8})
+    else:
+        run(target, f"UPDATE products SET embedding = '{[1] * 8}' WHERE {where}")
 
 
 def run(target: Any, query: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster import Changes, EmbeddingCatalog, changes
+from surge_dagster import Changes, EmbeddingCatalog, changes, embedding_catalog
 from surge_dagster.config.settings import load_settings
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.engine.errors import ConfigError, TransientError
@@ -39,7 +39,8 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Work
     ran = hand_over(bench)
     assert ran.success and table.counts() == {"a": 3, "b, 50%": 3}
     check = ran.checks()[CHECK]
-    assert check.passed and check.description == "6 rows, 6 expected; 6 vectors compared"
+    assert check.passed and check.description == "6 rows, 6 expected; a sample of 6 vectors compared"
+    assert check.metadata["partitions_compared"].value in ("a, b, 50%", "b, 50%, a")
     metadata = ran.materialized(NAMES.lancedb)[None].metadata
     assert (metadata["rows_sent"].value, metadata["partitions"].value, metadata["commits"].value) == (6, 2, 1)
 
@@ -55,10 +56,16 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Work
     found = hand_over(bench).checks()[CHECK]
     assert not found.passed and "the next hand-over loads 1 partition whole" in str(found.description)
     assert hand_over(bench).checks()[CHECK].passed and table.counts()["a"] == 3
+    config = {"ops": {"lancedb": {"config": {"compare_everything": True}}}}
+    check = bench.run(NAMES.hand_over_job, config).checks()[CHECK]
+    assert check.passed and check.description == "6 rows, 6 expected; all 6 vectors compared"
 
     bench.file("a").write_bytes(b"x")
     ran = hand_over(bench)
     assert not ran.success and "1 partition could not be handed over" in ran.failure() and "'a'" in ran.failure()
+    check = ran.checks()[CHECK]
+    assert not check.passed and "3 rows, 3 expected" in str(check.description)
+    assert "1 partition not judged, because not handed over" in str(check.description)
     assert table.counts() == {"a": 3, "b, 50%": 3}
 
 
@@ -68,19 +75,27 @@ def test_comparison_whose_files_do_not_answer_is_not_passed(
     for key in ("a", "b"):
         bench.write(key, 3)
     assert bench.refresh().success
-    sample = Changes.sample
+    vectors = Changes.vectors
 
     def answer_once(feed: Changes, *given: Any) -> Iterator[Any]:
-        yield next(sample(feed, *given))
+        yield next(vectors(feed, *given))
         raise TransientError("GET b failed (503: SlowDown) after 3 attempts.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Changes, "sample", answer_once)
+        patch.setattr(Changes, "vectors", answer_once)
         ran = hand_over(bench)
     check = ran.checks()[CHECK]
     assert ran.success and not check.passed
-    assert "3 vectors compared; the others of the sample could not be compared: GET b failed" in str(check.description)
+    assert "a sample of 3 vectors compared; others could not be compared: GET b failed" in str(check.description)
     assert hand_over(bench).checks()[CHECK].passed
+
+
+def test_two_catalogs_with_one_table_are_refused_by_both_names(bench: Workbench, table: LanceTable) -> None:
+    settings = load_settings(source="catalog", output="output", **bench.settings)
+    shop = embedding_catalog(settings, name="shop")
+    with pytest.raises(ConfigError, match="is that of the asset shop/lancedb already, so that toys/lancedb would"):
+        embedding_catalog(settings, name="toys")
+    assert embedding_catalog(settings, name="shop").assets and shop.assets
 
 
 def test_hand_over_is_requested_after_runs_that_embed_until_it_has_succeeded(

@@ -131,28 +131,42 @@ class Changes:
         files = [file for file in self._listed.values() if isinstance(file, PublishedFile)]
         return {file.facts.partition_key: file for file in files}
 
-    def sample(self, partitions: int, rows: int, seed: int) -> Iterator[pa.RecordBatch | DataError | TransientError]:
-        """At most so many rows of each of some partitions that the consumer has, chosen at random: id and embedding.
+    def vectors(
+        self, sample: Sample | None = None
+    ) -> Iterator[tuple[str, pa.RecordBatch | DataError | TransientError]]:
+        """Id and embedding of the rows of the partitions that the consumer has, or of a sample that is drawn anew.
 
         Yields:
-            a batch for each partition, whose schema's metadata name it as `partition`, or why it cannot be read.
+            the key of a partition, and some of its rows, or why the others cannot be read.
         """
-        chance, files = random.Random(seed), self.files()
+        files = self.files()
         filled = sorted(key for key, file in files.items() if file.facts.rows)
-        for key in chance.sample(filled, min(partitions, len(filled))):
-            sampled: list[pa.RecordBatch | DataError | TransientError] = []
+        if sample is not None:
+            filled = random.sample(filled, min(sample.partitions, len(filled)))
+        for key in filled:
             try:
                 with open_listed(self.store, self.space, files[key]) as reader:
-                    given = {"columns": ["id", "embedding"], "groups": [chance.randrange(reader.groups)]}
+                    groups = range(reader.groups) if sample is None else [random.randrange(reader.groups)]
+                    given = {"columns": ["id", "embedding"], "groups": groups}
                     for batch in reader.read(batch_rows=_batch_rows(reader), **given):
-                        places = chance.sample(range(len(batch)), min(rows, len(batch)))
-                        sampled = [batch.take(pa.array(sorted(places))).replace_schema_metadata({"partition": key})]
+                        if sample is None:
+                            yield key, batch
+                            continue
+                        places = random.sample(range(len(batch)), min(sample.rows, len(batch)))
+                        yield key, batch.take(pa.array(sorted(places)))
                         break
             except StoreUnavailable:
                 raise
             except (DataError, TransientError) as error:
-                sampled = [error]
-            yield from sampled
+                yield key, error
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How much `Changes.vectors` draws: so many partitions, and so many rows of each."""
+
+    partitions: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.feed.changes import Sample
 from surge_dagster.engine.files.formats import FileFormat
 from tests.engine.feeds import Applied, Output, apply, hand_over
 from tests.small_catalogs import make_unreadable
@@ -218,12 +220,11 @@ def test_sample_has_rows_of_the_files_that_the_consumer_has(output: Output) -> N
     assert set(feed.files()) == {"a"}
     apply(feed, {})
     expected = output.expected()
-    batches = list(feed.sample(partitions=2, rows=2, seed=3))
-    assert len(batches) == 2
-    for batch in batches:
-        assert not isinstance(batch, SurgeError) and len(batch) == 2
-        key = (batch.schema.metadata or {})[b"partition"].decode()
-        for row in batch.to_pylist():
+    for sample in (Sample(partitions=2, rows=2), None):
+        rows = [(key, row) for key, batch in feed.vectors(sample) for row in batch.to_pylist()]  # pyright: ignore[reportAttributeAccessIssue]
+        assert len({key for key, _ in rows}) == (2 if sample else 3)
+        assert 2 <= len(rows) <= 4 if sample else len(rows) == 30
+        for key, row in rows:
             assert row["embedding"] == list(memoryview(expected[key][row["id"]][1]).cast("f"))
 
 
@@ -236,12 +237,12 @@ def test_sample_goes_on_after_partitions_that_cannot_be_read_and_names_them(outp
     path.write_bytes(content[:vectors] + bytes(16) + content[vectors + 16 :])
     feed = output.feed(None, since=output.versions)
     output.remove("removed")
-    errors: set[tuple[type, str | None]] = set()
-    for seed in range(9):
-        sampled = list(feed.sample(partitions=3, rows=20, seed=seed))
-        errors |= {(type(each), each.key) for each in sampled if isinstance(each, (DataError, TransientError))}
-        batches = [each for each in sampled if not isinstance(each, (DataError, TransientError))]
-        assert b"a" in [(batch.schema.metadata or {})[b"partition"] for batch in batches] and len(sampled) == 3
+    errors: set[tuple[type, str]] = set()
+    random.seed(3)
+    for _ in range(9):
+        sampled = dict(feed.vectors(Sample(partitions=3, rows=20)))
+        errors |= {(type(each), key) for key, each in sampled.items() if isinstance(each, (DataError, TransientError))}
+        assert len(sampled["a"]) and len(sampled) == 3  # pyright: ignore[reportArgumentType]
     assert errors == {(DataError, "damaged"), (TransientError, "removed")}
 
 
