@@ -16,7 +16,7 @@ import dagster as dg
 from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.dagster_internals import latest_target
-from surge_dagster.orchestration.failures import failure_table, table_of_failures
+from surge_dagster.orchestration.failures import failed_metadata, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, Violations
 
@@ -104,7 +104,7 @@ def check_result(
         passed=not violations,
         severity=_SEVERITIES[policy.severity(name)],
         description=line + when,
-        metadata=(metrics | counts if metrics else {}) | {"failed": failure_table(violations)},
+        metadata=(metrics | counts if metrics else {}) | failed_metadata(violations),
     )
 
 

@@ -5,7 +5,7 @@ embeddings. A hand-over that dies is repeated by the next one, and does nothing 
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,26 +14,27 @@ import dagster as dg
 from pydantic import Field
 
 from surge_dagster.consumers.comparison import Comparison, compare
+from surge_dagster.consumers.settings import TargetSettings
 from surge_dagster.consumers.target import Target
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import record_process
-from surge_dagster.orchestration.failures import errors_as_failures, failure_table
+from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata
 from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
 _NAMED = 5
-_ASSETS: WeakValueDictionary[tuple[str, ...], dg.AssetsDefinition] = WeakValueDictionary()  # by their tables
+_ASSETS: WeakValueDictionary[TargetSettings, dg.AssetsDefinition] = WeakValueDictionary()
 
 
-def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Target) -> dg.AssetsDefinition:
+def target_asset(names: CatalogNames, key: dg.AssetKey, settings: TargetSettings) -> dg.AssetsDefinition:
     """The asset of a table, whose key is also the name under which the table confirms what it has.
 
     Raises:
         ConfigError: another catalog's asset has this table, and each would replace the rows of the other.
     """
-    other = _ASSETS.get(target.identity)
+    target, other = settings.target(), _ASSETS.get(settings)
     if other is not None and other.key != key:
         raise ConfigError(
             f"{target.place} is that of the asset {other.key.to_user_string()} already, so that "
@@ -58,7 +59,7 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
         deps=[names.embeddings],
         check_specs=[check],
         group_name=names.group,
-        kinds={kind},
+        kinds={key.path[-1]},
         required_resource_keys={names.output_resource},
         description=f"{target.place[0].upper()}{target.place[1:]}, which has the rows of the embedding files.",
     )
@@ -68,9 +69,9 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
         store = getattr(context.resources, names.output_resource).open()
         compared = Comparison()
 
-        def judge(feed: Changes) -> Collection[str]:
+        def judge(feed: Changes, stored: Target) -> Collection[str]:
             nonlocal compared
-            compared = compare(feed, target, everything=config.compare_everything)
+            compared = compare(feed, stored, everything=config.compare_everything)
             return compared.wrong
 
         with errors_as_failures():
@@ -84,7 +85,7 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
             "dagster/row_count": compared.rows_found,
             "partitions_failed": len(done.failures),
         }
-        yield dg.MaterializeResult(metadata=metadata, check_results=[_result(compared)])
+        yield dg.MaterializeResult(metadata=metadata, check_results=[_result(compared, done.failures)])
         if done.failures:
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
             raise dg.Failure(
@@ -92,31 +93,32 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, kind: str, target: Targe
                 allow_retries=False,
             )
 
-    _ASSETS[target.identity] = hand_over
+    _ASSETS[settings] = hand_over
     return hand_over
 
 
-def _result(compared: Comparison) -> dg.AssetCheckResult:
+def _result(compared: Comparison, failures: Mapping[str, SurgeError]) -> dg.AssetCheckResult:
     rows, vectors = compared.rows_found, compared.vectors_compared
     sampled = compared.partitions_compared
     kind = "all" if sampled is None else "a sample of"
     line = f"{rows:,} rows, {compared.rows_expected:,} expected; {kind} {counted(vectors, 'vector')} compared"
     if compared.interrupted:
         line += f"; others could not be compared: {compared.interrupted}"
-    if compared.partitions_not_judged:
-        line += f"; {counted(compared.partitions_not_judged, 'partition')} not judged, because not handed over"
+    not_judged = compared.not_judged | failures.keys()
+    if not_judged:
+        line += f"; {counted(len(not_judged), 'partition')} not judged, because not handed over"
     if compared.wrong:
         line += f"; the next hand-over loads {counted(len(compared.wrong), 'partition')} whole, because of differences"
     return dg.AssetCheckResult(
         check_name=CHECK,
-        passed=compared.passed,
+        passed=not (compared.wrong or compared.interrupted or not_judged),
         description=line,
         metadata={
             "rows_expected": compared.rows_expected,
             "rows_found": compared.rows_found,
             "vectors_compared": compared.vectors_compared,
             "partitions_compared": "all" if sampled is None else ", ".join(sampled),
-            "partitions_not_judged": compared.partitions_not_judged,
-            "failed": failure_table(list(compared.wrong.items())),
+            "partitions_not_judged": len(not_judged),
+            **failed_metadata([*compared.wrong.items(), *((key, str(error)) for key, error in failures.items())]),
         },
     )

@@ -51,7 +51,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     check, switch = catalog_check(names, policy), switch_current_space(names)
     resources = _resources(names, settings)
     targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
-    tables = [target_asset(names, key, key.path[-1], table.target()) for key, table in targets.items() if table]
+    tables = [target_asset(names, key, table) for key, table in targets.items() if table]
     follow = [hand_over_changes(names, [table.key for table in tables])] if tables else []
     return dg.Definitions(
         assets=[

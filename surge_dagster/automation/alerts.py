@@ -1,4 +1,4 @@
-"""Alerts of failed runs: a sensor that posts them to the URL of the setting `alert_webhook`, and their text for Slack.
+"""Alerts of failed runs and checks: sensors that post them to the URL of `alert_webhook`, and their text for Slack.
 
 Slack needs no code of this project; its own package makes the sensor (pip install dagster-slack):
 
@@ -7,12 +7,12 @@ Slack needs no code of this project; its own package makes the sensor (pip insta
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
 import requests
 
-from surge_dagster.config.check_policy import RUN_CHECK
 from surge_dagster.config.settings import Settings
 from surge_dagster.orchestration.active_runs import embeds
 from surge_dagster.orchestration.launch import named
@@ -27,49 +27,70 @@ _WILL_RETRY_TAG = "dagster/will_retry"
 
 def failure_text(context: dg.RunFailureSensorContext) -> str:
     """The text of an alert: the run's job, the errors of its steps, and the failed partitions."""
-    keys = _failed_partitions(context.instance, context.dagster_run.run_id)
-    lines = [_message(context)]
-    if keys:
-        lines.append(f"Failed partitions: {named(map(repr, keys), _PARTITIONS_NAMED)}")
-    return "\n".join((*lines, f"Run {context.dagster_run.run_id}"))
+    return _text(_message(context), _failed_keys(_failed_checks(context)), context.dagster_run)
 
 
 def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDefinition]:
-    """The sensor that posts an alert for each failed run of a catalog; none without the setting `alert_webhook`.
+    """The sensors that post an alert for each failed run of a catalog, and for each successful one with a failed check.
 
     The posted JSON object holds `catalog` (the catalog's name or ""), `run_id`, `message`, `failed_partitions` (the
-    first 20 keys), `failed_count`, and `text`, which combines them. Runs that Dagster launches again are left out.
+    first 20 keys), `failed_count`, and `text`, which combines them. Runs that Dagster launches again are left out, and
+    so are checks of severity warn. Without the setting `alert_webhook` there are none.
     """
     if settings.alert_webhook is None:
         return []
     url = settings.alert_webhook.get_secret_value()
+    options = {"minimum_interval_seconds": _SENSOR_SECONDS, "default_status": dg.DefaultSensorStatus.RUNNING}
 
-    # The sensor monitors all runs: a run that is launched in the UI for an asset, or by a user's own job, belongs to no
-    # job of this catalog.
-    @dg.run_failure_sensor(
-        name=names.failure_alerts,
-        minimum_interval_seconds=_SENSOR_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Posts an alert for each run of this catalog that failed and will not be launched again.",
-    )
-    def sensor(context: dg.RunFailureSensorContext) -> None:
+    def post(context: dg.RunStatusSensorContext, message: str, keys: list[str]) -> None:
         run = context.dagster_run
-        ours = run.job_name in names.jobs or embeds(names, context.instance, run)
-        if not ours or run.tags.get(_WILL_RETRY_TAG) == "true":
-            return
-        keys = _failed_partitions(context.instance, run.run_id)
         alert = {
             "catalog": names.name or "",
             "run_id": run.run_id,
-            "message": _message(context),
+            "message": message,
             "failed_partitions": keys[:_PARTITIONS_NAMED],
             "failed_count": len(keys),
-            "text": failure_text(context),
+            "text": _text(message, keys, run),
         }
         if problem := _post(url, alert):
             context.log.error(f"the alert of run {run.run_id} was not delivered: {problem}")
 
-    return [sensor]
+    # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's own job, belongs to no
+    # job of this catalog.
+    def is_ours(context: dg.RunStatusSensorContext) -> bool:
+        run = context.dagster_run
+        return run.job_name in names.jobs or embeds(names, context.instance, run)
+
+    @dg.run_failure_sensor(
+        name=names.failure_alerts,
+        description="Posts an alert for each run of this catalog that failed and will not be launched again.",
+        **options,
+    )
+    def failed_runs(context: dg.RunFailureSensorContext) -> None:
+        if is_ours(context) and context.dagster_run.tags.get(_WILL_RETRY_TAG) != "true":
+            post(context, _message(context), _failed_keys(_failed_checks(context)))
+
+    @dg.run_status_sensor(
+        run_status=dg.DagsterRunStatus.SUCCESS,
+        name=names.check_alerts,
+        description="Posts an alert for each run of this catalog that succeeded and found an error with a check.",
+        **options,
+    )
+    def failed_checks(context: dg.RunStatusSensorContext) -> None:
+        if not is_ours(context):
+            return
+        wrong = [each for each in _failed_checks(context) if each.severity == dg.AssetCheckSeverity.ERROR]
+        if wrong:
+            found = (f"{each.check_name}: {each.description}" for each in wrong)
+            message = "\n".join((f"{context.dagster_run.job_name} found errors.", *found))
+            post(context, message[:_MESSAGE_CHARACTERS], _failed_keys(wrong))
+
+    return [failed_runs, failed_checks]
+
+
+def _text(message: str, keys: list[str], run: dg.DagsterRun) -> str:
+    lines = [f"Failed partitions: {named(map(repr, keys), _PARTITIONS_NAMED)}"] if keys else []
+    return "\n".join((message, *lines, f"Run {run.run_id}"))
 
 
 def _post(url: str, alert: dict[str, Any]) -> str:
@@ -91,11 +112,19 @@ def _message(context: dg.RunFailureSensorContext) -> str:
     return "\n".join((f"{context.dagster_run.job_name} failed.", *reasons))[:_MESSAGE_CHARACTERS]
 
 
-def _failed_partitions(instance: dg.DagsterInstance, run_id: str) -> list[str]:
-    """Catalog keys of the partitions that the run's check lists as failed; none if the run died before its check."""
-    for entry in reversed(instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)):
-        check = entry.dagster_event.asset_check_evaluation_data if entry.dagster_event else None
-        if check is not None and check.check_name == RUN_CHECK and "partitions_failed" in check.metadata:
-            failed: Any = check.metadata["partitions_failed"].value
-            return [str(partition["key"]) for partition in failed]
-    return []
+def _failed_checks(context: dg.RunStatusSensorContext) -> list[dg.AssetCheckEvaluation]:
+    """The checks of a run whose last result is that they failed."""
+    logs = context.instance.all_logs(context.dagster_run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    events = (entry.dagster_event for entry in logs)
+    checks = (event.asset_check_evaluation_data for event in events if event is not None)
+    last = {check.check_name: check for check in checks}
+    return [check for check in last.values() if not check.passed]
+
+
+def _failed_keys(checks: Iterable[dg.AssetCheckEvaluation]) -> list[str]:
+    """Catalog keys of the partitions that these checks list as failed."""
+    keys: dict[str, None] = {}
+    for check in checks:
+        failed: Any = check.metadata.get("partitions_failed")
+        keys |= dict.fromkeys(str(partition["key"]) for partition in failed.value) if failed is not None else {}
+    return list(keys)

@@ -21,7 +21,7 @@ class Comparison:
 
     Attributes:
         rows_expected, rows_found: of the files and of the table, in the partitions that were judged.
-        partitions_not_judged: that could not be handed over.
+        not_judged: partitions that could not be handed over.
         partitions_compared: whose vectors were compared, of a sample that is drawn anew each time; None: all of them.
         wrong: what is wrong, by partition.
         interrupted: which vectors could not be compared, and why; "" where all of them were.
@@ -30,14 +30,10 @@ class Comparison:
     rows_expected: int = 0
     rows_found: int = 0
     vectors_compared: int = 0
-    partitions_not_judged: int = 0
+    not_judged: set[str] = field(default_factory=set)
     partitions_compared: list[str] | None = None
     wrong: dict[str, str] = field(default_factory=dict)
     interrupted: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not (self.wrong or self.interrupted or self.partitions_not_judged)
 
 
 def compare(feed: Changes, target: Target, *, everything: bool = False) -> Comparison:
@@ -47,7 +43,7 @@ def compare(feed: Changes, target: Target, *, everything: bool = False) -> Compa
     """
     files, counts = feed.files(), target.counts()
     pending = feed.versions.keys() - files.keys()
-    compared = Comparison(partitions_not_judged=len(pending))
+    compared = Comparison(not_judged=pending)
     for key in files.keys() | counts.keys() - pending:
         expected_rows, rows = files[key].facts.rows if key in files else 0, counts.get(key, 0)
         compared.rows_expected += expected_rows

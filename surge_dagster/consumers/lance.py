@@ -9,6 +9,7 @@ in memory for that. At the end it compacts the table, extends its indexes, and d
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,29 +49,30 @@ class LanceTable:
     def place(self) -> str:
         return f"the table {self._name!r} of {self._uri}"
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        return "lancedb", self._uri, self._name
-
     def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
-        with self._lock(), self._errors():
-            table, feed = self._open(), open_feed()
+        with self._errors():
+            lock = self._lock()
+        with lock:
+            with self._errors():
+                table = self._open()
+            feed = open_feed()
             made = {} if table is None else table.schema.metadata or {}
             if table is not None and made.get(_OWNER) != owner_of(feed).encode():
                 raise other_owner(self.place, made[_OWNER].decode() if _OWNER in made else None, feed)
             if made.get(_SPACE) != feed.space.name.encode():
                 feed = open_feed(since={})  # confirmations say nothing of a table that has other vectors, or is gone
             done = HandOver(feed)
-            if table is None or feed.is_new:
-                self._load(done, table)
-            else:
-                before = table.version
-                self._merge(done, table)
-                done.commits = table.version - before
-            if done.commits and (table := self._open()) is not None:
-                table.optimize()
+            with self._errors():
+                if table is None or feed.is_new:
+                    self._load(done, table)
+                else:
+                    before = table.version
+                    self._merge(done, table)
+                    done.commits = table.version - before
+                if done.commits and (table := self._open()) is not None:
+                    table.optimize()
             if judge is not None:
-                feed.forget(judge(feed))
+                feed.forget(judge(feed, self))
             feed.confirm()
         return done
 
@@ -102,10 +104,15 @@ class LanceTable:
             columns = columns.with_metadata({_OWNER: owner_of(done.feed), _SPACE: done.feed.space.name})
             steps = done.steps(lambda batch: self._conformed(batch, columns))
             reader = pa.RecordBatchReader.from_batches(columns, (step.rows for step in steps if step.rows is not None))
-            self._connect().create_table(self._name, data=reader, mode="overwrite")
-        elif table is not None:
+            made = self._connect().create_table(self._name, data=reader, mode="overwrite")
+            if made.count_rows():
+                made.create_scalar_index("partition")  # else each look at a partition reads the whole table
+            done.commits = 1
+            return
+        deque(done.steps(lambda batch: batch), maxlen=0)  # to learn which files cannot be read
+        if table is not None and not done.failures:
             self._connect().drop_table(self._name)
-        done.commits = 1
+            done.commits = 1
 
     def _merge(self, done: HandOver, table: Any) -> None:
         if further := [each for each in done.feed.columns or () if each.name not in table.schema.names]:
@@ -169,9 +176,10 @@ class LanceTable:
             raise TransientError(f"{self.place} cannot be used: {first_line(error)}. Run again.") from error
 
     def _lock(self) -> contextlib.AbstractContextManager[Any]:
-        if "://" in self._uri:
+        path = self._uri.removeprefix("file://")
+        if "://" in path:
             return contextlib.nullcontext()
-        folder = Path(self._uri).expanduser()
+        folder = Path(path).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         return FileLock(folder / f".{self._name}.lock")
 

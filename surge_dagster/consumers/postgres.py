@@ -8,6 +8,7 @@ which the table got its first rows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,7 @@ from surge_dagster.consumers.target import (
     require_columns,
 )
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.unreadable import first_line
@@ -50,7 +52,8 @@ _TYPES = {  # the names that Postgres itself uses
     pa.date32(): "date",
 }
 _REQUIRED = ("partition", "id", "embedding")
-_OWNER = "SELECT obj_description(to_regclass(%s), 'pg_class')"
+_COMMENT = "SELECT coalesce(obj_description(to_regclass(%s), 'pg_class'), '')"
+_ROWS_OF = "rows of "  # how the comment begins that says whose rows the table has
 _ZERO = "\0"  # not in any text of Postgres
 _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
 
@@ -71,17 +74,14 @@ class PgVectorTable:
     def place(self) -> str:
         return f"the table {self._name!r} of Postgres"
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        return "pgvector", self._dsn, self._name
-
     def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
         with self._connected() as connection:
             with connection.transaction():
-                done = self._apply(connection, open_feed, judge)
+                done, versions = self._apply(connection, open_feed)
             if self._index == "hnsw" and self._columns(connection):
                 self._build_index(connection)
-        done.feed.confirm()
+            with connection.transaction():
+                self._confirm(connection, done.feed, versions, judge)
         return done
 
     def counts(self) -> dict[str, int]:
@@ -96,18 +96,18 @@ class PgVectorTable:
             rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
         return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
 
-    def _apply(self, connection: Connection[Any], open_feed: OpenFeed, judge: Judge | None) -> HandOver:
+    def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> tuple[HandOver, list[tuple[str, str, str]]]:
+        """Returns also the versions that the table has then."""
         from psycopg import sql
 
         run = connection.execute
-        run(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))  # one hand-over at a time
-        known = run(self._sql("SELECT space, partition, version FROM {versions}")).fetchall()
-        kinds = self._columns(connection)
+        known, kinds = self._locked_versions(connection), self._columns(connection)
         feed = open_feed(since={partition: version for _, partition, version in known} if kinds else {})
-        owner, mine = run(_OWNER, [self._quoted(connection, "{versions}")]).fetchone(), owner_of(feed)
-        if known and kinds and owner != (mine,):
-            raise other_owner(self.place, None if owner is None else owner[0], feed)
-        run(self._sql("COMMENT ON TABLE {versions} IS {owner}", owner=sql.Literal(mine)))
+        [comment] = run(_COMMENT, [self._quoted(connection, "{versions}")]).fetchone() or [""]
+        if comment != (mine := f"{_ROWS_OF}{owner_of(feed)}"):
+            if known and kinds and comment.startswith(_ROWS_OF):  # else it was lost
+                raise other_owner(self.place, comment.removeprefix(_ROWS_OF), feed)
+            run(self._sql("COMMENT ON TABLE {versions} IS {comment}", comment=sql.Literal(mine)))
         if known and (not kinds or any(space != feed.space.name for space, _, _ in known)):
             if kinds:
                 self._require_usable(feed.space, kinds)
@@ -116,7 +116,8 @@ class PgVectorTable:
             feed = open_feed(since={})
         done, columns = HandOver(feed), feed.columns
         if not kinds and columns is None:
-            return done
+            deque(done.steps(lambda batch: batch), maxlen=0)  # to learn which files cannot be read
+            return done, self._locked_versions(connection)
         kinds = self._with_columns(connection, kinds, columns or ())
         self._require_usable(feed.space, kinds)
         before = feed.versions
@@ -124,11 +125,34 @@ class PgVectorTable:
         if not is_empty and not before:
             raise other_owner(self.place, None, feed)
         (self._load if is_empty else self._merge)(connection, done, kinds)
-        if judge is not None:
-            feed.forget(judge(feed))
         self._write_versions(connection, before, done)
         done.commits = 1
-        return done
+        return done, self._locked_versions(connection)
+
+    def _locked_versions(self, connection: Connection[Any]) -> list[tuple[str, str, str]]:
+        """Space, partition and version, ascending; locked until the transaction ends: one hand-over at a time."""
+        connection.execute(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))
+        query = self._sql("SELECT space, partition, version FROM {versions} ORDER BY partition")
+        return connection.execute(query).fetchall()
+
+    def _confirm(
+        self, connection: Connection[Any], feed: Changes, versions: list[tuple[str, str, str]], judge: Judge | None
+    ) -> None:
+        """Have the table judged, in a transaction of its own: it may take long, and what is stored stays."""
+        run = connection.execute
+        run("SET LOCAL idle_in_transaction_session_timeout = 0")  # while files are read
+        if self._locked_versions(connection) != versions:
+            raise TransientError(f"another hand-over has changed {self.place} meanwhile. Run again.")
+        bound = PgVectorTable(self._dsn, self._name, index=self._index, distance=self._distance)
+        bound._connection = connection
+        wrong = [] if judge is None else judge(feed, bound)
+        query = self._sql(
+            "INSERT INTO {versions} (space, partition, version) SELECT %s, unnest(%s::text[]), '' "
+            "ON CONFLICT (partition) DO UPDATE SET version = ''"
+        )
+        run(query, [feed.space.name, _storable(wrong)])
+        feed.forget(wrong)
+        feed.confirm()
 
     def _load(self, connection: Connection[Any], done: HandOver, kinds: Mapping[str, str]) -> None:
         """Copy the whole feed into the table, which has no rows."""
@@ -181,7 +205,7 @@ class PgVectorTable:
         connection.execute(self._sql("DELETE FROM {versions} WHERE partition = ANY(%s)"), [changed])
         with connection.cursor().copy(self._sql("COPY {versions} (space, partition, version) FROM STDIN")) as copy:
             for key in changed:
-                if key in now:
+                if now.get(key):
                     copy.write_row((space, key, now[key]))
 
     def _conformed(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> pa.RecordBatch:
@@ -286,7 +310,7 @@ class PgVectorTable:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:
-        if self._connection is not None:  # of the hand-over that asks
+        if self._connection is not None:  # of the hand-over that has it judged
             yield self._connection
             return
         try:
@@ -301,22 +325,20 @@ class PgVectorTable:
                 register_vector(connection)
                 columns = "(space text NOT NULL, partition text PRIMARY KEY, version text NOT NULL)"
                 connection.execute(self._sql("CREATE TABLE IF NOT EXISTS {versions} " + columns))
-                self._connection = connection
                 yield connection
         except psycopg.OperationalError as error:
             raise TransientError(f"{self.place} does not answer: {first_line(error)}. Run again.") from error
         except psycopg.Error as error:
             raise ConfigError(f"{self.place} cannot be used: {first_line(error)}.") from error
-        finally:
-            self._connection = None
 
     def _require_names(self, psycopg: Any) -> None:
         """Refuse a table or a dsn that cannot be; libpq's own message quotes the dsn, which may hold a password."""
         if len(self._name.split(".")[-1].encode()) > _NAME_BYTES:
             raise ConfigError(f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one.")
+        if "://" in self._dsn and self._dsn.partition("?")[0].count("@") > 1:
+            raise ConfigError("a name or password in the dsn of pgvector has an @. Write %40 for it.")
         try:
-            if "@" in str(psycopg.conninfo.conninfo_to_dict(self._dsn).get("host", "")):
-                raise ConfigError("a name or password in the dsn of pgvector has an @. Write %40 for it.")
+            psycopg.conninfo.conninfo_to_dict(self._dsn)
         except psycopg.ProgrammingError:
             raise ConfigError(
                 "the dsn of pgvector is not one that libpq takes: postgresql://USER@HOST/DATABASE, or host=HOST "

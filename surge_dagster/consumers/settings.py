@@ -45,3 +45,6 @@ class PgVectorSettings(_Target):
 
     def target(self) -> PgVectorTable:
         return PgVectorTable(self.dsn.get_secret_value(), self.table, index=self.index, distance=self.distance)
+
+
+TargetSettings = LanceDBSettings | PgVectorSettings

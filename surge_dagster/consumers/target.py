@@ -20,7 +20,7 @@ from surge_dagster.engine.feed.changes import Changes
 
 _STEPS_AHEAD = 16  # each of up to 4 MB
 KindOf = Callable[[pa.Field], str | None]
-Judge = Callable[[Changes], Collection[str]]
+Judge = Callable[[Changes, "Target"], Collection[str]]
 
 
 class OpenFeed(Protocol):
@@ -96,14 +96,12 @@ class Target(Protocol):
     @property
     def place(self) -> str: ...  # for people; without secrets
 
-    @property
-    def identity(self) -> tuple[str, ...]: ...  # equal where two settings name one table; may hold secrets
-
     def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
         """Bring the table up to date, have it judged, and confirm what it has, all under one lock.
 
         Args:
-            judge: gives the partitions that are wrong in the table, which the next hand-over loads whole.
+            judge: gives the partitions that are wrong in the table, which the next hand-over loads whole; called once
+                the changes are stored, with a target to ask.
 
         Raises:
             ConfigError: the table has the rows of another consumer or output, or of another program.
@@ -122,7 +120,7 @@ class Target(Protocol):
 
 def owner_of(feed: Changes) -> str:
     """Whose rows a table has; it keeps this name, and takes those of no other."""
-    return f"{feed.consumer!r} of {feed.store.url}"
+    return f"{feed.consumer!r} of {feed.store.identity}"
 
 
 def other_owner(place: str, owner: str | None, feed: Changes) -> ConfigError:

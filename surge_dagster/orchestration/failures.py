@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import dagster as dg
 
@@ -40,6 +41,12 @@ _READ_ERROR = "Look at the run's error, then run again."
 
 def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
     return _table(("partition", "reason"), rows, len(rows))
+
+
+def failed_metadata(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Metadata of a check with partitions and what is wrong with them: a table for people, and all keys for alerts."""
+    keys = dg.MetadataValue.json([{"key": key} for key in dict.fromkeys(key for key, _ in rows)])
+    return {"failed": failure_table(rows)} | ({"partitions_failed": keys} if rows else {})
 
 
 def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = None) -> dg.MarkdownMetadataValue:
@@ -132,14 +139,16 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> 
     if not rows:
         return dg.MetadataValue.md("none")
     lines = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' for _ in titles)} |"]
-    lines += [f"| `{_cell(key)}` | {' | '.join(map(_cell, others))} |" for key, *others in rows[:_TABLE_ROWS]]
+    lines += [f"| {' | '.join(map(_cell, cells))} |" for cells in rows[:_TABLE_ROWS]]
     if count > _TABLE_ROWS:
         lines.append(f"| … | and {count - _TABLE_ROWS:,} more |{' |' * (len(titles) - 2)}")
     return dg.MetadataValue.md("\n".join(lines))
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
+    """As code, because a file's name may be Markdown of an image or a link."""
+    shown = text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
+    return f"`{shown or ' '}`"
 
 
 def _text(error: Exception) -> str:

@@ -81,6 +81,7 @@ class CatalogNames:
     lost_runs_sensor = _Name("lost_runs")
     hand_over_sensor = _Name("hand_over_changes")
     failure_alerts = _Name("alerts_of_failed_runs")
+    check_alerts = _Name("alerts_of_failed_checks")
     schedule = _Name("nightly_refresh")
     check_schedule = _Name("scheduled_check")
 

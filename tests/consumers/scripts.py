@@ -24,8 +24,8 @@ class Follower:
     space: str | None = None
 
     def hand_over(self, *, judged: bool = False) -> HandOver:
-        def judge(feed: Changes) -> dict[str, str]:
-            return compare(feed, self.target).wrong
+        def judge(feed: Changes, target: Target) -> dict[str, str]:
+            return compare(feed, target).wrong
 
         opened = partial(changes, self.output.store, self.consumer, space=self.space)
         return self.target.apply(opened, judge if judged else None)

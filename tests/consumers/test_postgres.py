@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from surge_dagster.consumers.postgres import PgVectorTable
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.consumers.target import Target
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.feed.changes import Changes, changes
 from tests.consumers.scripts import TEXTS, Follower
 from tests.consumers.test_targets import load
 from tests.engine.feeds import Output
@@ -66,8 +69,6 @@ def index_of(follower: Follower) -> tuple[str, int]:
 
 
 def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> None:
-    from surge_dagster.engine.errors import TransientError
-
     nobody = Follower(follower.output, PgVectorTable("postgresql://127.0.0.1:1/db?password=hunter2"))
     with pytest.raises(TransientError, match="does not answer") as error:
         nobody.hand_over()
@@ -81,10 +82,39 @@ def test_dsn_that_libpq_does_not_take_is_not_shown(follower: Follower, dsn: str)
     assert "hunter2" not in "".join(traceback.format_exception(error.value)).replace(repr(dsn), "")
 
 
-def test_end_of_a_password_with_an_at_sign_is_not_shown(follower: Follower) -> None:
+@pytest.mark.parametrize("password", ["hun@ter2", "p@:ter2", "p@s3c/ter2", "p@127.0.0.1:ter2"])
+def test_end_of_a_password_with_an_at_sign_is_not_shown(follower: Follower, password: str) -> None:
     with pytest.raises(ConfigError, match="Write %40 for it") as error:
-        Follower(follower.output, PgVectorTable("postgresql://a:hun@ter2@127.0.0.1:1/c")).hand_over()
+        Follower(follower.output, PgVectorTable(f"postgresql://a:{password}@127.0.0.1:1/c")).hand_over()
     assert "ter2" not in str(error.value)
+
+
+def test_what_is_stored_stays_where_judging_it_fails(follower: Follower) -> None:
+    follower.output.write("a", TEXTS)
+
+    def judge(feed: Changes, target: Target) -> list[str]:
+        raise RuntimeError("it ends here")
+
+    with pytest.raises(RuntimeError, match="it ends here"):
+        follower.target.apply(partial(changes, follower.output.store, "shop"), judge)
+    assert follower.hand_over(judged=True).rows_sent == 0
+    follower.assert_equal()
+
+
+def test_table_that_another_hand_over_changed_is_not_judged(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(table: PgVectorTable, connection: object) -> None:
+        monkeypatch.undo()
+        follower.output.write("b", TEXTS)
+        follower.hand_over()
+
+    load(follower, "a")
+    monkeypatch.setattr(PgVectorTable, "_build_index", overtaken)
+    with pytest.raises(TransientError, match="another hand-over has changed the table 'products' of Postgres"):
+        follower.hand_over(judged=True)
+    assert follower.hand_over(judged=True).rows_sent == 0
+    follower.assert_equal()
 
 
 def test_name_that_postgres_would_cut_is_refused(follower: Follower) -> None:

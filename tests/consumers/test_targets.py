@@ -68,24 +68,6 @@ def test_table_that_was_dropped_is_loaded_again(follower: Follower) -> None:
     follower.assert_equal()
 
 
-def test_table_has_vectors_of_the_current_space_alone_when_an_earlier_one_is_current_again(follower: Follower) -> None:
-    output = follower.output
-    first, others = output.space, {row: f"{text} for another model" for row, text in TEXTS.items()}
-    second = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
-    for space, texts in ((second, others), (first, TEXTS)):
-        output.space = space
-        output.rows.clear()
-        output.write("a", texts)
-        if space is first:
-            output.write("b", TEXTS)
-    rows = {first.name: {"a": dict(TEXTS), "b": dict(TEXTS)}, second.name: {"a": others}}
-    for space in (first, second, first):
-        output.rows = rows[space.name]
-        follower = Follower(output, follower.target, space=space.name)
-        follower.hand_over()
-        follower.assert_equal()
-
-
 def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(follower: Follower) -> None:
     load(follower, "a", "b")
     if isinstance(follower.target, LanceTable):
@@ -101,6 +83,19 @@ def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(
     assert follower.hand_over().rows_sent == 10
     follower.assert_equal()
     assert follower.hand_over().partitions == 0
+
+
+def test_files_that_cannot_be_read_are_named_also_where_no_other_can(follower: Follower) -> None:
+    for key in "ab":
+        follower.output.write(key, TEXTS)
+    contents = {path: path.read_bytes() for path in follower.output.store.root.glob("*/*.parquet")}
+    for path in contents:
+        path.write_bytes(b"x")
+    assert len(follower.hand_over(judged=True).failures) == len(contents) == 2
+    for path, content in contents.items():
+        path.write_bytes(content)
+    assert follower.hand_over(judged=True).failures == {}
+    follower.assert_equal()
 
 
 def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(follower: Follower) -> None:
@@ -122,16 +117,14 @@ def test_hand_over_that_judges_is_not_overtaken_by_one_of_another_space(follower
     output, first = follower.output, follower.output.space
     load(follower, "a", "b")
     rows, began = dict(output.rows), threading.Event()
-    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
-    output.rows = {}
-    output.write("a", {row: f"{text} for another model" for row, text in TEXTS.items()})
+    fill_another_space(output)
     second = Follower(output, copy.copy(follower.target), space=output.space.name)
 
     def overtake() -> None:
         began.set()
         second.hand_over()
 
-    def judge(feed: Changes) -> list[str]:
+    def judge(feed: Changes, target: Target) -> list[str]:
         other.start()
         began.wait()
         return ["b"]
@@ -149,10 +142,10 @@ def test_hand_over_that_judges_is_not_overtaken_by_one_of_another_space(follower
 def test_table_of_another_space_is_loaded_anew_whatever_was_confirmed(follower: Follower) -> None:
     output, first = follower.output, follower.output.space
     versions, rows = load(follower, "a", "b").feed.versions, dict(follower.output.rows)
-    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
-    output.rows = {}
-    output.write("a", {row: f"{text} for another model" for row, text in TEXTS.items()})
-    Follower(output, follower.target, space=output.space.name).hand_over()
+    fill_another_space(output)
+    second = Follower(output, follower.target, space=output.space.name)
+    second.hand_over()
+    second.assert_equal()
     confirm_versions(output.store, first.name, "shop", versions)
     output.space, output.rows = first, rows
     again = Follower(output, follower.target, space=first.name)
@@ -164,10 +157,7 @@ def test_table_of_another_catalog_or_output_is_refused_by_both_names(follower: F
     load(follower, "a")
     elsewhere = Output(tmp_path / "elsewhere")
     elsewhere.write("b", TEXTS)
-    for other in (
-        Follower(follower.output, follower.target, "toys"),
-        Follower(elsewhere, follower.target),
-    ):
+    for other in (Follower(follower.output, follower.target, "toys"), Follower(elsewhere, follower.target)):
         with pytest.raises(ConfigError) as refused:
             other.hand_over()
         assert f"has the rows of 'shop' of {follower.output.store.url}" in str(refused.value)
@@ -271,6 +261,12 @@ def drop(target: Target) -> None:
         target._connect().drop_table("products")
     else:
         run(target, "DROP TABLE products")
+
+
+def fill_another_space(output: Output) -> None:
+    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
+    output.rows = {}
+    output.write("a", {row: f"{text} for another model" for row, text in TEXTS.items()})
 
 
 def spoil(target: Target, partition: str, row: str) -> None:

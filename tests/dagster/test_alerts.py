@@ -148,8 +148,51 @@ def test_runs_that_are_launched_again_and_runs_of_other_catalogs_are_not_posted(
     assert posted[0]["message"] == "shop_catalog_check failed.\nThe process is gone."
 
 
+def test_errors_that_checks_of_successful_runs_find_are_posted_with_their_partitions(
+    bench: Workbench, listener: Listener
+) -> None:
+    bench.settings["alert_webhook"] = listener.url
+    bench.settings["max_truncated_share"] = 0.0
+    bench.fill("abcd", 3)
+    ticks = Ticks(bench, NAMES.check_alerts)
+    ticks.look()
+    assert bench.refresh().success and bench.run(NAMES.check_job).success
+    for _ in range(3):
+        ticks.look()
+    assert listener.alerts() == [], "nothing is wrong"
+    bench.file("a").write_bytes(b"x")
+    bench.file("b").unlink()
+    bench.write("c", 2, version="v2")
+    ran = bench.run(NAMES.check_job)
+    assert ran.success
+    for _ in range(3):
+        ticks.look()
+    [alert] = listener.alerts()
+    assert alert["run_id"] == ran.run_id and alert["message"].startswith("catalog_check found errors.\n")
+    assert "every_partition_is_embedded: 3 partitions judged, 2 violations" in alert["message"]
+    assert "files_are_whole: " in alert["message"]
+    assert (alert["failed_count"], sorted(alert["failed_partitions"])) == (3, ["a", "b", "c"])
+    assert "'a'" in alert["text"] and ran.run_id in alert["text"]
+
+
+def test_alert_of_a_failed_hand_over_names_its_partitions(bench: Workbench, listener: Listener) -> None:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    bench.settings |= {"alert_webhook": listener.url, "lancedb": {"uri": str(bench.root / "lance")}}
+    bench.fill("ab", 3)
+    ticks = Ticks(bench, NAMES.failure_alerts)
+    ticks.look()
+    assert bench.refresh().success and bench.run(NAMES.hand_over_job).success
+    bench.file("a").write_bytes(b"x")
+    assert not bench.run(NAMES.hand_over_job).success
+    for _ in range(2):
+        ticks.look()
+    [alert] = listener.alerts()
+    assert (alert["failed_count"], alert["failed_partitions"]) == (1, ["a"])
+
+
 def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
-    assert not bench.definitions.get_repository_def().has_sensor_def(NAMES.failure_alerts)
+    repository = bench.definitions.get_repository_def()
+    assert not any(map(repository.has_sensor_def, (NAMES.failure_alerts, NAMES.check_alerts)))
 
 
 @pytest.mark.parametrize("wrong", ["nobody", "error", "redirection", "silence"])

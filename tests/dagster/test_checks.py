@@ -132,7 +132,7 @@ def test_each_kind_of_violation_has_its_own_check(embedded: Workbench) -> None:
         "few_texts_are_truncated": [],  # it could judge none of them
     }
     damaged = reported["files_are_whole"]
-    assert "Launch embed_partitions with this key and force: true. |" in damaged and "Remove" not in damaged
+    assert "Launch embed_partitions with this key and force: true.` |" in damaged and "Remove" not in damaged
 
 
 def test_orphan_file_is_only_a_warning(embedded: Workbench) -> None:
@@ -150,7 +150,7 @@ def test_many_truncated_texts_are_a_warning_of_the_run_and_of_the_catalog(bench:
         check = ran.checks()["few_texts_are_truncated"]
         assert ran.success and not check.passed and check.severity == dg.AssetCheckSeverity.WARN
         [line] = str(check.metadata["failed"].value).splitlines()[2:]
-        assert line == "| `long` | 3 of 10 texts (30.0%) are longer than the model reads |"
+        assert line == "| `long` | `3 of 10 texts (30.0%) are longer than the model reads` |"
         assert (check.metadata["truncated"].value, check.metadata["truncated_share"].value) == (5, 0.1667)
 
 
@@ -163,7 +163,7 @@ def test_drifted_vectors_are_a_warning(embedded: Workbench) -> None:
     check = ran.checks()["vectors_have_not_drifted"]
     assert ran.success and (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     reported = str(check.metadata["failed"].value)
-    assert "| `b` | 1 unchanged text " in reported and "`a`" not in reported
+    assert "| `b` | `1 unchanged text " in reported and "`a`" not in reported
     assert (check.metadata["compared_partitions"].value, check.metadata["compared_rows"].value) == (2, 2)
     event = ran.materialized()["a"]
     assert event.metadata["previous_cosine"].value == 1.0 and event.metadata["compared_rows"].value == 1
@@ -245,7 +245,7 @@ def test_unreadable_partition_is_reported_by_one_check_and_the_rest_is_read(
     checks = embedded.run("catalog_check").checks()
     [reported] = [check for check in checks.values() if not check.passed]
     assert reported.check_name == reported_by
-    assert "| `b` | " in str(reported.metadata["failed"].value) and "checked again" in str(
+    assert "| `b` | `" in str(reported.metadata["failed"].value) and "checked again" in str(
         reported.metadata["failed"].value
     )
     assert (reported.metadata["partitions"].value, reported.metadata["rows"].value) == (3, 80)
@@ -384,5 +384,7 @@ def test_checks_of_a_run_say_in_one_line_how_many_partitions_were_judged(embedde
 def test_failure_table_is_valid_markdown_for_any_key() -> None:
     assert failure_table([]).value == "none"
     table = failure_table([("a|b`c\n", "line one\nline | two")]).value
-    assert table.splitlines()[2] == "| `a\\|b'c ` | line one line \\| two |"
+    assert table.splitlines()[2] == "| `a\\|b'c ` | `line one line \\| two` |"
+    image = "![x](http://127.0.0.1/x.png) [y](javascript:z) <b>"
+    assert f"`{image}`" in failure_table([("a", image)]).value, "as code, so that a browser loads nothing"
     assert failure_table([(str(n), "x") for n in range(1000)]).value.splitlines()[-1] == "| … | and 800 more |"

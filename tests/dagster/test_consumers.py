@@ -182,7 +182,7 @@ def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) ->
             "name": "shop",
             "source": "c",
             "output": "o",
-            "lancedb": {"uri": "data/lance"},
+            "lancedb": {"uri": "data/lance-of-shop"},
             "pgvector": {"dsn": "{{ env.PG_DSN }}", "table": "products"},
         }
     )

@@ -60,8 +60,8 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     check = ran.checks()[NAMES.run_check.name]
     assert not check.passed
     assert str(check.metadata["failed"].value).splitlines()[2:] == [
-        "| `bad` | row 1: the text is null; every row needs one. "
-        "| Fill or drop the text in the source, then run again, or say with missing_text what becomes of such rows. |"
+        "| `bad` | `row 1: the text is null; every row needs one.` "
+        "| `Fill or drop the text in the source, then run again, or say with missing_text what becomes of such rows.` |"
     ]
     assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
     assert shown(bench) == ({"a", "b", "z"}, {"bad"})
@@ -177,7 +177,7 @@ def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -
     assert not ran.success and set(ran.materialized()) == {"a", "%25FE", "b"}
     assert "3 partitions failed" in ran.failure() and "partition '%FF' was added to Dagster" in ran.failure()
     rows = str(ran.checks()[NAMES.run_check.name].metadata["failed"].value).splitlines()[2:]
-    assert len(rows) == 3 and all(row.endswith("| Delete it in Dagster. |") for row in rows)
+    assert len(rows) == 3 and all(row.endswith("| `Delete it in Dagster.` |") for row in rows)
     assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"}), "Dagster shows none without a name"
     for key in unknown:
         bench.instance.delete_dynamic_partition("catalog", key)
@@ -250,11 +250,11 @@ def test_run_that_waits_between_attempts_can_be_terminated_and_counts_as_alive(
 @pytest.mark.parametrize(
     ("launched", "error", "reported"),
     [
-        ("a job", EncoderError("the pool failed"), "the pool failed | Run again."),
-        ("a job that retries nothing", EncoderError("the pool failed"), "the pool failed | Run again."),
-        ("the asset", EncoderError("the pool failed"), "the pool failed | Run again."),
-        ("the asset", RuntimeError("odd"), "RuntimeError: odd | Look at the run's error, then run again."),
-        ("a job", ConfigError("no such model"), "no such model | Fix what the reason names, then run again."),
+        ("a job", EncoderError("the pool failed"), "the pool failed` | `Run again."),
+        ("a job that retries nothing", EncoderError("the pool failed"), "the pool failed` | `Run again."),
+        ("the asset", EncoderError("the pool failed"), "the pool failed` | `Run again."),
+        ("the asset", RuntimeError("odd"), "RuntimeError: odd` | `Look at the run's error, then run again."),
+        ("a job", ConfigError("no such model"), "no such model` | `Fix what the reason names, then run again."),
         ("the asset", KeyboardInterrupt(), None),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "of the last attempt, and none that passed"
     metrics = ran.metrics()
     assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_failed"]) == (0, 0, [])
-    assert f"| `(the whole run)` | {reported} |" in str(metrics["failed"])
+    assert f"| `(the whole run)` | `{reported}` |" in str(metrics["failed"])
     latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
     assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED
 
@@ -335,8 +335,8 @@ def test_every_failure_is_listed_with_a_remedy() -> None:
         Failure("c", "partition 'c': null. Fill it.", remedy="Fill it."),
     ]
     rows = str(table_of_failures(failures).value).splitlines()[2:]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [cell[:2] for cell in cells] == [["`a`", "odd"], ["`b`", "away"], ["`c`", "null."]]
+    cells = [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
+    assert [cell[:2] for cell in cells] == [["a", "odd"], ["b", "away"], ["c", "null."]]
     assert [cell[2] for cell in cells] == [
         "Fix what the reason names, then launch this partition again.",
         "Run again.",

@@ -12,7 +12,6 @@ import dagster as dg
 import pytest
 
 from surge_dagster.assets import embeddings
-from surge_dagster.automation.alerts import _failed_partitions
 from surge_dagster.engine.errors import EncoderError, StoreUnavailable
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure
@@ -89,9 +88,9 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     assert shown(bench)[1] == {"bad"}
     metrics = ran.metrics()
     assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_skipped"]) == (3, 1, 0)
-    assert _failed_partitions(bench.instance, ran.run_id) == ["bad"]
+    assert [failed["key"] for failed in metrics["partitions_failed"]] == ["bad"]
     whole, bad = str(metrics["failed"]).splitlines()[2:]
-    assert whole == "| `(the whole run)` | the store is down | Run again. |" and bad.startswith("| `bad` | row 1")
+    assert whole == "| `(the whole run)` | `the store is down` | `Run again.` |" and bad.startswith("| `bad` | `row 1")
     assert shown(bench) == ({"good"}, {"bad"})
     found = bench.tick()
     assert requested(found) == [] and "1 refused" in (found.skip_message or "")

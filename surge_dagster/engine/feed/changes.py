@@ -146,15 +146,17 @@ class Changes:
         for key in filled:
             try:
                 with open_listed(self.store, self.space, files[key]) as reader:
-                    groups = range(reader.groups) if sample is None else [random.randrange(reader.groups)]
-                    given = {"columns": ["id", "embedding"], "groups": groups}
-                    for batch in reader.read(batch_rows=_batch_rows(reader), **given):
+                    groups = list(range(reader.groups)) if sample is None else [random.randrange(reader.groups)]
+                    batches = reader.read(batch_rows=_batch_rows(reader), columns=["id", "embedding"], groups=groups)
+                    chosen = None
+                    for number, batch in enumerate(batches):
                         if sample is None:
                             yield key, batch
-                            continue
-                        places = random.sample(range(len(batch)), min(sample.rows, len(batch)))
-                        yield key, batch.take(pa.array(sorted(places)))
-                        break
+                        elif not random.randrange(number + 1):  # each one has the same chance
+                            places = random.sample(range(len(batch)), min(sample.rows, len(batch)))
+                            chosen = batch.take(pa.array(sorted(places)))
+                    if chosen is not None:
+                        yield key, chosen
             except StoreUnavailable:
                 raise
             except (DataError, TransientError) as error:
