@@ -55,7 +55,7 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 360,
     "assets": 1_040,
-    "orchestration": 3_080,
+    "orchestration": 3_090,
     "event_storage": 90,
     "resources": 370,
     "config": 630,

@@ -17,8 +17,10 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.timeline import Entry, Timeline
 from surge_dagster.orchestration.attempts import combined
+from surge_dagster.orchestration.launch import named
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
+_NAMED = 5  # failed partitions, in the line of a run
 Violations = list[tuple[str, str]]  # partitions that violate a check: catalog key and reason
 
 
@@ -143,8 +145,11 @@ class Outcome:
         texts = f" ({counted(new, 'text')}{kept})" if new or reused else ""
         parts = [f"{len(encoded):,} encoded{texts}", f"{len(fresh):,} up to date"]
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]
-        parts += [f"{len(failed):,} failed", f"{time.monotonic() - self.begun:,.1f} s"]
+        names = f" ({named(sorted(failed), _NAMED)})" if failed else ""
+        parts += [f"{len(failed):,} failed{names}", f"{time.monotonic() - self.begun:,.1f} s"]
         self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
+        if self.ended_by is not None and not all_keys:
+            self.summary = f"failed before it began: {self.ended_by}"
         if self.differing_settings:
             self.summary += f"; other settings than the code location: {', '.join(self.differing_settings)}"
         return self.summary

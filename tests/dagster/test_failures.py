@@ -58,7 +58,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
     assert "1 partition failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
     check = ran.checks()[NAMES.run_check.name]
-    assert not check.passed
+    assert not check.passed and ", 1 failed (bad), " in str(check.description)
     assert str(check.metadata["failed"].value).splitlines()[2:] == [
         "| `bad` | `row 1: the text is null; every row needs one.` "
         "| `Fill or drop the text in the source, then run again, or say with missing_text what becomes of such rows.` |"

@@ -81,7 +81,7 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     bench.write("bad", [("1", ""), ("1", "twice")], version="v2")
     ran = bench.refresh()
     done = r"4 partitions: 1 encoded \(2 texts, 5 others kept their vectors\), 1 up to date, 1 republished"
-    expected = done + r", 1 failed, [\d.]+ s"
+    expected = done + r", 1 failed \(bad\), [\d.]+ s"
     [line] = [line for line in ran.logged() if re.fullmatch(expected, line)]
     assert ran.checks()[NAMES.run_check.name].description == line
     selected = bench.refresh(select="missing")
@@ -221,6 +221,8 @@ def test_wrong_setting_ends_a_run_without_retries_and_with_a_remedy(bench: Workb
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
     assert {"catalog": "no catalog at", "model": "no-such-model", "output": "is a file"}[what] in ran.failure()
     assert "Traceback" not in ran.failure()
+    line = str(ran.checks()[NAMES.run_check.name].description)
+    assert line.startswith("1 partition: 0 encoded" if what == "model" else "failed before it began: "), line
 
 
 def test_definitions_load_without_catalog_output_or_model(bench: Workbench) -> None:

@@ -52,6 +52,6 @@ def open_files(url: str | Path, options: StorageOptions | None = None) -> Source
         raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
     missing = "such file or folder" if pattern is None else f"folder {base!r}"
     raise ConfigError(
-        f"no catalog at {text!r}: there is no {missing}. Build one with `surge-dagster catalog demo --out DATA`, or "
-        "give the path of your own."
+        f"no catalog at {str(path.absolute())!r}: there is no {missing}. If one was there, see whether it is mounted; "
+        "else give the path of yours, or build one with `surge-dagster catalog demo --out DATA`."
     )

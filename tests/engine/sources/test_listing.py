@@ -117,9 +117,13 @@ def test_local_path_that_exists_is_no_pattern(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["missing", "missing/*.csv"])
-def test_missing_local_place_is_refused(tmp_path: Path, missing: str) -> None:
-    with pytest.raises(ConfigError, match=r"no catalog at .*: there is no"):
-        open_files(tmp_path / missing)
+def test_missing_local_place_is_refused_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in (tmp_path / missing, missing):
+        with pytest.raises(ConfigError, match=rf"no catalog at '{tmp_path}/.*: there is no .* is mounted"):
+            open_files(given)
 
 
 @pytest.mark.parametrize("key", ["shoes", "a b", "50%", "Köln", "a+b#", "s*"])
