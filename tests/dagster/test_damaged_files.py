@@ -25,7 +25,7 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
     check = ran.checks()[NAMES.run_check.name]
     assert not ran.success and not check.passed
     assert "partition 'b': its published file is missing or damaged" in ran.failure()
-    assert str(check.metadata["failed"].value).endswith("| Run again: it is encoded again. |")
+    assert str(check.metadata["failed"].value).endswith("| `Run again: it is encoded again.` |")
     assert shown(bench) == ({"a"}, {"b"})
     fixed = bench.refresh()
     assert fixed.success and set(fixed.materialized()) == {"b"} and fixed.metrics()["texts_encoded"] == 50
