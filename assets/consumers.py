@@ -25,7 +25,7 @@ from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
 _NAMED = 5
-_ASSETS: WeakValueDictionary[TargetSettings, dg.AssetsDefinition] = WeakValueDictionary()
+_ASSETS_BY_TABLE: WeakValueDictionary[TargetSettings, dg.AssetsDefinition] = WeakValueDictionary()
 
 
 def target_asset(names: CatalogNames, key: dg.AssetKey, settings: TargetSettings) -> dg.AssetsDefinition:
@@ -34,7 +34,7 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, settings: TargetSettings
     Raises:
         ConfigError: another catalog's asset has this table, and each would replace the rows of the other.
     """
-    target, other = settings.target(), _ASSETS.get(settings)
+    target, other = settings.target(), _ASSETS_BY_TABLE.get(settings)
     if other is not None and other.key != key:
         raise ConfigError(
             f"{target.place} is that of the asset {other.key.to_user_string()} already, so that "
@@ -93,7 +93,7 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, settings: TargetSettings
                 allow_retries=False,
             )
 
-    _ASSETS[settings] = hand_over
+    _ASSETS_BY_TABLE[settings] = hand_over
     return hand_over
 
 

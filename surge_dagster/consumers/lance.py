@@ -1,9 +1,10 @@
 """A table of an embedded LanceDB that has the rows of the files.
 
-A first load is written as one stream in one commit. Later, one `merge_insert` inserts and replaces rows in one commit,
-as long as they fit into `_MERGED_BYTES`: LanceDB holds what it merges in memory. Deletes are a commit of their own,
-after it, so that readers between the two never miss a row. LanceDB can do both in one commit, but holds the whole table
-in memory for that. At the end it compacts the table, extends its indexes, and drops versions older than seven days.
+A first load is written as one stream in one commit, and gets an index on `partition`. Later, one `merge_insert` inserts
+and replaces rows in one commit, as long as they fit into `_MERGED_BYTES`: LanceDB holds what it merges in memory.
+Deletes are a commit of their own, after it, so that readers between the two never miss a row. LanceDB can do both in
+one commit, but holds the whole table in memory for that. At the end it compacts the table, extends its indexes, and
+drops versions older than seven days.
 """
 
 from __future__ import annotations
