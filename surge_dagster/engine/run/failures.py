@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from surge_dagster.engine.errors import DataError, PlaceTaken, SurgeError, TransientError
@@ -93,10 +93,11 @@ class DroppedPartitions:
     def comes_again(self, partition: PartitionToRead) -> bool:
         return partition in self._again
 
-    def to_read_again(self) -> list[PartitionToRead]:
-        """The partitions to read once more."""
+    def to_read_again(self) -> Iterator[PartitionToRead]:
+        """The partitions to read once more: those that are known when the first one is taken."""
         with self._lock:
-            return list(self._again.values())
+            partitions = list(self._again.values())
+        yield from partitions
 
     def refused_keys(self) -> list[str]:
         """Of the partitions that failed as refused."""

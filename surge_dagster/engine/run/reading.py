@@ -18,6 +18,7 @@ import logging
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
@@ -59,12 +60,11 @@ def superbatches(
         memory: books each SuperBatch; its receiver releases it.
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
-    rows = known_vectors(decisions, target, staging, memory, observer)
-    yield from gather(rows, aggregator, memory, dropped)
-    # The encode calls that are under way may still show that old vectors are wrong.
-    memory.in_flight.wait_until_none(memory.stop)
-    rows = known_vectors(dropped.to_read_again(), target, staging, memory, observer)
-    yield from gather(rows, aggregator, memory, dropped)
+    for to_read in (decisions, dropped.to_read_again()):
+        rows = known_vectors(to_read, target, staging, memory, observer)
+        yield from gather(rows, aggregator, memory, dropped)
+        # The encode calls that are under way may still show that old vectors are wrong.
+        memory.in_flight.wait_until_none(memory.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _RowReader:
                     "came. Its source changed while it was read; run again.",
                     partition.key,
                 )
-            ids.refuse_repeated()
+            refuse_repeated_id(partition.source, ids.repeated())
             changes = previous.changes() if previous is not None else None
             read = ReadPartition(row, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns)
         yield read  # after the memory of reading it was given back
@@ -184,8 +184,8 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
         self._memory.reserve(needed - self._ids.bytes)
         self._ids.add(batch.ids)
 
-    def refuse_repeated(self) -> None:
-        refuse_repeated_id(self._source, self._ids.repeated())
+    def repeated(self) -> np.ndarray:
+        return self._ids.repeated()
 
     def __exit__(self, *error: object) -> None:
         self._memory.ledger.release(self._ids.bytes)
