@@ -187,16 +187,26 @@ def _usable_gpus() -> tuple[list[str], str]:
         count = len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
         why_not = "CUDA_VISIBLE_DEVICES hides every GPU"
     else:
-        try:
-            count = len(list(_GPUS.iterdir()))
-        except OSError:
-            count = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        why_not = "no NVIDIA GPU found"
+        count, why_not = _installed_gpus(), "no NVIDIA GPU found"
     if count == 0:
         return [], why_not
     if not _torch_has_cuda():
         return [], f"torch {library_versions()['torch']} is built without CUDA"
     return [f"cuda:{index}" for index in range(count)], ""
+
+
+def _installed_gpus() -> int:
+    """As the management library counts them, where the extra `gpu` is installed: containers and WSL hide the files."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        return int(nvml.nvmlDeviceGetCount())
+    except Exception:  # as in `GpuMonitor`
+        pass
+    try:
+        return len(list(_GPUS.iterdir()))
+    except OSError:
+        return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _torch_has_cuda() -> bool:

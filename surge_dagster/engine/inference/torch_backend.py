@@ -57,7 +57,7 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
 
 
 def load_model(space: Space, settings: BackendSettings) -> SentenceTransformer:
-    """On the device and in the precision of the settings."""
+    """On the device and in the precision of the settings, at no more bytes a parameter there than that takes."""
     import torch
 
     if settings.device == "cpu":
@@ -67,8 +67,8 @@ def load_model(space: Space, settings: BackendSettings) -> SentenceTransformer:
         torch.backends.cuda.matmul.allow_tf32 = settings.precision != "fp32"
         # cuDNN attention, which torch prefers on Hopper, makes a plan for each number of rows and length and keeps it.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    model = load_reference(space, settings.device)
-    return model if settings.precision == "fp32" else model.to(getattr(torch, _PRECISIONS[settings.precision]))
+    dtype = getattr(torch, _PRECISIONS[settings.precision])
+    return load_reference(space, "cpu").to(device=settings.device, dtype=dtype)
 
 
 class TorchBackend(PaddedBackend):

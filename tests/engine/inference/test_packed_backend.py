@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from surge_dagster.engine.encoder import schedule
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import loading, parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
-from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors, tokenizer_facts
+from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors, tokenizer_facts
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.inference import torch_backend
 from surge_dagster.engine.inference.torch_backend import load_model
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import faulty_workers, filled_slot, tiny_model
@@ -79,6 +81,25 @@ def _loaded(
         space,
         expected,
     )
+
+
+def test_model_comes_to_its_device_in_the_precision_that_it_has_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    loaded_on: list[str] = []
+
+    def load(space: Space, device: str) -> Any:
+        loaded_on.append(device)
+        return load_reference(space, device)
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch_backend, "load_reference", load)
+    space = EncodingSpec(str(tiny_model("bert_several_poolings", tmp_path))).resolve()
+    model = load_model(space, replace(_settings("fp16"), device="meta"))
+    assert loaded_on == ["cpu"]
+    assert {(weights.device.type, weights.dtype) for weights in model.parameters()} == {("meta", torch.float16)}
 
 
 @pytest.mark.parametrize("name", PACKED)

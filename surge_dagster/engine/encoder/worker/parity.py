@@ -48,10 +48,8 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
     floor = LOWEST_COSINE[settings.precision]
     lowest, length = calibration.read("lowest_cosine"), calibration.read("length")
     if lowest is None or (lowest < floor and calibration.read("folder") != space.model_path):
-        from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
-
         vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
-        reference = reference_vectors(load_reference(space, settings.device), space, PARITY_TEXTS)
+        reference = _reference(space, settings.device)
         lowest, length = lowest_cosine(vectors, reference), _length(vectors, reference)
         facts = {"space": space.name, "backend": backend.detail, "folder": space.model_path}
         calibration.write(lowest_cosine=lowest, length=length, **facts)
@@ -66,6 +64,19 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
             "times as long; use another precision, or devices of another kind"
         )
     return lowest
+
+
+def _reference(space: Space, device: str) -> np.ndarray:
+    """On the device, or on the CPU where the model does not fit there a second time, in fp32."""
+    from surge_dagster.engine.encoder.worker.backends.token_backend import is_out_of_memory
+    from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
+
+    try:
+        return reference_vectors(load_reference(space, device), space, PARITY_TEXTS)
+    except Exception as error:
+        if device == "cpu" or not is_out_of_memory(error):
+            raise
+    return _reference(space, "cpu")
 
 
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
