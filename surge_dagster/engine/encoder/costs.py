@@ -24,6 +24,7 @@ EFFICIENCY_LOSS = 0.01
 # Of one thread, for what each SuperBatch costs beside its encode call: a folder flush, events, records of its segments.
 # Where the encoder has all cores, as on a CPU, it is not hidden.
 SUPERBATCH_SECONDS = 0.01
+_MOST_SUPERBATCH_SECONDS = 5.0
 _LENGTHS = 32  # texts of a call until a new one mostly has the length of an earlier one
 _HALF_LIFE_SECONDS = 60.0  # of encoding, after which a call of a run weighs half
 _EQUAL = 1e-9
@@ -135,9 +136,13 @@ class EncodeCosts:
 
     @property
     def efficient_texts(self) -> float:
-        """The smallest SuperBatch encoded within 1 % of the speed of an endless one, other stages included."""
+        """The smallest SuperBatch encoded within 1 % of the speed of an endless one, other stages included.
+
+        It takes no more than 5 s: with each one a run shows progress, and has less to lose.
+        """
         fixed = self.superbatch_seconds + SUPERBATCH_SECONDS
-        return (1 / EFFICIENCY_LOSS - 1) * fixed * self.workers / self.text_seconds()
+        seconds = min(_MOST_SUPERBATCH_SECONDS, (1 / EFFICIENCY_LOSS - 1) * fixed)
+        return seconds * self.workers / self.text_seconds()
 
     @property
     def call_seconds(self) -> float:

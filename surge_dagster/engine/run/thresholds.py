@@ -8,7 +8,7 @@ from surge_dagster.engine.errors import ConfigError
 
 # Each partition counts this much in addition to its rows, so that many empty partitions also end a SuperBatch.
 PARTITION_OVERHEAD_BYTES = 1024
-_B_MIN_RANGE = (1_000, 100_000)
+_LEAST_B_MIN = 1_000
 # The paper's B_max is five times its B_min. Twice takes less memory, and the same whether the largest partition has two
 # pieces or many; a partition in pieces has its vectors written twice, so ones of a few thousand texts stay whole.
 _B_MAX_FACTOR = 2
@@ -53,8 +53,7 @@ class Thresholds:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; {value} was given.")
-        low, high = _B_MIN_RANGE
-        b_min = self.b_min or round(min(high, max(low, efficient_texts)))
+        b_min = self.b_min or round(max(_LEAST_B_MIN, efficient_texts))
         b_max = self.b_max or max(_LEAST_B_MAX, _B_MAX_FACTOR * b_min)
         least_bytes = max(_SCALED_B_MAX_BYTES, 2 * self.max_text_bytes + PARTITION_OVERHEAD_BYTES)
         b_max_bytes = max(_LEAST_B_MAX_BYTES, least_bytes, _BYTES_PER_TEXT * b_max)

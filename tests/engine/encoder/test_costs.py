@@ -125,7 +125,7 @@ def test_mean_length_is_that_of_the_texts_of_runs() -> None:
     assert costs.tokens_per_byte == 0.25
 
 
-@given(c_ipc=st.floats(0, 0.1), text=st.floats(1e-6, 0.1), workers=st.integers(1, 8), runs=st.floats(4, 50))
+@given(c_ipc=st.floats(0, 0.04), text=st.floats(1e-6, 0.1), workers=st.integers(1, 8), runs=st.floats(4, 50))
 def test_derived_b_min_is_within_one_percent_of_endless_superbatches_and_so_is_the_ramp(
     c_ipc: float, text: float, workers: int, runs: float
 ) -> None:
@@ -140,6 +140,10 @@ def test_derived_b_min_is_within_one_percent_of_endless_superbatches_and_so_is_t
     plain = CostConstants(each, text, workers).seconds(0, 0) + texts / b_min * each + texts * text / workers
     ramped = (len(ramp) + (texts - sum(ramp)) / b_min) * each + texts * text / workers
     assert ramped <= 1.01 * plain
+
+
+def test_derived_superbatch_takes_no_more_than_five_seconds() -> None:
+    assert EncodeCosts.given(0.5, 1e-6, 4).efficient_texts == pytest.approx(5 / 1e-6 * 4)
 
 
 def test_passes_that_few_texts_share_make_b_min_larger() -> None:

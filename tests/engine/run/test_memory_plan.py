@@ -147,8 +147,8 @@ class TestFit:
         assert fit(requested, least) == least
 
     def test_configured_limit_is_not_compared_with_the_machine(self) -> None:
-        bounds, plan = fit_memory(Thresholds(), 1e6, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
-        assert bounds == Thresholds().resolve(1e6)
+        bounds, plan = fit_memory(Thresholds(), 1e5, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
+        assert bounds == Thresholds().resolve(1e5)
         assert plan.limit == 40 * self.GIB
 
     def test_derived_thresholds_grow_with_the_limit_and_with_the_longest_text(self) -> None:
