@@ -104,7 +104,7 @@ class _Problem:
 
 def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     """A batch without rows: it says the types of a file that has none."""
-    return pa.RecordBatch.from_pylist([], pa.schema([schema.field(name) for name in columns]))
+    return pa.RecordBatch.from_arrays([pa.nulls(0, schema.field(name).type) for name in columns], list(columns))
 
 
 def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:

@@ -236,11 +236,18 @@ class TestRefusedFiles:
 class TestMemory:
     """A file that expands a thousandfold is read in batches; each batch is small and is freed before the next."""
 
-    @pytest.mark.parametrize("ending", ["csv.gz", "csv.zst", "jsonl.gz", "jsonl.zst", "parquet"])
+    @pytest.mark.parametrize("ending", ["csv.gz", "csv.zst", "jsonl.gz", "jsonl.zst", "parquet", "arrow", "arrows"])
     def test_file_that_expands_a_thousandfold_is_read_in_small_batches(self, tmp_path: Path, ending: str) -> None:
         path, text = tmp_path / f"p.{ending}", "a" * 100_000
         if ending == "parquet":  # one value, stored once
             pq.write_table(pa.table({"id": pa.array(range(1_000)), "text": [text] * 1_000}), path)
+        elif "arrow" in ending:  # with a dictionary of views, as polars writes it
+            shared = pa.DictionaryArray.from_arrays(
+                pa.array([0] * 1_000, pa.uint32()), pa.array([text], pa.string_view())
+            )
+            table = pa.table({"id": pa.array(range(1_000)), "text": shared})
+            with (pa.ipc.new_file if ending == "arrow" else pa.ipc.new_stream)(path, table.schema) as writer:
+                writer.write_table(table)
         else:
             line = f'{{"id": 1, "text": "{text}"}}\n' if "json" in ending else f"1,{text}\n"
             content = ("" if "json" in ending else "id,text\n") + line * 1_000
