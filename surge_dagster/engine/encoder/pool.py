@@ -57,6 +57,7 @@ class PoolFacts:
 
     Attributes:
         lowest_cosine: to sentence-transformers' own vectors; None where there is no model to compare with.
+        tokenizer: see `Space`.
         notes: one line for each thing that an operator should know.
         device_reason: why these devices and this backend.
     """
@@ -64,6 +65,7 @@ class PoolFacts:
     backend: str
     precision: str
     lowest_cosine: float | None
+    tokenizer: str
     notes: tuple[str, ...]
     device_reason: str
     calibration: Calibration
@@ -180,6 +182,7 @@ class EncoderPool:
             backend=backend,
             precision=_common_precision(ready),
             lowest_cosine=min(cosines, default=None),
+            tokenizer=ready[0]["tokenizer"],
             notes=notes,
             device_reason="; ".join(filter(None, (self._choice.reason, self.hardware, detail, *notes))),
             calibration=Calibration(ready[0]["calibration"]),

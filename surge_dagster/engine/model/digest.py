@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,13 @@ _TOKENIZER_SETTINGS = (
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars"),
     *("add_prefix_space", "truncation_side", "padding_side"),
 )
+# Classes that use tokenizer.json as it is; others rebuild it, which changes nothing with special tokens like these.
+_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizer")
+_USUAL_TOKENS = {
+    "unk_token": ("[UNK]", "<unk>"),
+    **dict.fromkeys(("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>")),
+    **dict.fromkeys(("sep_token", "eos_token"), ("[SEP]", "</s>", "<eos>", "<|im_end|>", "<|endoftext|>")),
+}
 # Model inputs that a tokenizer states or leaves out without an effect on a vector; BERT's and RoBERTa's defaults.
 _USUAL_INPUTS = (
     ["input_ids", "attention_mask"],
@@ -223,7 +231,27 @@ def _tokenizer_digest(root: Path) -> str | None:
     inputs = settings.get("model_input_names")
     if inputs is not None and inputs not in _USUAL_INPUTS:
         shaping["model_input_names"] = inputs
+    shaping |= _rebuilding(root, tokenizer, settings)
     return hashlib.sha256(canonical_json({"tokenizer": tokenizer, "settings": shaping})).hexdigest()
+
+
+def _rebuilding(root: Path, tokenizer: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
+    """The class and the special tokens that make another tokenizer than tokenizer.json; usual ones are left out."""
+    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    if kind in _PLAIN_CLASSES:
+        return {}
+    if "added_tokens_decoder" not in settings:  # else the library does not read the other file
+        settings = settings | (read_document(root / "special_tokens_map.json") or {})
+    model_type = str((read_document(root / "config.json") or {}).get("model_type"))
+    of_class, of_model = (re.sub("[^a-z]", "", name.lower()) for name in (kind.removesuffix("Tokenizer"), model_type))
+    added = [token.get("content") for token in tokenizer.get("added_tokens", ())]
+    rebuilding = {} if of_model.startswith(of_class) else {"tokenizer_class": kind}
+    for role, usual in _USUAL_TOKENS.items():
+        token = settings.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and (token not in usual or (added and token not in added)):
+            rebuilding[role] = token
+    return rebuilding
 
 
 def _remembered(path: Path, name: str, read: Callable[[Path], Any]) -> Any:

@@ -9,7 +9,7 @@ multiplies matrices are not part of the name: they move a vector by less than th
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -123,6 +123,7 @@ class Space:
         file_format, routed, task, model_folder: no part of the space's identity, nor of its name: the format of its
             files; whether queries may go through other modules than documents; what a pool with this space encodes;
             the folder of a model that was given as one, at the last run.
+        tokenizer: no part of it either: `tokens_digest` of the first run, and the libraries there; "" where unknown.
         derived: of a derived space, where its vectors come from; `requested` is then that of its parent, and `dtype`
             may be "int8" or "binary" too.
     """
@@ -141,6 +142,7 @@ class Space:
     routed: bool = False
     task: Task = "document"
     model_folder: str = ""
+    tokenizer: str = field(default="", compare=False)
     derived: Derivation | None = None
 
     @property
@@ -171,6 +173,15 @@ class Space:
     def loadable_from(self, request: EncodingSpec) -> EncodingSpec:
         """The request with the prompts of this space, where it leaves them to a model that has others today."""
         return replace(request, document_prompt=self.document_prompt, query_prompt=self.query_prompt)
+
+    def require_tokenizer(self, loaded: str) -> None:
+        """Raise `ConfigError` where the loaded tokenizer, as in `tokenizer`, gives texts other tokens than this one."""
+        if self.tokenizer and loaded and self.tokenizer.split()[0] != loaded.split()[0]:
+            raise ConfigError(
+                f"the tokenizer of {self.requested.model!r} gives texts other tokens than in the first run of "
+                f"{self.name}: expected {self.tokenizer}, not {loaded}. Restore the model's files or the libraries' "
+                "versions, or write to another output."
+            )
 
     @property
     def is_hash(self) -> bool:
@@ -248,6 +259,7 @@ def space_from_json(document: dict[str, Any]) -> Space:
             query_prompt=document.get("query_prompt", ""),
             file_format=document["file_format"],
             model_folder=str(document.get("model_folder", "")),
+            tokenizer=str(document.get("tokenizer", "")),
             derived=derivation_from_json(document["derived"]) if "derived" in document else None,
             **{name: document[name] for name in _RESOLVED},
         )

@@ -10,7 +10,8 @@ its space answers, and has a number, the turn: among the spaces that answer a re
 counts, and the first by name where turns are equal, as after two concurrent claims.
 
 `space.json` also names the catalog (`catalog_record`) and, where the model was given as a folder, that folder. Both are
-those of the last run, and no part of the space's identity.
+those of the last run, and no part of the space's identity. Nor is the tokenizer, which is that of the first run: files
+and versions of libraries that the model's digest does not cover may change it, and then a run is refused.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def claim_derived(store: Store, space: Space) -> None:
     store.prepare(space.name)
     store.sweep(space.name)
     document = space.to_json() | (own.document if own else {})
-    for shared in ("catalog", "model_folder"):
+    for shared in ("catalog", "model_folder", "tokenizer"):
         if parent is not None and shared in parent.document:
             document[shared] = parent.document[shared]
     if own is None or document != own.document:
@@ -99,7 +100,7 @@ def claim_space(
 
     Raises:
         ConfigError: the output is itself a space's folder, cannot be written, has another space under that name, or has
-            this one in another format or with another catalog.
+            this one in another format, with another catalog or from another tokenizer.
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
         raise ConfigError(
@@ -113,6 +114,7 @@ def claim_space(
             log.warning("%s", _why(space, before))
     else:
         require_format(store, own.space, file_format)
+        own.space.require_tokenizer(space.tokenizer)
     space = replace(space, name=own.space.name if own else space.name, file_format=file_format)
     if own is not None and catalog is not None:
         own.holding(catalog, store)  # before anything is written
@@ -128,6 +130,8 @@ def claim_space(
         document = document | {"turn": max(turns_of_others) + 1}
     if space.model_folder:
         document = document | {"model_folder": space.model_folder}
+    if space.tokenizer:
+        document = {"tokenizer": space.tokenizer} | document
     if own is None or document != own.document:
         _write(store, space, document, described.catalog)
     return space
@@ -232,6 +236,7 @@ def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRe
         for known in _all_described(store):
             if known.space.spec_sha256 == space.spec_sha256:
                 require_format(store, known.space, space.file_format)
+                known.space.require_tokenizer(space.tokenizer)
                 if "catalog" in document and known.catalog != seen:
                     known.holding(catalog_from_json(document["catalog"]), store)
 

@@ -64,6 +64,7 @@ def search(
     files = OutputState(store, space.name, space.file_format).files()
     if not files:
         raise ConfigError(f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`.")
+    space.require_tokenizer(pool.start().tokenizer)
     vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
     nearest_of_each = [_Nearest(k) for _ in queries]

@@ -16,10 +16,11 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled
-from surge_dagster.engine.model.spec import FileFormat
+from surge_dagster.engine.model.spec import FileFormat, Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
@@ -196,7 +197,7 @@ class EmbeddingRun:
         return None
 
     def _end_without_encoding(self, fresh_keys: set[str]) -> None:
-        self._claim_space()
+        self._claim_space(self._pool.space)
         remove_staged(self._store, self.space.name, fresh_keys)
 
     def _listed_outputs(self) -> OutputState:
@@ -250,7 +251,7 @@ class EmbeddingRun:
             machine_bytes=memory_bytes(),
             upload_bytes=store.upload_bytes,
         )
-        self._claim_space()
+        self._claim_space(replace(pool.space, tokenizer=started.tokenizer))
         report = self.report
         report.device, report.hardware, report.precision = pool.device, pool.hardware, started.precision
         report.encoder_notes = list(started.notes)
@@ -260,10 +261,10 @@ class EmbeddingRun:
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)
         return RunMemory(bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop)
 
-    def _claim_space(self) -> None:
+    def _claim_space(self, space: Space) -> None:
         """Make the space that of the settings, also where it answers another request, and remove what the dead left."""
-        keep_current(self._store, self._pool.space)
-        self.space = claim_space(self._store, self._pool.space, self._file_format, self._catalog)
+        keep_current(self._store, space)
+        self.space = claim_space(self._store, space, self._file_format, self._catalog)
         sweep_orphan_files(self._store, claimed=self.space.name)
         self._describe_space()
 

@@ -42,7 +42,7 @@ class SampledRows:
         if pool.space.spec_sha256 != space.spec_sha256:
             raise SurgeError(f"the pool encodes into {pool.space.name}, not into {space.name}")
         pool.require_documents()
-        self._pool = pool
+        self._pool, self._space = pool, space
         self._rows = rows
         self.seed = None if rows is None else seed
         self.compared = 0
@@ -71,6 +71,7 @@ class SampledRows:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if not waiting:
             return
+        self._space.require_tokenizer(self._pool.start().tokenizer)
         again = self._pool.vectors(pa.concat_arrays([row.text for row in waiting]))  # pyright: ignore[reportArgumentType]
         self.compared += len(waiting)
         for row, cosine in zip(waiting, cosines(np.stack([row.vector for row in waiting]), again), strict=True):

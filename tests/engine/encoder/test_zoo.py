@@ -16,7 +16,7 @@ import pytest
 
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
-from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
 from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
@@ -81,3 +81,18 @@ def _compare(space: Space, encode: Callable[..., Any], precisions: tuple[str, ..
         for row in (1, 3, 20):
             alone, _ = encode_texts(backend, texts()[row : row + 1], space.dimension, space.dtype)
             assert parity.lowest_cosine(alone, expected[row : row + 1]) >= floor
+
+
+@pytest.mark.parametrize("name", ["bert_cls", "static_embedding"])
+def test_worker_states_the_tokens_of_the_tokenizer_that_the_libraries_loaded(name: str, tmp_path: Path) -> None:
+    folder = tiny_model(name, tmp_path)
+
+    def loaded() -> tuple[str, str]:
+        space = EncodingSpec(str(folder)).resolve()
+        return space.name, loaded_tokenizer(space, load_torch(space, BackendSettings("cpu", "fp32", 1)))
+
+    space, tokenizer = loaded()
+    assert " transformers-5." in tokenizer and loaded() == (space, tokenizer)
+    if name == "bert_cls":  # a change that the model's digest does not cover
+        (folder / "special_tokens_map.json").write_text('{"additional_special_tokens": ["bottle"]}')
+        assert loaded()[0] == space and loaded()[1] != tokenizer

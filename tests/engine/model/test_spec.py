@@ -133,14 +133,33 @@ def test_changed_content_gives_another_space(small_model: Path, change) -> None:
         ({"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}, True),
         ({"model_input_names": ["input_ids", "attention_mask"]}, True),
         ({"model_input_names": ["input_ids"]}, False),
+        ({"tokenizer_class": "BertTokenizerFast", "cls_token": "[CLS]", "eos_token": None}, True),
+        ({"tokenizer_class": "RobertaTokenizer"}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "the"}, True),
+        ({"cls_token": "the"}, False),
+        ({"cls_token": "[SEP]", "sep_token": "[CLS]"}, False),
+        ({"cls_token": "<s>"}, False),
     ],
 )
 def test_tokenizer_setting_gives_another_space_only_where_it_is_unusual(
     small_model: Path, settings: dict, same: bool
 ) -> None:
+    added = [{"content": token} for token in ("[CLS]", "[SEP]")]
+    (small_model / "tokenizer.json").write_text(json.dumps({"model": {}, "added_tokens": added}))
     before = _name(small_model)
     (small_model / "tokenizer_config.json").write_text(json.dumps(settings))
     assert (_name(small_model) == before) is same
+
+
+def test_special_tokens_of_either_file_count_as_the_library_reads_them(small_model: Path) -> None:
+    before = _name(small_model)
+    special = small_model / "special_tokens_map.json"
+    special.write_text(json.dumps({"cls_token": {"content": "[CLS]", "lstrip": False}, "pad_token": "the"}))
+    assert _name(small_model) == before
+    special.write_text(json.dumps({"cls_token": "the"}))
+    assert _name(small_model) != before
+    (small_model / "tokenizer_config.json").write_text('{"added_tokens_decoder": {}, "cls_token": "[CLS]"}')
+    assert _name(small_model) == before
 
 
 def test_weights_overwritten_in_place_with_their_time_kept_give_another_space(small_model: Path) -> None:

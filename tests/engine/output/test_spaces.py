@@ -98,6 +98,24 @@ class TestClaiming:
         assert find_space(store, renamed.requested) == without_folder(space)
         assert find_space(store, SPEC) == without_folder(space), "the first name still finds it"
 
+    def test_tokenizer_of_the_first_run_is_recorded_and_another_one_is_refused(
+        self, store: LocalStore, space: Space
+    ) -> None:
+        first, updated, other = (
+            replace(space, tokenizer=f"{digest} transformers-5.{minor} tokenizers-0.22")
+            for digest, minor in (("ab", 1), ("ab", 2), ("cd", 2))
+        )
+        claim_space(store, space)  # by a run that loaded no tokenizer, or before it was recorded
+        claim_space(store, first)
+        claim_space(store, updated)
+        claim_space(store, space)
+        assert document(store, space)["tokenizer"] == first.tokenizer
+        [known] = list_spaces(store)
+        assert (known, known.tokenizer) == (space, first.tokenizer)
+        with pytest.raises(ConfigError, match=r"gives texts other tokens .* expected ab transformers-5\.1 .* not cd"):
+            claim_space(store, other)
+        assert document(store, space)["tokenizer"] == first.tokenizer
+
     def test_output_that_is_the_folder_of_a_space_is_refused(self, store: LocalStore, space: Space) -> None:
         claim_space(store, space)
         inner = open_store(store.root / space.name)

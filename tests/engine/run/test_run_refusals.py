@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import pytest
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources import formats
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import (
@@ -263,6 +267,26 @@ def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, t
         assert failure.key == "k"
         assert "is taken by a file of the space 'somebody-else'; it was left alone" in failure.reason
         assert path.read_bytes() == foreign
+
+
+def test_other_tokenizer_is_refused_before_anything_is_encoded(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(tokenizer: str) -> None:
+        monkeypatch.setattr(hash_pool, "_facts", replace(hash_pool.start(), tokenizer=tokenizer))
+
+    load("ab transformers-5.1")
+    finish(make_run(hash_pool, [partition_of("a", numbered_rows("a", 60))], tmp_path))
+    load("cd transformers-5.2")
+    more = [partition_of("b", numbered_rows("b", 60))]
+    with pytest.raises(ConfigError, match=r"'hash://16' gives texts other tokens .* ab transformers-5\.1, not cd"):
+        list(make_run(hash_pool, more, tmp_path).events())
+    assert published_files(tmp_path, hash_pool.space.name) == {"a.parquet"}
+    with pytest.raises(ConfigError, match="gives texts other tokens"):
+        search(open_store(tmp_path), hash_pool, ["a"])
+    load("ab transformers-5.2")
+    assert search(open_store(tmp_path), hash_pool, ["a"])
+    assert keys_of(receipts(finish(make_run(hash_pool, more, tmp_path)))) == ["b"]
 
 
 def test_error_in_a_source_that_is_being_replaced_is_transient(hash_pool: EncoderPool, tmp_path: Path) -> None:

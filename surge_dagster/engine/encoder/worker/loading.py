@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surge_dagster.engine.encoder.calibration import Calibration, calibration_name
-from surge_dagster.engine.encoder.devices import processor
+from surge_dagster.engine.encoder.devices import library_versions, processor
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.errors import ConfigError
@@ -67,6 +67,14 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
         was, instead = (chosen.precision, following[1].precision) if other_precision else (name, following[0])
         notes.append(f"{instead} is used instead of {was}: {reason}")
     raise AssertionError("there is always a last attempt")
+
+
+def loaded_tokenizer(space: Space, backend: Backend) -> str:
+    """The tokenizer as the libraries loaded it, for `Space.tokenizer`."""
+    digest = getattr(backend, "tokens_digest", "")
+    if not digest or (space.routed and space.task == "query"):  # queries may have a tokenizer of their own
+        return ""
+    return "{0} transformers-{transformers} tokenizers-{tokenizers}".format(digest, **library_versions())
 
 
 def _faster_backends(settings: BackendSettings) -> list[str]:

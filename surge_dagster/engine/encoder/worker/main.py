@@ -34,7 +34,7 @@ from surge_dagster.engine.encoder.worker.backends.base import (
     Rows,
     TextsFromBytes,
 )
-from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 
@@ -116,6 +116,7 @@ class Worker:
         loaded = load_backend(space, settings, message["backend"])
         backend = loaded.backend
         facts = {"precision": loaded.precision, "lowest_cosine": loaded.lowest_cosine, "notes": loaded.notes}
+        facts["tokenizer"] = loaded_tokenizer(space, backend)
         names = {"backend": backend.name, "detail": backend.detail, "calibration": loaded.calibration.name}
         self._send({"op": "ready", "queues": isinstance(backend, QueuingBackend)} | names | facts)
         return backend

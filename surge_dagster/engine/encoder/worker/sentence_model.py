@@ -17,7 +17,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
-from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
+from surge_dagster.engine.encoder.worker.tokenization import PROBES, TokenizerFacts, digest_of_tokens
 from surge_dagster.engine.model.code import untrusted
 from surge_dagster.engine.model.digest import read_document
 from surge_dagster.engine.model.prompts import CONFIG_FILE, stated_prompts
@@ -104,6 +104,8 @@ class ReferenceBackend:
         self._space = space
         self._reference = reference
         self.detail = f"{detail}, through sentence-transformers' encode"
+        features = [reference.preprocess([text], task=space.task) for text in PROBES]
+        self.tokens_digest = digest_of_tokens([each["input_ids"].tolist() for each in features if "input_ids" in each])
 
     def prepare(self, texts: list[str]) -> list[str]:
         return texts

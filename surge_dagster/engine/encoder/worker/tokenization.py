@@ -11,6 +11,7 @@ anywhere. Their long texts are tokenized one at a time, since each takes many ti
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import string
@@ -22,11 +23,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from surge_dagster.engine.encoder.worker.word_cache import WordCache, rows_of
+from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.spec import Space
 
 _CHARACTERS_PER_TOKEN = 8
 _LONG_CHARACTERS = 64 * 1024
 _LONG_WORD = re.compile("[A-Za-z0-9]{1000,}")
+# Texts that tokenizers treat apart. The tokens of these are on record in each space.json: do not change them.
+PROBES = (
+    "Stainless steel Bottle, 750 ml (black): keeps drinks cold; don't, we'll, I'M",
+    "Größe 43, naïve façade, Ærøskøbing, e\u0301te\u0301, ﬁne Ⅳ \uff46\uff55ll ½",
+    "東京の夜景 пример текста مثال 🚀🚀 हिन्दी 한국어 " + "antidisestablishmentarianism" * 8,
+    " two  spaces\tand a tab\r\nline\u00a0no-break\u200bzero\ufffd\x07 1234567 3.14 1,000 ",
+    "def f(x: int) -> str:\n    return f'{x!r}'  # <s> </s> <pad> <unk> <mask> [CLS] [SEP] [PAD] [UNK] [MASK]",
+)
 _KEPT_OF_WORD = 400  # at either end; BERT's longest word that is not unknown has 100
 
 
@@ -90,6 +100,9 @@ class TextTokenizer:
         self._tokenizer = Tokenizer.from_str(facts.tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        document = json.loads(facts.tokenizer_json)
+        added = [[token["content"], token["id"]] for token in document.get("added_tokens") or []]
+        self.digest = digest_of_tokens([[self._tokenizer.encode(text).ids for text in PROBES], added])
         probe = self._tokenizer.encode("a").special_tokens_mask
         leading = probe.index(0) if 0 in probe else len(probe)
         trailing = probe[::-1].index(0) if 0 in probe else 0
@@ -99,7 +112,6 @@ class TextTokenizer:
         self._max_length = max_length
         self._prompt = space.prompt
         self._pad_id = facts.pad_id
-        document = json.loads(facts.tokenizer_json)
         self._word_end = _word_end(document) if on_the_right else None
         self._words = self._word_cache(document, leading, trailing)
 
@@ -163,6 +175,11 @@ class TextTokenizer:
                 return prefix
             characters = 2 * end.start()
         return text
+
+
+def digest_of_tokens(tokens: list[Any]) -> str:
+    """Of what a tokenizer makes of `PROBES`; its own document has another spelling in other library versions."""
+    return hashlib.sha256(canonical_json(tokens)).hexdigest()[:32]
 
 
 def _word_end(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:

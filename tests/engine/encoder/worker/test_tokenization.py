@@ -19,6 +19,7 @@ from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Toke
 from surge_dagster.engine.model.spec import EncodingSpec
 
 LENGTH = 8
+DIGEST = "b79c741907a22acc2ca397a2dcdcb9d2"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,21 @@ def test_ids_equal_those_of_truncation_and_only_cut_texts_are_flagged(document: 
     tokenizer = _tokenizer(document, side=side)
     assert _found(tokenizer, _TEXTS) == _expected(document, _TEXTS, side)
     assert tokenizer.encode(_TEXTS).truncated.tolist() == [False, False, False, True, True, True]
+
+
+def test_digest_of_tokens_tells_tokenizers_apart_and_not_spellings(document: str) -> None:
+    written = json.loads(document)
+    # On record in the space.json of every output of this model.
+    assert _tokenizer(document).digest == DIGEST
+    assert _tokenizer(json.dumps(written | {"truncation": None, "padding": None}, indent=1), "q: ").digest == DIGEST
+    changes: dict[str, Any] = {
+        "normalizer": written["normalizer"] | {"lowercase": False},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "added_tokens": [*written["added_tokens"], written["added_tokens"][0] | {"id": 30522, "content": "<brand>"}],
+    }
+    digests = {_tokenizer(json.dumps(written | {part: change})).digest for part, change in changes.items()}
+    assert len(digests - {DIGEST}) == len(changes)
 
 
 def test_prompt_precedes_every_text(document: str) -> None:

@@ -54,7 +54,7 @@ class Rows:
 
 
 class Backend(Protocol):
-    """Computes vectors. `name` and `detail` go into reports and cache keys."""
+    """Computes vectors. `name` and `detail` go into reports and cache keys, a `tokens_digest` into space.json."""
 
     name: str
     detail: str

@@ -109,6 +109,7 @@ class TokenBackend(ABC):
         self.token_budget = token_budget
         self.streams = streams
         self._tokenizer = tokenizer
+        self.tokens_digest = tokenizer.digest
         self._free_memory = free_memory
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(streams - 1, "surge-passes") if streams > 1 else None
