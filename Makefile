@@ -51,10 +51,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## embed this machine's Python docstrings through Dagster, verify the result and search it
 	@$(BIN)/surge-dagster demo $(if $(DEMO_LIMIT),--limit $(DEMO_LIMIT)) $(ARGS)
 
+# A script's `make ui &` begins with SIGINT ignored; `dagster dev` would keep that, and ignore SIGTERM with it.
+INTERRUPTIBLE := import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
 ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 	@$(BIN)/python -c 'import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", int(sys.argv[1])))' $(PORT) 2>/dev/null \
 	  || { echo "make ui: port $(PORT) is busy or not allowed; choose another one: make ui PORT=3001" >&2; exit 1; }
-	@$(BIN)/python -W 'ignore:Function `dev_command` is superseded' -m dagster dev --workspace workspace.yaml --port $(PORT)
+	@$(BIN)/python -c '$(INTERRUPTIBLE)' -W 'ignore:Function `dev_command` is superseded' -m dagster dev --workspace workspace.yaml --port $(PORT)
 
 # Four at a time on two cores: many tests wait for processes that start. A file stays together, for what its tests share,
 # and tests/conftest.py says which ones begin. The hundreds of processes that are started compile the project once. Threads

@@ -263,7 +263,8 @@ def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **sett
     environment |= {"DAGSTER_HOME": str(folder / "home"), _MARK: str(folder), "PYTHONPATH": CHILD_PATH}
     if gated:
         environment["GATED_BACKEND"] = "1"
-    command = [sys.executable, *_make_ui(port)]
+    # As a script's `make ui &` starts it: with SIGINT ignored.
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, *_make_ui(port)]
     server = DevServer(port, folder)
     with (folder / "dev.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)

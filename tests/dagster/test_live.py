@@ -7,6 +7,7 @@ poll.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,3 +174,10 @@ def test_console_of_make_ui_has_no_warning_about_dagsters_own_interfaces(server:
     console = (folder / "dev.log").read_text()
     assert "Serving dagster-webserver" in console
     assert [line for line in console.splitlines() if "BetaWarning" in line or "SupersessionWarning" in line] == []
+
+
+def test_server_that_a_script_starts_in_the_background_heeds_sigint_and_sigterm(server: DevServer) -> None:
+    [dev] = [process for process in server.processes() if "dev" in process.cmdline()]
+    status = Path(f"/proc/{dev.pid}/status").read_text()
+    [ignored] = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")]
+    assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)
