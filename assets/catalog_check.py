@@ -56,11 +56,6 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
 }
 _CHECK_OF: dict[Kind, CheckName] = {kind: name for name, (_, kinds) in _GROUPS.items() for kind in kinds}
 
-# Faults of a file that looks fresh, so that a run skips it unless the launch forces it.
-_ENCODED_AGAIN: frozenset[Kind] = frozenset(
-    {"damaged", "rows", "ids", "texts", "columns", "dimension", "finite", "length"}
-)
-
 
 def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
     """The checks of one catalog; `ConfigError` if every one is off."""
@@ -139,7 +134,7 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
             if isinstance(judged, Violation):
                 violations += 1
                 group = unread if judged.kind == "unread" else listed[_CHECK_OF[judged.kind]]
-                group.append((judged.key, _reason(names, judged)))
+                group.append((judged.key, judged.reason))
                 fault = judged
             elif isinstance(judged, Verified):
                 partitions += 1
@@ -176,10 +171,3 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
         return checked if judged or name == "no_orphan_files" else checked._replace(passed=False)
 
     return [result(name) for name in wanted]
-
-
-def _reason(names: CatalogNames, violation: Violation) -> str:
-    """The violation and what to do about it in Dagster, where an operator cannot remove a file."""
-    if violation.kind not in _ENCODED_AGAIN or not violation.remedy:
-        return violation.reason
-    return f"{violation.finding} Launch {names.embed_job} with this key and force: true."

@@ -125,3 +125,20 @@ def test_refused_switch_lists_what_is_missing_and_changes_nothing(bench: Workben
     bench.settings["model"] = "hash://8"
     assert "Launch catalog_refresh, then switch" in switch(bench).failure()
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
+
+
+def test_check_switch_and_reader_name_one_remedy_of_a_damaged_file(bench: Workbench, made: Spaces) -> None:
+    @dg.asset(ins=INS)
+    def report(embeddings: Embeddings) -> None:
+        embeddings.lazy().collect()
+
+    with made.file("hash://24", "b").open("r+b") as file:  # bytes of a page, whose checksum tells
+        file.seek(600)
+        file.write(b"\xff\xff\xff\xff")
+    found = [str(bench.run(NAMES.check_job).checks()["files_are_whole"].metadata["failed"].value)]
+    found.append(switch(bench).failure())
+    write_current(made.store, made.of("hash://24").name, seen=read_current(made.store))
+    found.append(bench.run_downstream(report).failure())
+    remedy = "In Dagster, launch embed_partitions with its key and force: true; without Dagster, remove the file"
+    assert [text.count(remedy) for text in found] == [1, 1, 1], found
+    assert bench.embed_keys(keys=["b"], force=True).success and bench.run_downstream(report).success

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, explained
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, open_output_file
 from surge_dagster.engine.files.rows import OutputFile, check_schema
 from surge_dagster.engine.model.spec import Space
@@ -104,8 +104,19 @@ def error_of_partition(
         return TransientError(f"partition {key!r}: {what}", key)
     if isinstance(error, TransientError):
         return TransientError(f"partition {key!r}: {error}", key)
-    again = "derive the space again (`surge-dagster derive`)" if space.derived else "embed the partition again"
-    return DataError(key, str(error), f"Move it away and {again}, or choose partitions without it.")
+    return DataError(key, str(error), f"{remedy_of(space, error.flaw)} Or choose partitions without it.")
+
+
+def remedy_of(space: Space, flaw: Flaw = "damaged") -> str:
+    """What to do about a file of the space that is not valid, or does not hold the rows of its source."""
+    if space.derived:
+        return "Remove the file and derive the space again (`surge-dagster derive`)."
+    if flaw == "space":
+        return "Move it away and run again."
+    return (
+        "In Dagster, launch embed_partitions with its key and force: true; without Dagster, remove the file and run "
+        "again."
+    )
 
 
 def _key_in_name(space: Space, name: str) -> str:

@@ -19,7 +19,7 @@ from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.errors import DataError, TransientError
 from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, desired_version
 from surge_dagster.engine.files.formats import file_name, read_shape
-from surge_dagster.engine.files.opening import open_published
+from surge_dagster.engine.files.opening import open_published, remedy_of
 from surge_dagster.engine.files.rows import OWN_COLUMNS, OutputFile, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
@@ -37,18 +37,20 @@ _FileKind = Literal[
     "missing", "refused", "damaged", "space", "stale", "rows", "dimension", "source", "unread", "orphan"
 ]
 Kind = _FileKind | Literal["ids", "texts", "columns", "finite", "length", "vectors"]
-REMOVE_FILE = "Remove the file and run again."
 _RUN_AGAIN = "Run again."
 _KINDS: dict[Flaw, Kind] = {"damaged": "damaged", "space": "space", "place": "ids", "dimension": "dimension"}
 
 
 @dataclass(eq=False)
 class Fault(Exception):
-    """Ends the check of a file; the attributes are those of a `Violation`, without the key."""
+    """Ends the check of a file; the attributes are those of a `Violation`, without the key.
+
+    `remedy` is None where the file has to be made again.
+    """
 
     kind: Kind
     finding: str
-    remedy: str
+    remedy: str | None = None
 
 
 def compare_with_source(partition: Partition, store: Store, space: Space, samples: Samples | None) -> FileFacts:
@@ -106,7 +108,7 @@ def opened(store: Store, space: Space, name: str, partition: Partition | None = 
 def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partition: Partition | None) -> Fault:
     """The fault of a file that is not valid: what its columns and its number of rows show, else the error."""
     location = store.location(name)
-    remedy = "Move it away and run again." if error.flaw in ("space", "place") else "Remove it and run again."
+    remedy = remedy_of(space, error.flaw)
     fault = Fault(_KINDS[error.flaw], f"{error}.", remedy)
     if error.flaw != "damaged":
         return fault
@@ -123,7 +125,7 @@ def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partiti
         finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
         return Fault("dimension", finding, remedy)
     different = None if partition is None else _different_rows(partition, rows)
-    return fault if different is None else Fault("rows", different, REMOVE_FILE)
+    return fault if different is None else Fault("rows", different, remedy)
 
 
 def _different_rows(partition: Partition, rows: int) -> str | None:
@@ -161,7 +163,7 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
     for expected, stored in _aligned(from_source(), file.read()):
         if expected is None or stored is None:
             more = "more" if stored is None else "fewer"
-            raise Fault("rows", f"the file has {facts.rows:,} rows and the source {more}.", REMOVE_FILE)
+            raise Fault("rows", f"the file has {facts.rows:,} rows and the source {more}.")
         _require_equal("ids", "id", row, stored.column("id"), expected.ids)
         if "text" in stored.schema.names:
             _require_equal("texts", "text", row, stored.column("text"), expected.texts)
@@ -171,14 +173,14 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
         invalid = invalid_row(matrix, normalized=space.normalize)
         if invalid is not None:
             kind = "finite" if not np.isfinite(matrix[invalid[0]]).all() else "length"
-            raise Fault(kind, f"row {row + invalid[0]}: {invalid[1]}.", REMOVE_FILE)
+            raise Fault(kind, f"row {row + invalid[0]}: {invalid[1]}.")
         if samples is not None:
             samples.add(facts, row, expected.texts, matrix)
         row += len(expected)
     if row != facts.rows:
-        raise Fault("rows", f"{row:,} rows could be read of the {facts.rows:,} that the file states.", REMOVE_FILE)
+        raise Fault("rows", f"{row:,} rows could be read of the {facts.rows:,} that the file states.")
     if digest.hexdigest() != facts.content_digest:
-        raise Fault("texts", "its content digest is not that of the source's rows.", REMOVE_FILE)
+        raise Fault("texts", "its content digest is not that of the source's rows.")
     refuse_repeated_id(partition, ids.repeated())
 
 
@@ -186,7 +188,7 @@ def _require_carried(first_row: int, stored: pa.RecordBatch, expected: pa.Record
     names = expected.schema.names if expected is not None else []
     stored_names = [name for name in stored.schema.names if name not in OWN_COLUMNS]
     if stored_names != names:
-        raise Fault("columns", f"the file carries the columns {stored_names}; the source's are {names}.", REMOVE_FILE)
+        raise Fault("columns", f"the file carries the columns {stored_names}; the source's are {names}.")
     for name in names:
         _require_equal("columns", name, first_row, stored.column(name), expected.column(name))  # pyright: ignore
 
@@ -195,11 +197,11 @@ def _require_equal(kind: Kind, what: str, first_row: int, stored: pa.Array, expe
     if stored.equals(expected):
         return
     if stored.type != expected.type:
-        raise Fault(kind, f"the {what} column has type {stored.type}; the source's has {expected.type}.", REMOVE_FILE)
+        raise Fault(kind, f"the {what} column has type {stored.type}; the source's has {expected.type}.")
     for row, (value, wanted) in enumerate(zip(stored.to_pylist(), expected.to_pylist(), strict=True), first_row):
         if value != wanted and repr(value) != repr(wanted):  # a number that is not a number equals no other
             finding = f"row {row}: the file has the {what} {_short(value)} and the source {_short(wanted)}."
-            raise Fault(kind, finding, REMOVE_FILE)
+            raise Fault(kind, finding)
 
 
 def _aligned(

@@ -21,11 +21,12 @@ from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of
+from surge_dagster.engine.files.opening import remedy_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify.file_check import REMOVE_FILE, Fault, Kind, Samples, compare_with_source, opened
+from surge_dagster.engine.verify.file_check import Fault, Kind, Samples, compare_with_source, opened
 from surge_dagster.engine.verify.reencoding import SampledRows
 
 _CHECK_AGAIN = "Nothing is known about it until it is checked again."
@@ -126,18 +127,18 @@ def verify(
             compared += 1
         yield result
         if samples is not None:
-            yield from _wrong_vectors(samples)
-    names = _checked(space.name, lambda: _unexpected_names(store, space, is_complete))
+            yield from _wrong_vectors(samples, space)
+    names = _checked(space.name, space, lambda: _unexpected_names(store, space, is_complete))
     if isinstance(names, Violation):
         yield names
         names = []
     for name in names:
-        orphan = _checked(name, lambda name=name: _orphan(store, space, name))
+        orphan = _checked(name, space, lambda name=name: _orphan(store, space, name))
         if orphan is not None:
             yield orphan
     if samples is not None:
         samples.compare()
-        yield from _wrong_vectors(samples)
+        yield from _wrong_vectors(samples, space)
         yield Compared(samples.compared, compared, not_compared, samples.seed)
 
 
@@ -145,16 +146,17 @@ def verify_partition(
     partition: Partition, store: Store, space: Space, samples: Samples | None = None
 ) -> Verified | Violation:
     """Check one partition against its file; `samples` gets the rows that are to be encoded again."""
-    facts = _checked(partition.key, lambda: compare_with_source(partition, store, space, samples))
+    facts = _checked(partition.key, space, lambda: compare_with_source(partition, store, space, samples))
     return facts if isinstance(facts, Violation) else Verified(partition.key, facts.rows, facts.truncated)
 
 
-def _checked(key: str, check: Callable[[], _Result]) -> _Result | Violation:
+def _checked(key: str, space: Space, check: Callable[[], _Result]) -> _Result | Violation:
     """The result of a check, or the violation that ended it."""
     try:
         return check()
     except Fault as fault:
-        return Violation(key, fault.kind, fault.finding, fault.remedy)
+        remedy = remedy_of(space) if fault.remedy is None else fault.remedy
+        return Violation(key, fault.kind, fault.finding, remedy)
     except DataError as error:
         return Violation(key, "source", error.finding, error.remedy)
     except StoreUnavailable:
@@ -163,9 +165,9 @@ def _checked(key: str, check: Callable[[], _Result]) -> _Result | Violation:
         return Violation(key, "unread", str(error), _CHECK_AGAIN)
 
 
-def _wrong_vectors(samples: Samples) -> Iterator[Violation]:
+def _wrong_vectors(samples: Samples, space: Space) -> Iterator[Violation]:
     for key, finding in samples.wrong().items():
-        yield Violation(key, "vectors", finding, REMOVE_FILE)
+        yield Violation(key, "vectors", finding, remedy_of(space))
 
 
 def _unexpected_names(store: Store, space: Space, is_complete: dict[str, bool]) -> list[str]:
