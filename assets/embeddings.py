@@ -149,7 +149,7 @@ class _Attempts:
                 "`resources`."
             )
         try:
-            named = config.named_keys()
+            named = config.named_keys(context.run_tags)
             Refresh(self.names, context, config, outcome).run(named if named is not None else chosen)
         except Exception as error:
             for failure in outcome.report.partitions_failed:  # also those whose events the run has not received

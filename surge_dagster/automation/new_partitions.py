@@ -18,7 +18,7 @@ from surge_dagster.config.settings import Settings
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.discovery import known_space, list_catalog, report_changes, states_of_unfinished
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
-from surge_dagster.orchestration.launch import POOL, record_pool_limit, unattended_config
+from surge_dagster.orchestration.launch import POOL, config_of, record_pool_limit, unattended
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.requests import find_undone, next_attempt, request_for, request_tags
 from surge_dagster.orchestration.shards import cut, shard_tags
@@ -51,8 +51,8 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 return dg.SkipReason(f"{unlisted}; waiting for {held.by}")
             space = known_space(names, resources, resources.output.open())
             options = {} if settings.refresh_stale else {"select": "missing"}
-            config = unattended_config(names.embeddings_op, resources, space, options)
-            return request_for(instance, names.embed_job, f"{unlisted.version} {fingerprint}", config)
+            config, tags = config_of(names.embeddings_op, options), unattended(resources, space).tags
+            return request_for(instance, names.embed_job, f"{unlisted.version} {fingerprint}", config, tags)
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
         space = known_space(names, resources, store)
@@ -73,9 +73,10 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             )
         stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards)
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
+        tags |= unattended(resources, space).tags
         return [
             dg.RunRequest(
-                run_config=unattended_config(names.embeddings_op, resources, space, {"keys": stretch}),
+                run_config=config_of(names.embeddings_op, {"keys": stretch}),
                 tags=tags | shard_tags(number, len(stretches)),
             )
             for number, stretch in enumerate(stretches, 1)

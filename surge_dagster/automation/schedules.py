@@ -35,8 +35,8 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         resources = names.resources(context)
         # The next tick is a day away, so this one leaves partitions only to runs that embed everything they hold.
         held = held_by_active_runs(names, context.instance, entirely=True)
-        options = {"removed_partitions": settings.removed_partitions}
-        requests = refresh_requests(names, context.instance, resources, settings.shards, options, held)
+        removed = settings.removed_partitions
+        requests = refresh_requests(names, context.instance, resources, settings.shards, removed, held)
         return requests or dg.SkipReason(f"Every partition to embed is held by {held.by}.")
 
     return schedule

@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import dagster as dg
 from pydantic import Field, field_validator
@@ -29,6 +30,8 @@ from surge_dagster.orchestration.partition_keys import to_partition_key
 
 POOL = "gpu"
 RUN_TAGS = {"dagster/retry_on_asset_or_op_failure": "false"}
+# Dagster's UI leaves out tags with this prefix, and Dagster copies them to a run that takes another one's place.
+_UNATTENDED_TAG = ".dagster/surge_unattended"
 _NAMED = 20
 
 
@@ -46,10 +49,29 @@ class Select(Enum):
         return self is Select.all or status == self.value
 
 
-class Removed(Enum):
-    leave = "leave"
-    report = "report"
-    delete = "delete"
+@dataclass(frozen=True, slots=True)
+class Unattended:
+    """What a run keeps to that a sensor or a schedule requested; a launch by hand has none of it.
+
+    It is a tag of the run, so that no operator finds it among the options of a launch.
+
+    Attributes:
+        expected_space: it refuses any other one, and where this is None, any that is not the first of its output.
+        expected_settings: it refuses others, see `settings_of_vectors`; None where they could not be known.
+        removed_partitions: what it does about partitions removed from the source; None leaves them.
+    """
+
+    expected_space: str | None = None
+    expected_settings: str | None = None
+    removed_partitions: Literal["report", "delete"] | None = None
+
+    @classmethod
+    def of(cls, tags: Mapping[str, str]) -> Self | None:
+        return cls(**json.loads(tags[_UNATTENDED_TAG])) if _UNATTENDED_TAG in tags else None
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return {_UNATTENDED_TAG: json.dumps(asdict(self))}
 
 
 class LaunchConfig(dg.Config):
@@ -67,27 +89,20 @@ class LaunchConfig(dg.Config):
             "force everything"
         ),
     )
-    removed_partitions: Removed = Field(
-        Removed.leave, description="set by the nightly schedule: report or delete partitions removed from the source"
-    )
-    unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")
-    expected_space: str | None = Field(None, description="refuse any vector space but this one")
-    expected_settings: str | None = Field(None, description="set by sensor and schedule: refuse other settings")
 
     @field_validator("select", mode="before")
     @classmethod
     def _all_when_left_empty(cls, value: Any) -> Any:
         return Select.all.value if value is None else value  # `select:` in the launchpad, which Dagster lets through
 
-    @property
-    def is_typed(self) -> bool:
+    def is_typed(self, tags: Mapping[str, str]) -> bool:
         """Whether an operator typed the partition keys, and may have made a mistake; sensor and schedule do not."""
-        return not self.unattended and (self.keys is not None or self.keys_file is not None)
+        return Unattended.of(tags) is None and (self.keys is not None or self.keys_file is not None)
 
-    def named_keys(self) -> list[str] | None:
+    def named_keys(self, tags: Mapping[str, str]) -> list[str] | None:
         """The partition keys in `keys` and in `keys_file`, None when neither is given; an operator must name one."""
         named = keys_of(self.keys, self.keys_file)
-        if self.is_typed and not named:
+        if self.is_typed(tags) and not named:
             place = "keys" if self.keys_file is None else f"keys_file {self.keys_file!r}"
             raise ConfigError(
                 f"{place} holds no partition key, so that there is nothing to do. Name at least one, or leave keys and "
@@ -150,14 +165,19 @@ def job_of(name: str, op: dg.OpDefinition | dg.PendingNodeInvocation, descriptio
     return compose
 
 
-def unattended_config(
-    op_name: str, resources: CatalogResources, space: Space | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Config of a requested run: it fills this space, or begins the first one of an empty output."""
-    expected = {"expected_space": space.name} if space else {}
+def unattended(
+    resources: CatalogResources, space: Space | None, removed_partitions: Literal["report", "delete"] | None = None
+) -> Unattended:
+    """What a run keeps to that is requested now: it fills this space, or begins the first one of an empty output."""
+    settings = None
     with suppress(ConfigError):  # the run fails with the same error, which is alerted
-        expected["expected_settings"] = settings_of_vectors(resources)
-    return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
+        settings = settings_of_vectors(resources)
+    return Unattended(space.name if space else None, settings, removed_partitions)
+
+
+def config_of(op_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The run config with these options of a `LaunchConfig`."""
+    return {"ops": {op_name: {"config": dict(options)}}}
 
 
 def settings_of_vectors(resources: CatalogResources) -> str:
@@ -170,7 +190,7 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     return json.dumps(columns | spec, sort_keys=True)
 
 
-def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], resources: CatalogResources) -> None:
+def require_expected_settings(tags: Mapping[str, str], resources: CatalogResources) -> None:
     """Refuse to encode with other settings than the run was requested with.
 
     A run in a container of its own may get other variables than the code server, and would begin another space or fill
@@ -178,11 +198,13 @@ def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], res
     have fixed a setting, so that run is not refused.
     """
     by_operator = "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags
+    requested = Unattended.of(tags)
+    expected = requested.expected_settings if requested else None
     here = settings_of_vectors(resources)
-    if config.expected_settings not in (None, here) and not by_operator:
+    if expected not in (None, here) and not by_operator:
         raise ConfigError(
-            f"the run was requested with the settings {config.expected_settings}, and where it is executed they are "
-            f"{here}. Nothing was encoded. The code server and the machine or container of a run need the same SURGE_ "
+            f"the run was requested with the settings {expected}, and where it is executed they are {here}. Nothing "
+            "was encoded. The code server and the machine or container of a run need the same SURGE_ "
             "variables. If they were changed while the run waited, the next tick uses the new ones, as does a run that "
             "you launch by hand."
         )

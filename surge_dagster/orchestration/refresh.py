@@ -29,7 +29,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import known_space
-from surge_dagster.orchestration.launch import LaunchConfig, named, require_expected_settings
+from surge_dagster.orchestration.launch import LaunchConfig, Unattended, named, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
@@ -59,6 +59,7 @@ class Refresh:
         self._names = names
         self._context = context
         self._config = config
+        self._unattended = Unattended.of(context.run_tags)
         self._outcome = outcome
         self._resources = names.resources(context)
         self._store = self._resources.output.open()
@@ -74,7 +75,7 @@ class Refresh:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         _return_freed_memory()
         source = self._resources.catalog.open()
-        registered, is_typed = self._catalogued.registered, self._config.is_typed
+        registered, is_typed = self._catalogued.registered, self._config.is_typed(self._context.run_tags)
         requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
         candidates = self._outcome.begin(requested.partitions)
         self._fail_unknown(requested.unknown)
@@ -82,7 +83,9 @@ class Refresh:
         with self._events:
             self._skip_removed(requested.removed)
             space = self._bring_up_to_date(candidates)
-        handle_removed_partitions(self._names, self._context, self._config.removed_partitions, self._store, space)
+        if self._unattended and self._unattended.removed_partitions:
+            action = self._unattended.removed_partitions
+            handle_removed_partitions(self._names, self._context, action, self._store, space)
         release(source)
 
     def _fail_unknown(self, unknown: Sequence[str]) -> None:
@@ -139,9 +142,10 @@ class Refresh:
             self._events.failure(failure)
 
     def _known_space(self) -> Space | None:
-        expected = self._config.expected_space
-        require_expected_settings(self._config, self._context.run_tags, self._resources)
-        space = known_space(self._names, self._resources, self._store, unattended=self._config.unattended)
+        require_expected_settings(self._context.run_tags, self._resources)
+        is_unattended = self._unattended is not None
+        space = known_space(self._names, self._resources, self._store, unattended=is_unattended)
+        expected = self._unattended.expected_space if self._unattended else None
         if expected and (space is None or space.name != expected):
             now = repr(space.name) if space else "one that the output does not have"
             raise ConfigError(
@@ -151,13 +155,11 @@ class Refresh:
         return space
 
     def _require_same_model(self, pool: EncoderPool, space: Space | None) -> None:
-        bound = self._config.unattended or self._config.expected_space
-        if bound and space and pool.space.spec_sha256 != space.spec_sha256:
-            how = "by hand" if self._config.unattended else "without expected_space"
+        if self._unattended and space and pool.space.spec_sha256 != space.spec_sha256:
             raise ConfigError(
                 f"the model {self._resources.encoder.model!r} is not as it was for the space {space.name!r}: "
-                f"{model_difference(pool.space, space)}. Nothing was encoded. Launch {self._names.refresh_job} {how} "
-                "to begin a space for what it is now."
+                f"{model_difference(pool.space, space)}. Nothing was encoded. Launch {self._names.refresh_job} by "
+                "hand to begin a space for what it is now."
             )
 
     def _new_run(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from itertools import chain
+from typing import Literal
 
 import dagster as dg
 
@@ -22,7 +23,6 @@ from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.asset_events import removed_partition
 from surge_dagster.orchestration.discovery import list_catalog
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.launch import Removed
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, is_canonical, to_partition_key
 
@@ -31,11 +31,9 @@ _LARGEST_SHARE = 0.1  # of the catalog that may be deleted; one partition always
 
 
 def handle_removed_partitions(
-    names: CatalogNames, context: dg.OpExecutionContext, action: Removed, store: Store, space: Space
+    names: CatalogNames, context: dg.OpExecutionContext, action: Literal["report", "delete"], store: Store, space: Space
 ) -> None:
     """Report or delete the partitions that the source no longer lists; those that another run holds stay."""
-    if action is Removed.leave:
-        return
     instance = context.instance
     held = held_by_active_runs(names, instance, besides=context.run_id)
     listing = list_catalog(names, instance, names.resources(context).catalog)
@@ -49,7 +47,7 @@ def handle_removed_partitions(
         context.log.info(
             f"{counted(len(removed), 'partition')} removed from the source, {len(new):,} of them since the last report"
         )
-    if action is Removed.report:
+    if action == "report":
         return
     if len(removed) > max(1, int(_LARGEST_SHARE * len(registered))):
         raise ConfigError(

@@ -95,7 +95,11 @@ def _newest_first(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Itera
 
 
 def request_for(
-    instance: dg.DagsterInstance, job_name: str, target: str, run_config: Mapping[str, Any] | None = None
+    instance: dg.DagsterInstance,
+    job_name: str,
+    target: str,
+    run_config: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> dg.RunRequest | dg.SkipReason:
     """A run that is requested until one has done what it is for, after waits that grow; not after it was canceled."""
     filters = dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=_UNDONE, job_name=job_name)
@@ -108,7 +112,8 @@ def request_for(
             until = before.due.isoformat(sep=" ", timespec="seconds")
             return dg.SkipReason(f"waiting after a failure (attempt {before.attempt}) until {until}")
         attempt = before.attempt + 1
-    return dg.RunRequest(run_config=run_config, tags={_ATTEMPT_TAG: str(attempt), _TARGET_TAG: target})
+    tags = {_ATTEMPT_TAG: str(attempt), _TARGET_TAG: target, **(tags or {})}
+    return dg.RunRequest(run_config=run_config, tags=tags)
 
 
 def has_succeeded(instance: dg.DagsterInstance, job_name: str, target: str) -> bool:

@@ -6,7 +6,8 @@ import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Literal
 
 import dagster as dg
 
@@ -14,7 +15,7 @@ from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.active_runs import Held
 from surge_dagster.orchestration.discovery import known_space, list_catalog, states_of_unfinished
-from surge_dagster.orchestration.launch import unattended_config
+from surge_dagster.orchestration.launch import config_of, unattended
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.records import failed_on_record
 
@@ -51,7 +52,7 @@ def refresh_requests(
     instance: dg.DagsterInstance,
     resources: CatalogResources,
     shards: int,
-    options: Mapping[str, Any],
+    removed_partitions: Literal["report", "delete"],
     held: Held,
 ) -> list[dg.RunRequest]:
     """At most `shards` runs that bring the whole catalog up to date, except for partitions that active runs hold.
@@ -76,17 +77,16 @@ def refresh_requests(
                 whole_catalog &= len(stretches) < 2
     except (SurgeError, Cancelled):
         whole_catalog = True
+    first = unattended(resources, space, removed_partitions)
     if whole_catalog:
-        config = unattended_config(names.refresh_op, resources, space, options)
-        return [dg.RunRequest(run_key="everything", run_config=config)]
+        return [dg.RunRequest(run_key="everything", run_config=config_of(names.refresh_op, {}), tags=first.tags)]
+    others = replace(first, removed_partitions=None)
     return [
         dg.RunRequest(
             # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
             run_key=hashlib.sha256("\n".join(stretch).encode()).hexdigest(),
-            run_config=unattended_config(
-                names.refresh_op, resources, space, {"keys": stretch, **(options if number == 1 else {})}
-            ),
-            tags=shard_tags(number, len(stretches)),
+            run_config=config_of(names.refresh_op, {"keys": stretch}),
+            tags=(first if number == 1 else others).tags | shard_tags(number, len(stretches)),
         )
         for number, stretch in enumerate(stretches, 1)
     ]

@@ -38,7 +38,7 @@ from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
-from surge_dagster.orchestration.launch import job_of
+from surge_dagster.orchestration.launch import Unattended, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
 from tests.dagster.databases import close_databases, quick_databases
@@ -168,8 +168,10 @@ class Workbench:
         definitions = dg.Definitions.merge(self.definitions, dg.Definitions(assets=assets, jobs=[job]))
         return execute(self.instance, definitions.resolve_job_def("downstream"))
 
-    def refresh(self, **options: Any) -> Ran:
-        return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {})
+    def refresh(self, *, unattended: Unattended | None = None, **options: Any) -> Ran:
+        """Launch `catalog_refresh`; `unattended` as a schedule does."""
+        tags = unattended.tags if unattended else {}
+        return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {}, tags)
 
     def embed_keys(self, tags: Mapping[str, str] | None = None, **options: Any) -> Ran:
         """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names them."""

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from surge_dagster import open_embeddings
+from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.resources import OutputStore
 from tests.dagster.conftest import Workbench
 from tests.small_catalogs import partition_folder
@@ -30,7 +31,7 @@ def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format
     assert [name for name, check in checks.items() if not check.passed] == ["files_are_whole"]
 
     shutil.rmtree(partition_folder(bench.catalog, "b"))
-    bench.refresh(removed_partitions="delete")
+    bench.refresh(unattended=Unattended(removed_partitions="delete"))
     assert not files[1].exists() and files[0].exists()
 
     bench.settings["format"] = "parquet"

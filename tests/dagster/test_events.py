@@ -24,6 +24,7 @@ from surge_dagster.orchestration import asset_events, run_events
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
+from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
 from surge_dagster.orchestration.refresh import Refresh
 from tests.dagster.conftest import NAMES, ROOT, Workbench, run_op, shown, stale_status, values_of
@@ -333,7 +334,7 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     bench.write("a", 7, version="v2")
     shutil.rmtree(partition_folder(bench.catalog, "b"))
     bench.tick()
-    bench.refresh(removed_partitions="report", keys=["c"])
+    bench.refresh(unattended=Unattended(removed_partitions="report"), keys=["c"])
     node = bench.ask(_SHOWN % NAMES.source_partitions.path[-1])["assetNodeOrError"]
     assert node["partitionStats"] == {"numPartitions": 3, "numMaterialized": 3}
     newest_last = reversed(node["assetMaterializations"])

@@ -80,9 +80,9 @@ def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workb
     given: dict[str, Any] = {"keys_file": str(bench.root / "empty"), "select": None}
     assert LaunchConfig(**given).select is Select.all
     with pytest.raises(ConfigError, match=r"keys_file '.*empty' holds no partition key"):
-        LaunchConfig(**given).named_keys()
+        LaunchConfig(**given).named_keys({})
     given["keys"] = ["a"]
-    assert LaunchConfig(**given).named_keys() == ["a"]
+    assert LaunchConfig(**given).named_keys({}) == ["a"]
 
 
 def test_state_selects_among_the_partitions_of_a_launch(bench: Workbench) -> None:
@@ -138,3 +138,7 @@ def test_run_with_a_config_that_the_launchpad_kept_names_the_settings_that_diffe
     assert check.description == line and line.endswith("encoder.grace_seconds, output.include_text")
     assert check.metadata["differing_settings"].value == ["encoder.grace_seconds", "output.include_text"]
     assert "differing_settings" not in bench.refresh().metrics()
+
+
+def test_operator_sees_no_option_that_only_sensors_and_schedules_set() -> None:
+    assert set(LaunchConfig.model_fields) == {"force", "keys", "keys_file", "select"}

@@ -11,10 +11,12 @@ from dagster._core.definitions.data_version import StaleStatus
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Workbench, requested, stale_status
 from tests.small_catalogs import partition_folder
 
+DELETING = Unattended(removed_partitions="delete")
 REUSED = dg.MetadataValue.bool(True)
 
 
@@ -85,9 +87,6 @@ def test_a_run_that_no_schedule_requested_leaves_removed_partitions_alone(bench:
     remove(bench, "b")
     assert bench.refresh().success
     assert registered(bench) == ["a", "b"] and history(bench, "b") == ["v1"]
-    assert bench.refresh(removed_partitions="report").success and history(bench, "b") == ["removed", "v1"], (
-        "unless its config says so"
-    )
 
 
 def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> None:
@@ -122,9 +121,9 @@ def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> 
     remove(bench, "b")
     config = {"ops": {"embeddings": {"config": {"keys": ["b"]}}}}
     run = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.STARTED, run_config=config)
-    assert bench.refresh(removed_partitions="delete").success and registered(bench) == ["a", "b"]
+    assert bench.refresh(unattended=DELETING).success and registered(bench) == ["a", "b"]
     bench.instance.report_run_failed(run)
-    assert bench.refresh(removed_partitions="delete").success and registered(bench) == ["a"]
+    assert bench.refresh(unattended=DELETING).success and registered(bench) == ["a"]
 
 
 def test_long_key_whose_file_cannot_be_read_counts_as_listed(bench: Workbench) -> None:
@@ -133,7 +132,7 @@ def test_long_key_whose_file_cannot_be_read_counts_as_listed(bench: Workbench) -
     [file] = partition_folder(bench.catalog, long).iterdir()
     file.unlink()
     file.symlink_to(file.name)  # a disk that fails could not say less
-    bench.refresh(removed_partitions="delete")
+    bench.refresh(unattended=DELETING)
     assert long in registered(bench) and history(bench, long) == ["v1"]
 
 
@@ -151,10 +150,10 @@ def test_file_is_deleted_after_its_deletion_is_on_record_and_a_store_that_refuse
     monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "delete", refuse)
-        ran = bench.refresh(removed_partitions="delete")
+        ran = bench.refresh(unattended=DELETING)
         assert not ran.success and "does not answer" in ran.failure()
     assert file.exists() and registered(bench) == ["a", "b"]
-    assert bench.refresh(removed_partitions="delete").success
+    assert bench.refresh(unattended=DELETING).success
     assert not file.exists() and registered(bench) == ["a"] and history(bench, "b") == ["deleted", "removed", "v1"]
 
 
@@ -163,11 +162,12 @@ def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(
     bench.fill("abc")
     if by == "the sensor":
         [request] = bench.tick().run_requests or []
-        job, config = NAMES.embed_job, request.run_config
+        job, config, tags = NAMES.embed_job, request.run_config, request.tags
     else:
-        job, config = NAMES.refresh_job, {"ops": {"refresh": {"config": {"unattended": True, "keys": ["a", "b", "c"]}}}}
+        job, config = NAMES.refresh_job, {"ops": {"refresh": {"config": {"keys": ["a", "b", "c"]}}}}
+        tags = Unattended().tags
     remove(bench, "b")
-    ran = bench.run(job, config)
+    ran = bench.run(job, config, tags)
     assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.metrics()["partitions_removed"] == 1
     assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), "the log names it"
     assert failed_on_record(NAMES, bench.instance) == set()

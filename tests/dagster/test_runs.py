@@ -17,6 +17,7 @@ from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
+from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.progress import Progress
 from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench, stale_status
@@ -170,15 +171,17 @@ def test_a_partition_without_rows_is_embedded(bench: Workbench) -> None:
 
 def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(bench: Workbench) -> None:
     bench.write("a")
-    bench.refresh(unattended=True)  # the first space of an empty output
+    bench.refresh(unattended=Unattended())  # the first space of an empty output
     bench.write("b")
     bench.settings["model"] = "hash://24"
-    refused = bench.refresh(unattended=True)
+    refused = bench.refresh(unattended=Unattended())
     assert not refused.success and "launch catalog_refresh by hand" in refused.failure()
-    refused = bench.refresh(expected_space=bench.space)
-    assert not refused.success and bench.space in refused.failure()
     assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
-    assert len(list_spaces(open_store(bench.output))) == 1
+    expected = bench.space
+    bench.refresh()  # by hand
+    refused = bench.refresh(unattended=Unattended(expected_space=expected))
+    assert not refused.success and f"launched for the space {expected!r}" in refused.failure()
+    assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
 
 
 def test_a_model_whose_content_changed_behind_its_name_is_another_space(
@@ -195,16 +198,15 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
 
     monkeypatch.setattr(Encoder, "encoder_pool", start)
     [space] = list_spaces(open_store(bench.output))
-    for options, how in (({"unattended": True}, "by hand"), ({"expected_space": space.name}, "without expected_space")):
-        refused = bench.refresh(**options)
-        assert not refused.success and "the model's content has changed. Nothing" in refused.failure()
-        assert f"Launch catalog_refresh {how} to begin" in refused.failure()
+    refused = bench.refresh(unattended=Unattended())
+    assert not refused.success and "the model's content has changed. Nothing" in refused.failure()
+    assert "Launch catalog_refresh by hand to begin" in refused.failure()
     assert list_spaces(open_store(bench.output)) == [space]
     ran = bench.refresh()
     assert ran.success and set(ran.materialized()) == {"a", "b"}
     assert [event.metadata["dimension"].value for event in ran.materialized().values()] == [24, 24]
     bench.write("c")
-    nightly = bench.refresh(unattended=True)
+    nightly = bench.refresh(unattended=Unattended())
     assert nightly.success and nightly.materialized()["c"].metadata["dimension"].value == 24, "it uses the new space"
 
 

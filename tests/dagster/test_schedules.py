@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 from unittest import mock
 
 import dagster as dg
@@ -12,6 +11,7 @@ import pytest
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration import shards
+from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import Spaces
 
@@ -34,8 +34,8 @@ def test_nightly_refresh_whose_store_does_not_answer_is_one_run_that_begins_no_s
     bench.settings["shards"] = 2
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
     monkeypatch.setattr(f"surge_dagster.orchestration.{failing}", down)
-    expected = {"expected_space": space} if failing == "shards.states_of_unfinished" else {}
-    assert config_of(bench.scheduled()) == {"unattended": True} | expected
+    expected = space if failing == "shards.states_of_unfinished" else None
+    assert expected_by(bench.scheduled()) == expected
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(bench.scheduled()), "there is one that tries again"
 
@@ -56,7 +56,7 @@ def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_ti
     monkeypatch.setattr(LocalStore, "until", until)
     monkeypatch.setattr(shards, "known_space", hang)
     monkeypatch.setattr(shards, "_LOOK_SECONDS", 0.1)
-    assert config_of(bench.scheduled()) == {"unattended": True}
+    assert expected_by(bench.scheduled()) is None
 
 
 def test_nightly_refresh_of_an_unreadable_space_fails_as_a_run(bench: Workbench, three_spaces: Spaces) -> None:
@@ -77,12 +77,14 @@ def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workben
     assert len(bench.scheduled(NAMES.check_schedule)) == 1
 
 
-def config_of(requests: list[dg.RunRequest] | str) -> dict[str, Any]:
-    """The config of the only requested run, without what every config has."""
+def expected_by(requests: list[dg.RunRequest] | str) -> str | None:
+    """The space that the only requested run expects; it covers the whole catalog and is unattended."""
     [request] = requests
     assert isinstance(request, dg.RunRequest), requests
-    config = request.run_config["ops"][NAMES.refresh_op]["config"]
-    return {name: value for name, value in config.items() if name not in ("expected_settings", "removed_partitions")}
+    assert request.run_config["ops"][NAMES.refresh_op]["config"] == {}
+    unattended = Unattended.of(request.tags)
+    assert unattended is not None
+    return unattended.expected_space
 
 
 def test_schedule_is_on_from_the_start_only_if_its_cron_is_set(

@@ -18,10 +18,9 @@ from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import (
-    LaunchConfig,
     record_pool_limit,
     require_expected_settings,
-    unattended_config,
+    unattended,
 )
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
@@ -258,18 +257,15 @@ def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
         output: dict[str, Any] = {"url": "out"}
         return CatalogResources(CatalogSource(**source), Encoder(**encoder), OutputStore(**output))
 
-    mine = resources("/models/minilm")
-    no_config: dict[str, Any] = {}
-    config = unattended_config("op", mine, None, {})["ops"]["op"]["config"]
-    requested, by_operator = LaunchConfig(**config), LaunchConfig(**no_config)
-    require_expected_settings(requested, {}, resources("/mnt/e5", url="/data/catalog"))
+    requested = unattended(resources("/models/minilm"), None).tags
+    require_expected_settings(requested, resources("/mnt/e5", url="/data/catalog"))
     other = resources("/mnt/e5", text="title")
     by_dagster = {"dagster/parent_run_id": "r", "dagster/retry_number": "1"}
     for tags in ({}, by_dagster):
         with pytest.raises(ConfigError, match="the same SURGE_ variables"):
-            require_expected_settings(requested, tags, other)
-    require_expected_settings(requested, {"dagster/parent_run_id": "r"}, other)  # executed again by an operator
-    require_expected_settings(by_operator, {}, other)  # launched by an operator
+            require_expected_settings(requested | tags, other)
+    require_expected_settings(requested | {"dagster/parent_run_id": "r"}, other)  # executed again by an operator
+    require_expected_settings({}, other)  # launched by an operator
 
 
 def test_tick_fails_when_source_or_store_does_not_answer(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import shards
+from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested, shown
 from tests.dagster.dev_server import eventually
 from tests.small_catalogs import DIMENSION, assert_embedded
@@ -111,8 +112,8 @@ def test_nightly_refresh_is_divided_and_its_first_run_reports_removed_partitions
     bench.fill("abcd")
     requests = bench.scheduled()
     assert nightly(bench) == [["a", "b"], ["c", "d"]] and not isinstance(requests, str)
-    configs = [request.run_config["ops"]["refresh"]["config"] for request in requests]
-    assert [config.get("removed_partitions") for config in configs] == ["report", None]
+    unattended = filter(None, (Unattended.of(request.tags) for request in requests))
+    assert [each.removed_partitions for each in unattended] == ["report", None]
     assert bench.refresh().success
     assert nightly(bench) == [None], "one run that finds nothing to do"
     bench.instance.wipe_assets([NAMES.embeddings])
