@@ -10,9 +10,9 @@ from itertools import chain
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import find_space, list_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces, nearest_spaces
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.asset_events import source_version
@@ -81,11 +81,11 @@ def known_space(
     space = find_space(store, spec)
     if space is not None or not unattended:
         return space
-    if others := [other.name for other in list_spaces(store)]:
+    if others := _nearest(store, spec):
         raise ConfigError(
-            f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
-            "A space is never begun unattended, since that encodes the whole catalog: launch "
-            f"{names.refresh_job} by hand once."
+            f"the settings mean none of the spaces of the output {store.url!r}: {others}. Correct the setting, or "
+            f"launch {names.refresh_job} by hand once: a space is never begun unattended, since that encodes the whole "
+            "catalog."
         )
     return None
 
@@ -94,11 +94,17 @@ def existing_space(names: CatalogNames, resources: CatalogResources, store: Stor
     """The space of the settings, for a job that can do nothing before there is one."""
     space = known_space(names, resources, store, unattended=False)
     if space is None:
+        others = _nearest(store, resources.encoder.encoding_spec())
+        held = f"; it holds {others}" if others else ""
         raise ConfigError(
-            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet. Launch "
-            f"{names.refresh_job}, then {then}."
+            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet{held}. "
+            f"Launch {names.refresh_job}, then {then}."
         )
     return space
+
+
+def _nearest(store: Store, spec: EncodingSpec) -> str:
+    return nearest_spaces(spec, [space for space in list_spaces(store) if not space.derived])
 
 
 def states_of_unfinished(listing: Listing, store: Store, space: Space | None) -> dict[str, str | None]:

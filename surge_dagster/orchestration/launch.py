@@ -201,12 +201,15 @@ def require_expected_settings(tags: Mapping[str, str], resources: CatalogResourc
     requested = Unattended.of(tags)
     expected = requested.expected_settings if requested else None
     here = settings_of_vectors(resources)
-    if expected not in (None, here) and not by_operator:
+    if expected is not None and expected != here and not by_operator:
+        was, now = json.loads(expected), json.loads(here)
+        differing = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+        values = [f"{name} is {now.get(name)!r} and was {was.get(name)!r}" for name in differing]
         raise ConfigError(
-            f"the run was requested with the settings {expected}, and where it is executed they are {here}. Nothing "
-            "was encoded. The code server and the machine or container of a run need the same SURGE_ "
-            "variables. If they were changed while the run waited, the next tick uses the new ones, as does a run that "
-            "you launch by hand."
+            f"where the run is executed, other settings hold than it was requested with: {', '.join(values)}. Nothing "
+            "was encoded. The code server and the machine or container of a run need the same SURGE_ variables. If "
+            "they were changed while the run waited, the next tick uses the new ones, as does a run that you launch by "
+            "hand."
         )
 
 

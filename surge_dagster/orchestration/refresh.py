@@ -20,7 +20,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import model_difference
+from surge_dagster.engine.output.spaces import list_spaces, model_difference, nearest_spaces
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
@@ -148,9 +148,11 @@ class Refresh:
         expected = self._unattended.expected_space if self._unattended else None
         if expected and (space is None or space.name != expected):
             now = repr(space.name) if space else "one that the output does not have"
+            known = [each for each in list_spaces(self._store) if each.name == expected]
+            was = nearest_spaces(self._resources.encoder.encoding_spec(), known) or repr(expected)
             raise ConfigError(
-                f"the run was launched for the space {expected!r}, and the settings now mean {now}. "
-                f"Launch {self._names.refresh_job} by hand to use that space."
+                f"the run was launched for the space {was}, and the settings now mean {now}. Launch "
+                f"{self._names.refresh_job} by hand to use that space."
             )
         return space
 

@@ -223,7 +223,8 @@ def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     bench.launch(bench.tick())
     bench.settings["model"] = "hash://24"
     bench.write("b")
-    with pytest.raises(ConfigError, match="launch catalog_refresh by hand"):
+    differing = rf"{bench.space} \(model is 'hash://24' and was 'hash://16'\).* launch catalog_refresh by hand"
+    with pytest.raises(ConfigError, match=differing):
         bench.tick()
     assert "b" in bench.instance.get_dynamic_partitions("catalog"), "new partitions are registered all the same"
     assert bench.refresh().success  # the explicit launch
@@ -241,7 +242,7 @@ def test_run_with_other_settings_than_requested_begins_no_space(bench: Workbench
     for job, request in ((NAMES.embed_job, asked), (NAMES.refresh_job, nightly)):
         ran = bench.run(job, request.run_config, request.tags)
         assert not ran.success and all(
-            part in ran.failure() for part in ("hash://16", "hash://24", "same SURGE_ variables")
+            part in ran.failure() for part in ("model is 'hash://24' and was 'hash://16'.", "same SURGE_ variables")
         )
         assert list_spaces(open_store(bench.output)) == []
     bench.settings["model"] = "hash://16"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from surge_dagster.engine.store.store import Store
 log = logging.getLogger(__name__)
 
 SPACE_FILE = "space.json"
+_NEAREST = 3
 
 
 def list_spaces(store: Store) -> list[Space]:
@@ -216,6 +218,22 @@ def model_difference(space: Space, before: Space) -> str:
         return f"the model's prompts for documents and queries are {now} and were {was}"
     values = [(name, getattr(space, name), getattr(before, name)) for name in ("max_length", "normalize", "dimension")]
     return "; ".join(f"the model's {name} is {now} and was {was}" for name, now, was in values if now != was)
+
+
+def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
+    """The spaces that were begun with the settings most like a spec's, each with the settings that differ."""
+    now = spec.as_dict()
+    lines = list[tuple[int, str]]()
+    for space in spaces:
+        was = replace(space.requested, model=space.model_folder or space.requested.model).as_dict()
+        names = [name for name in now if now[name] != was[name]]
+        values = [f"{name} is {_value(now[name])} and was {_value(was[name])}" for name in names]
+        lines.append((len(names), f"{space.name} ({', '.join(values) or 'the content of the model was another one'})"))
+    return "; ".join(line for _, line in sorted(lines)[:_NEAREST])
+
+
+def _value(setting: Any) -> str:
+    return "unset" if setting is None else repr(setting)
 
 
 def _prompts(space: Space) -> tuple[str, str]:
