@@ -1,8 +1,9 @@
 """The asset `current_space` names the space that readers use; the job `switch_current_space` makes another one current.
 
-The asset is external: nothing materializes it, so that neither "Materialize all" nor a backfill changes what readers
-get. The job asks for a space or a confirmation, refuses a space that lacks a partition, and logs each switch as a
-materialization. Its data version is the space: only a switch makes downstream assets stale.
+The asset is external, so that neither "Materialize all" nor a backfill changes what readers get. The job asks for a
+space or a confirmation, refuses a space that lacks a partition, and logs each switch as a materialization. Runs that
+embed report the first space, and what was switched or begun elsewhere. The asset's data version is the space: only
+another space for readers makes downstream assets stale.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
@@ -21,6 +22,7 @@ from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
+from surge_dagster.orchestration.readers_space import shown_spaces
 
 
 class SwitchConfig(dg.Config):
@@ -39,7 +41,8 @@ def current_space(names: CatalogNames) -> dg.AssetSpec:
         kinds={"json"},
         description=(
             f"The vector space that readers use. Only the job `{names.switch_job}` and the command `surge-dagster "
-            "switch` change it; each switch of the job is an event here."
+            "switch` change it. Each switch of the job is an event here, and each run of "
+            f"`{names.refresh_job}` or `{names.embed_job}` reports what has changed otherwise."
         ),
     )
 
@@ -77,13 +80,9 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
 
 def _event(names: CatalogNames, store: Store, space: Space, switched: Switched, text: str) -> dg.AssetMaterialization:
     metadata = {
-        "space_title": space.title,
-        "space": space.name,
+        **shown_spaces(store, space),
         "previous_space": switched.current.previous,
         "changed": switched.changed,
-        "model": space.requested.model,
-        "dimension": space.dimension,
-        "location": store.location(space.name),
     }
     if switched.changed:
         metadata |= {"partitions": switched.partitions, "rows": switched.rows}

@@ -35,6 +35,7 @@ from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 from surge_dagster.orchestration.progress import Progress
 from surge_dagster.orchestration.read_back import footer_failures
+from surge_dagster.orchestration.readers_space import report_readers_space
 from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
@@ -83,6 +84,7 @@ class Refresh:
         with self._events:
             self._skip_removed(requested.removed)
             space = self._bring_up_to_date(candidates)
+        report_readers_space(self._names, self._context, self._store)
         if self._unattended and self._unattended.removed_partitions:
             action = self._unattended.removed_partitions
             handle_removed_partitions(self._names, self._context, action, self._store, space)
@@ -200,6 +202,7 @@ class Refresh:
                         case SuperBatchReport():
                             if event.index == 0:
                                 self._context.log.info(_encoder_line(run.report))
+                            report_readers_space(self._names, self._context, self._store)  # the run may take days
                             self._events.superbatch(event, run.space)
                         case Failure():
                             self._events.failure(event)

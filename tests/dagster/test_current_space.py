@@ -11,6 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from surge_dagster import Embeddings
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
+from surge_dagster.engine.store import open_store
 from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
 from tests.spaces import KEYS, Spaces
 
@@ -142,3 +143,29 @@ def test_check_switch_and_reader_name_one_remedy_of_a_damaged_file(bench: Workbe
     remedy = "In Dagster, launch embed_partitions with its key and force: true; without Dagster, remove the file"
     assert [text.count(remedy) for text in found] == [1, 1, 1], found
     assert bench.embed_keys(keys=["b"], force=True).success and bench.run_downstream(report).success
+
+
+def test_first_run_shows_the_space_that_readers_use_and_later_runs_what_has_changed(bench: Workbench) -> None:
+    def reported() -> list[dict[str, Any]]:
+        records = bench.instance.fetch_materializations(NAMES.current_space, limit=9, ascending=True).records
+        return [values_of(event) for record in records if (event := record.asset_materialization)]
+
+    def listed(event: dict[str, Any]) -> list[tuple[str, bool]]:
+        return [(record.data["title"], record.data["is_current"]) for record in event["spaces"].records]
+
+    bench.write("a")
+    assert bench.refresh().success and bench.refresh().success
+    [first] = reported()
+    assert first["space"] == bench.space and listed(first) == [("hash-16, 16 float32", True)]
+    bench.settings["model"] = "hash://24"
+    assert bench.refresh().success
+    _, second = reported()
+    assert second["space"] == first["space"], "readers stay with their space"
+    assert listed(second) == [("hash-16, 16 float32", True), ("hash-24, 24 float32", False)]
+    assert switch(bench).success and bench.refresh().success
+    store = open_store(bench.output)
+    write_current(store, first["space"], seen=read_current(store))  # as `surge-dagster switch` does
+    assert bench.refresh().success
+    _, _, switched, outside = reported()
+    titles = [event["space_title"] for event in (switched, outside)]
+    assert titles == ["hash-24, 24 float32", "hash-16, 16 float32"]
