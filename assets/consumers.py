@@ -5,7 +5,7 @@ embeddings. A hand-over that dies is repeated by the next one, and does nothing 
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -28,7 +28,9 @@ _NAMED = 5
 _ASSETS_BY_TABLE: WeakValueDictionary[TargetSettings, dg.AssetsDefinition] = WeakValueDictionary()
 
 
-def target_asset(names: CatalogNames, key: dg.AssetKey, settings: TargetSettings) -> dg.AssetsDefinition:
+def target_asset(
+    names: CatalogNames, key: dg.AssetKey, settings: TargetSettings, owners: Sequence[str] = ()
+) -> dg.AssetsDefinition:
     """The asset of a table, whose key is also the name under which the table confirms what it has.
 
     Raises:
@@ -59,9 +61,13 @@ def target_asset(names: CatalogNames, key: dg.AssetKey, settings: TargetSettings
         deps=[names.embeddings],
         check_specs=[check],
         group_name=names.group,
+        owners=owners,
         kinds={key.path[-1]},
         required_resource_keys={names.output_resource},
-        description=f"{target.place[0].upper()}{target.place[1:]}, which has the rows of the embedding files.",
+        description=(
+            f"{target.place[0].upper()}{target.place[1:]}, which has the rows of the embedding files. The sensor "
+            f"`{names.hand_over_sensor}` launches the job `{names.hand_over_job}`, which brings it up to date."
+        ),
     )
     def hand_over(context: dg.AssetExecutionContext, config: HandOverConfig) -> Iterator[Any]:
         """Send what changed since the last time, and compare the table with the files."""

@@ -51,22 +51,22 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     check, switch = catalog_check(names, policy), switch_current_space(names)
     resources = _resources(names, settings)
     targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
-    tables = [target_asset(names, key, table) for key, table in targets.items() if table]
+    tables = [target_asset(names, key, table, settings.owners) for key, table in targets.items() if table]
     follow = [hand_over_changes(names, [table.key for table in tables])] if tables else []
+    assets = [
+        source_partitions(names, resources[names.catalog_resource]),
+        superbatches(names),
+        embeddings(names, policy, settings.format),
+        current_space(names),
+        *derived_spaces(names, settings.derived),
+    ]
     return dg.Definitions(
-        assets=[
-            source_partitions(names, resources[names.catalog_resource]),
-            superbatches(names),
-            embeddings(names, policy, settings.format),
-            current_space(names),
-            *derived_spaces(names, settings.derived),
-            *tables,
-        ],
+        assets=[*dg.map_asset_specs(lambda spec: spec.replace_attributes(owners=settings.owners), assets), *tables],
         asset_checks=[checks],
         jobs=[refresh, embed, check, switch, *(job for _, job in follow), *derive_job(names, settings.derived)],
         sensors=[
             new_partitions(names, settings, embed),
-            lost_runs(names),
+            lost_runs,
             *webhook_alerts(names, settings),
             *(sensor for sensor, _ in follow),
         ],

@@ -1,6 +1,8 @@
 """The sensor `lost_runs`: declares runs failed whose process has ended.
 
-A killed run keeps its slot of the pool until Dagster knows that it ended, so this sensor is on from the start.
+A killed run keeps its slot of the pool until Dagster knows that it ended, so this sensor is on from the start. It looks
+at all runs of the instance, so all catalogs of a code location share it. Each code location has its own: it may be on
+another machine, and only there a process can be looked for.
 """
 
 from __future__ import annotations
@@ -10,23 +12,19 @@ import dagster as dg
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import active_runs
 from surge_dagster.orchestration.launch import record_pool_limit
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import LOST_RUNS
 
 _SENSOR_SECONDS = 5  # a tick without an active run costs two short queries
 
 
-def lost_runs(names: CatalogNames) -> dg.SensorDefinition:
-    """The sensor that declares lost runs failed, so that Dagster launches them again."""
-
-    @dg.sensor(
-        name=names.lost_runs_sensor,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        minimum_interval_seconds=_SENSOR_SECONDS,
-        description="Declares runs failed whose process has ended: their slot is free, and they are launched again.",
-    )
-    def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        record_pool_limit(context.instance)
-        active = sum(1 for _ in active_runs(context.instance, lambda run: True))
-        return dg.SkipReason(counted(active, "active run"))
-
-    return sensor
+@dg.sensor(
+    name=LOST_RUNS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    minimum_interval_seconds=_SENSOR_SECONDS,
+    description="Declares runs failed whose process has ended: their slot is free, and they are launched again.",
+)
+def lost_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    """Declare lost runs failed, so that Dagster launches them again."""
+    record_pool_limit(context.instance)
+    active = sum(1 for _ in active_runs(context.instance, lambda run: True))
+    return dg.SkipReason(counted(active, "active run"))

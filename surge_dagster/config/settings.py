@@ -7,6 +7,7 @@ names. Reading settings opens nothing and loads no model, so that definitions lo
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -68,12 +69,13 @@ _Severity = Annotated[
 ]
 
 
+_OWNER = re.compile(r"[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}|team:.+", re.ASCII)  # as Dagster takes them
+
+
 class EncoderSettings(BaseModel):
     """Settings of the vectors and the encoder pool; part of `Settings` and of the resource `Encoder`."""
 
-    model: str = Field(
-        DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name, local folder, or hash://D"
-    )
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name or local folder")
     trust_remote_code: str | None = Field(
         None,
         description="commit of the model's repository whose own code may run; for a local folder the digest of its "
@@ -198,6 +200,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         le=1,
         description="share of a partition's texts that may be truncated before few_texts_are_truncated fails",
     )
+    owners: list[str] = Field([], description="owners of the assets: e-mail addresses, or teams such as team:search")
     alert_webhook: SecretStr | None = Field(
         None, description="http(s) URL that alerts of failed runs are posted to; a secret"
     )
@@ -231,6 +234,13 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     def _require_http(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("expected a URL that begins with https:// or http://")
+        return value
+
+    @field_validator("owners")
+    @classmethod
+    def _require_owners(cls, value: list[str]) -> list[str]:
+        if wrong := [owner for owner in value if not _OWNER.fullmatch(owner)]:
+            raise ValueError(f"expected e-mail addresses, or teams such as team:search; not {wrong[0]!r}")
         return value
 
     @field_validator("checks")

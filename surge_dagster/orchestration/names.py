@@ -1,6 +1,6 @@
 """The names of one catalog's assets, jobs, sensors, schedules and resources in Dagster.
 
-Several catalogs fit into one code location because no other module contains a name: functions that take a
+Several catalogs fit into one code location because no other module contains a name of theirs: functions that take a
 `CatalogNames` make the assets, jobs, sensors and resources. A catalog without a name has the plain names.
 """
 
@@ -17,6 +17,7 @@ from surge_dagster.config.check_policy import RUN_CHECK
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
+LOST_RUNS = "lost_runs"  # the sensor that all catalogs of a code location share
 _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -78,7 +79,6 @@ class CatalogNames:
     derive_job = _Name("derive_embeddings")  # where the settings list derived spaces
 
     sensor = _Name("new_partitions")
-    lost_runs_sensor = _Name("lost_runs")
     hand_over_sensor = _Name("hand_over_changes")
     failure_alerts = _Name("alerts_of_failed_runs")
     check_alerts = _Name("alerts_of_failed_checks")

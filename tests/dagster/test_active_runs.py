@@ -11,6 +11,7 @@ import pytest
 
 from surge_dagster.orchestration import active_runs as active_runs_module
 from surge_dagster.orchestration.active_runs import PROCESS_TAG, _place, _process, active_runs, process_tag
+from surge_dagster.orchestration.names import LOST_RUNS
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 ENDS = {"SUCCESS": dg.DagsterEventType.RUN_SUCCESS, "CANCELED": dg.DagsterEventType.RUN_CANCELED}
@@ -56,9 +57,9 @@ def test_run_whose_process_has_ended_holds_nothing_and_is_declared_failed(bench:
         ]
         process.kill()
     alive = started(bench, _process(os.getpid()))
-    sensor = bench.definitions.get_repository_def().get_sensor_def(NAMES.lost_runs_sensor)
+    sensor = bench.definitions.get_repository_def().get_sensor_def(LOST_RUNS)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
-    assert "1 active run" in (bench.tick(NAMES.lost_runs_sensor).skip_message or "")
+    assert "1 active run" in (bench.tick(LOST_RUNS).skip_message or "")
     assert [status(bench, run) for run in (*gone, alive)] == ["FAILURE", "CANCELED", "STARTED"]
     assert requested(bench.tick()) == [], "the living one may touch everything"
     bench.instance.report_run_failed(alive)
@@ -67,7 +68,7 @@ def test_run_whose_process_has_ended_holds_nothing_and_is_declared_failed(bench:
 
 def test_process_with_a_reused_id_is_not_taken_for_the_earlier_one(bench: Workbench) -> None:
     before = started(bench, f"{os.getpid()}@1")
-    bench.tick(NAMES.lost_runs_sensor)
+    bench.tick(LOST_RUNS)
     assert status(bench, before) == "FAILURE"
 
 
@@ -83,9 +84,9 @@ def test_run_whose_living_process_the_system_hides_is_not_declared_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", refuse)
-        bench.tick(NAMES.lost_runs_sensor)
+        bench.tick(LOST_RUNS)
         assert status(bench, hidden) == "STARTED"
-    bench.tick(NAMES.lost_runs_sensor)
+    bench.tick(LOST_RUNS)
     assert status(bench, hidden) == "FAILURE"
 
 
@@ -93,15 +94,15 @@ def test_run_of_another_machine_is_not_declared_lost(bench: Workbench, monkeypat
     retry, other, untagged = (bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED) for _ in range(3))
     bench.instance.add_run_tags(retry.run_id, {PROCESS_TAG: f"the-run-before {_place()} 0@0"})  # Dagster copies tags
     bench.instance.add_run_tags(other.run_id, {PROCESS_TAG: f"{other.run_id} another-{_place()} 0@0"})
-    bench.tick(NAMES.lost_runs_sensor)
+    bench.tick(LOST_RUNS)
     assert [status(bench, run) for run in (retry, other, untagged)] == ["STARTED"] * 3
     container = started(bench, "0@0")
     launcher = SimpleNamespace(supports_check_run_worker_health=True)  # Dagster's run monitoring asks it
     with monkeypatch.context() as patch:
         patch.setattr(dg.DagsterInstance, "run_launcher", launcher)
-        bench.tick(NAMES.lost_runs_sensor)
+        bench.tick(LOST_RUNS)
         assert status(bench, container) == "STARTED"
-    bench.tick(NAMES.lost_runs_sensor)
+    bench.tick(LOST_RUNS)
     assert status(bench, container) == "FAILURE"
 
 
@@ -115,7 +116,7 @@ def test_run_of_another_machine_with_the_same_host_name_is_not_declared_lost(
         patch.setattr(active_runs_module, "_line", lambda path: other)
         patch.setattr(active_runs_module, "_namespace", lambda: namespace)
         elsewhere = started(bench, "0@0")
-    bench.tick(NAMES.lost_runs_sensor)
+    bench.tick(LOST_RUNS)
     assert status(bench, elsewhere) == "STARTED"
 
 

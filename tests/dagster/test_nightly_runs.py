@@ -17,6 +17,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.verify.verification import Violation, verify
+from surge_dagster.orchestration.names import LOST_RUNS
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.dev_server import eventually
@@ -159,7 +160,7 @@ class Nights:
             ended = self._execute(NAMES.refresh_job, request, killed_at=half)
             assert ended.code == -9 and ended.published < self.due, ended
             eventually("the end of what the killed run had started", lambda: not self.production.living())
-            self.production.bench.tick(NAMES.lost_runs_sensor)
+            self.production.bench.tick(LOST_RUNS)
             [run] = self.production.bench.instance.get_runs(limit=1)
             assert run.status == dg.DagsterRunStatus.FAILURE
         elif night == self.plan.down:
@@ -176,7 +177,7 @@ class Nights:
         production, server = self.production, self.production.server
         self.moved_on = set(self.due)
         production.bench.settings["model"] = "hash://24"
-        with pytest.raises(ConfigError, match="A space is never begun unattended"):
+        with pytest.raises(ConfigError, match="a space is never begun unattended"):
             production.tick(0.1)
         old = server.objects()
         [request] = production.requested_tonight()

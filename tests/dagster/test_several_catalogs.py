@@ -13,7 +13,7 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from surge_dagster import embedding_catalog
 from surge_dagster.config.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 from tests.dagster.conftest import Ran, Workbench, execute
 from tests.small_catalogs import numbered_rows, write_partition
 
@@ -97,7 +97,29 @@ def test_names_of_two_catalogs_never_collide() -> None:
         dg.Definitions.merge(*(embedding_catalog(source="c", output="o", name=n) for n in (None, "a", "catalog")))
     )
     for kind, names in merged.items():
-        assert len(names) == sum(len(one[kind]) for one in alone), kind
+        of_each = [one[kind] - {LOST_RUNS} for one in alone]
+        assert len(names - {LOST_RUNS}) == sum(map(len, of_each)), kind
+    assert LOST_RUNS in merged["automation"], "one for all catalogs"
+
+
+def test_assets_name_their_jobs_and_automation_and_have_the_owners_of_the_settings(tmp_path: Path) -> None:
+    owners = ["ada@example.org", "team:search"]
+    others = {"derived": [{"dtype": "int8"}], "lancedb": {"uri": str(tmp_path / "tables")}}
+    shop = embedding_catalog(name="shop", source="c", output="o", owners=owners, **others)
+    graph = shop.get_repository_def().asset_graph
+    nodes = {key.path[-1]: graph.get(key) for key in graph.get_all_asset_keys()}
+    assert {tuple(node.owners) for node in nodes.values()} == {tuple(owners)} and len(nodes) == 6
+    automation = {
+        "source_partitions": {SHOP.sensor, SHOP.schedule},
+        "embeddings": {SHOP.refresh_job, SHOP.embed_job, SHOP.check_job, SHOP.sensor, SHOP.schedule},
+        "superbatches": {SHOP.refresh_job, SHOP.embed_job},
+        "current_space": {SHOP.switch_job, SHOP.refresh_job, SHOP.embed_job},
+        "lancedb": {SHOP.hand_over_job, SHOP.hand_over_sensor},
+    }
+    for asset, names in automation.items():
+        assert all(f"`{name}`" in (nodes[asset].description or "") for name in names), asset
+    with pytest.raises(ConfigError, match="expected e-mail addresses, or teams such as team:search; not 'team:'"):
+        embedding_catalog(source="c", output="o", owners=["team:"])
 
 
 def test_each_catalog_is_embedded_with_its_own_model_and_output(bench: Workbench, both: dg.Definitions) -> None:

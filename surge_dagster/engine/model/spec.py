@@ -51,7 +51,7 @@ class EncodingSpec:
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ConfigError("the model is empty: give a hub name, a folder or hash://D")
+            raise ConfigError("the model is empty: give a hub name or a folder")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.max_length is not None and self.max_length < 3:
