@@ -21,7 +21,7 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import encode_key, is_hashed
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.asset_events import removed_partition
-from surge_dagster.orchestration.discovery import list_catalog
+from surge_dagster.orchestration.discovery import Listing, list_catalog
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, is_canonical, to_partition_key
@@ -38,7 +38,7 @@ def handle_removed_partitions(
     held = held_by_active_runs(names, instance, besides=context.run_id)
     listing = list_catalog(names, instance, names.resources(context).catalog)
     registered, sources = listing.catalogued.registered, listing.catalogued.sources
-    removed = [key for key in registered if key not in listing.partitions and _may_be_removed(key, listing.partitions)]
+    removed = removed_keys(listing)
     new = [key for key in removed if sources.get(key) not in (_REMOVED, _DELETED)]
     text = "The source does not list this partition."
     events = (removed_partition(names, key, _REMOVED, text) for key in new)
@@ -65,6 +65,12 @@ def handle_removed_partitions(
             report_events(instance, context, list(removed_partition(names, key, _DELETED, what)))
         store.delete(name)
         instance.delete_dynamic_partition(names.partitions_name, key)
+
+
+def removed_keys(listing: Listing) -> list[str]:
+    """The partition keys of Dagster's that the source no longer lists."""
+    listed = listing.partitions
+    return [key for key in listing.catalogued.registered if key not in listed and _may_be_removed(key, listed)]
 
 
 def _may_be_removed(partition_key: str, listed: Container[str]) -> bool:

@@ -15,6 +15,7 @@ from surge_dagster.orchestration.active_runs import Held
 from surge_dagster.orchestration.discovery import Listing
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.removed_partitions import removed_keys
 from surge_dagster.orchestration.requests import Undone
 
 _OF_FILES = {None: "unreadable", "foreign": "of_another_space"}
@@ -30,6 +31,7 @@ _TEXTS = {
     "unregistered": "to be registered by the next ticks",
     "waiting": "waiting after a failure",
     "canceled": "left alone after a canceled run",
+    "removed": "removed from the source",
 }
 
 
@@ -62,6 +64,7 @@ def report_states(
 
     counted_states = Counter(map(state_of, states))
     counted_states["up_to_date"] = len(listing.partitions) - len(states)
+    counted_states["removed"] = len(removed_keys(listing))
     counts = {state: counted_states[state] for state in _TEXTS}
     summary = _summary(counts, held, [each for key, each in undone.items() if key not in held])
     newest = instance.fetch_observations(names.embeddings, limit=1).records

@@ -53,11 +53,13 @@ def catalog_of(bench: Workbench, *keys: str) -> None:
 def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
     catalog_of(bench, *"abc")
     remove(bench, "b")
+    assert "1 removed from the source" in (bench.tick().skip_message or ""), "the sensor counts it first"
     for _ in range(2):
         assert bench.nightly().success
         assert history(bench, "b") == ["removed", "v1"]
     assert registered(bench) == ["a", "b", "c"] and bench.file("b").exists()
     quiet = bench.tick()
+    assert quiet.skip_message == "3 partitions: 2 up to date, 1 removed from the source"
     assert not quiet.run_requests, "the sensor leaves it alone"
     bench.write("b")
     bench.tick()
