@@ -11,7 +11,7 @@ of the job again. Their lines name the time of the job.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
-from surge_dagster.orchestration.dagster_internals import last_evaluation
+from surge_dagster.orchestration.dagster_internals import last_evaluations
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures
 from surge_dagster.orchestration.launch import job_of
@@ -98,13 +98,14 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
     return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")
 
 
-def repeat_catalog_checks(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> None:
-    """Report the last results of the catalog's checks of `embeddings` again, as the newest ones."""
-    for name in _wanted(policy):
-        if _asset(names, name) == names.embeddings:
-            result = last_evaluation(context.instance, dg.AssetCheckKey(names.embeddings, name))
-            if result is not None:
-                context.instance.report_runless_asset_event(evaluation_of(names, result, context.instance))
+def repeat_checks(
+    names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext, others: Iterable[str] = ()
+) -> None:
+    """Report the last results of the catalog's checks of `embeddings`, and of others, again as the newest ones."""
+    of_catalog = (name for name in _wanted(policy) if _asset(names, name) == names.embeddings)
+    for name in (*of_catalog, *others):
+        for result in last_evaluations(context.instance, dg.AssetCheckKey(names.embeddings, name), 1):
+            context.instance.report_runless_asset_event(evaluation_of(names, result, context.instance))
 
 
 def _wanted(policy: CheckPolicy) -> list[CheckName]:

@@ -132,7 +132,7 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     metrics = {
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in report.as_dict().items()
-        if value is not None and (report.superbatches or (value and name in _WITHOUT_ENCODING))
+        if value not in (None, [], {}) and (report.superbatches or (value and name in _WITHOUT_ENCODING))
     }
     failures = list(outcome.failures.values())
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]
@@ -140,7 +140,8 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         metrics["partitions_removed"] = len(outcome.removed)
     if outcome.differing_settings:
         metrics["differing_settings"] = outcome.differing_settings
-    return metrics | {
-        "partitions_failed": dg.MetadataValue.json(failed),
-        "failed": table_of_failures(failures, outcome.ended_by),
-    }
+    if failures:
+        metrics["partitions_failed"] = dg.MetadataValue.json(failed)
+    if failures or outcome.ended_by:
+        metrics["failed"] = table_of_failures(failures, outcome.ended_by)
+    return metrics

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from surge_dagster.assets.catalog_check import repeat_catalog_checks
+from surge_dagster.assets.catalog_check import repeat_checks
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.config.check_policy import CheckPolicy
-from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
+from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.active_runs import record_process
@@ -48,7 +48,8 @@ def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSp
         kinds=catalog.kinds,
         description=(
             f"{catalog.describe()}\n\nEach partition is a set of texts with ids. Its data version is the source "
-            "version, a token that changes when the partition may have changed. The sensor and each run report it."
+            "version, a token that changes when the partition may have changed. The sensor "
+            f"`{names.sensor}` and each run report it; the schedule `{names.schedule}` handles removed partitions."
         ),
     )
 
@@ -61,8 +62,9 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
         group_name=names.group,
         kinds={"arrow"},
         description=(
-            "The input of each encode call: many small partitions together, or a piece of a large one. One event per "
-            "SuperBatch, with its metrics, and one at the end of each run, with charts."
+            "The input of each encode call: many small partitions together, or a piece of a large one. Runs of "
+            f"`{names.refresh_job}` and `{names.embed_job}` report one event per SuperBatch, with its metrics, and one "
+            "at their end, with charts."
         ),
     )
 
@@ -83,7 +85,10 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
                 kinds={file_format, "pytorch"},
                 description=(
                     f"One {file_format.capitalize()} file per partition with id, text and embedding. A run skips "
-                    "partitions that are up to date, unless its config says `force: true`."
+                    "partitions that are up to date, unless its config says `force: true`.\n\n"
+                    f"The job `{names.refresh_job}`, which the schedule `{names.schedule}` launches, embeds everything "
+                    f"missing or stale; the job `{names.embed_job}` partitions that you or the sensor `{names.sensor}` "
+                    f"name. The job `{names.check_job}` compares all files with the catalog."
                 ),
             ).with_io_manager_key(
                 names.input_resource
@@ -141,6 +146,17 @@ class _Attempts:
         # A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
         record_process(context)
         outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy.max_truncated_share)
+        try:
+            return self._attempt(context, config, chosen, outcome)
+        except dg.DagsterExecutionInterruptedError as error:
+            outcome.ended_by = error
+            with suppress(Exception):
+                context.log.info(self._last_line(context, outcome))
+            raise
+
+    def _attempt(
+        self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None, outcome: Outcome
+    ) -> Outcome:
         outcome.differing_settings = differing_settings(self.names, context)
         if outcome.differing_settings:
             context.log.warning(
@@ -158,9 +174,16 @@ class _Attempts:
                 context.log.error(str(error))
                 if _may_retry(context):
                     raise self._retry(context, outcome) from error
-            outcome.ended_by = error  # an interrupted run has to end soon and reports nothing
-            self._report_end(context, outcome)
-            self._repeat_catalog_checks(context)
+            outcome.ended_by = error
+            # An operator's mistake in the keys says nothing about the asset: its checks stay what they are.
+            is_mistyped = (
+                isinstance(error, ConfigError) and not outcome.partitions and config.is_typed(context.run_tags)
+            )
+            if is_mistyped:
+                context.log.info(outcome.sum_up())
+            else:
+                self._report_end(context, outcome)
+            self._repeat_checks(context, run_checks(self.names, self.policy) if is_mistyped else ())
             if isinstance(error, SurgeError):
                 raise failure_of(self.names, outcome) from error
             raise
@@ -168,7 +191,7 @@ class _Attempts:
             raise self._retry(context, outcome)
         report_failures(self.names, context, outcome)
         context.log.info(outcome.sum_up())
-        self._repeat_catalog_checks(context)
+        self._repeat_checks(context)
         return outcome
 
     def _report_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
@@ -181,10 +204,20 @@ class _Attempts:
                     continue  # it covers a part of the run, and would replace an earlier failure of the check
                 context.log_event(evaluation_of(self.names, result, context.instance))  # pyright: ignore[reportArgumentType]
 
-    def _repeat_catalog_checks(self, context: dg.OpExecutionContext) -> None:
+    def _repeat_checks(self, context: dg.OpExecutionContext, others: Iterable[dg.AssetCheckSpec] = ()) -> None:
         """Show the last results of the catalog's checks again, which Dagster hides since this run; never fails it."""
         with _logged(context, "the catalog's checks are hidden until the next run"):
-            repeat_catalog_checks(self.names, self.policy, context)
+            repeat_checks(self.names, self.policy, context, [check.name for check in others])
+
+    def _last_line(self, context: dg.OpExecutionContext, outcome: Outcome) -> str:
+        """What a terminated run has published, and who embeds the rest."""
+        by_sensor = context.run_tags.get("dagster/sensor_name") == self.names.sensor
+        done = outcome.sum_up() if outcome.partitions else "Nothing was begun"
+        then = "leaves it alone until its source changes" if by_sensor else "requests what is missing, if it is on"
+        return (
+            f"Terminated. {done}. Launch {self.names.refresh_job} for the rest, or wait for the schedule "
+            f"{self.names.schedule}, if it is on; the sensor {self.names.sensor} {then}."
+        )
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
         """Wait, then give the exception that makes Dagster start another attempt."""

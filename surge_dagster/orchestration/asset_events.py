@@ -11,7 +11,7 @@ each source version is materialized, and one that replaces another is observed f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -45,7 +45,7 @@ _OF_RECEIPT = (
     *("source_version", "content_digest", "etag"),
 )
 _WHERE_KNOWN = ("oldest_encoded_at", "superbatch")
-_LAST_RUNS, _MOST_RUNS = "last_runs", 30  # rows encoded and reused by run, the oldest first
+MOST_RUNS = 30  # in the chart of rows by run
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
@@ -157,24 +157,26 @@ def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> d
     )
 
 
-def whole_run(names: CatalogNames, outcome: Outcome, newest: dg.AssetMaterialization | None) -> dg.AssetMaterialization:
+def whole_run(
+    names: CatalogNames, outcome: Outcome, before: Sequence[dg.AssetCheckEvaluation]
+) -> dg.AssetMaterialization:
     """The event that follows those of an attempt's SuperBatches, with charts.
 
     Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
-    stand among those of SuperBatches. The list of runs goes on from `newest`, the asset's last event before the run.
+    stand among those of SuperBatches. The metrics of earlier runs are in `before`, their
+    check's results, the newest first.
     """
     report = outcome.report
     times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
-    before = newest.metadata.get(_LAST_RUNS) if newest else None
-    known: Any = before.value if isinstance(before, dg.JsonMetadataValue) else []
-    runs: list[tuple[int, int]] = [*known[1 - _MOST_RUNS :], (report.texts_encoded, report.costs.rows_reused)]
+    measured = [[result.metadata.get(name) for name in ("texts_encoded", "rows_reused")] for result in reversed(before)]
+    known = [(texts.value, rows.value) for texts, rows in measured if texts is not None and rows is not None]
+    runs: list[Any] = [*known, (report.texts_encoded, report.costs.rows_reused)]
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"Run: {counted(report.superbatches, 'SuperBatch')} with {counted(report.texts_encoded, 'text')}",
         metadata={
             **run_charts(report, outcome.timeline, outcome.sizes),
             "rows_of_last_runs": runs_chart(runs),
-            _LAST_RUNS: dg.MetadataValue.json([list(rows) for rows in runs]),
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,
             "texts_encoded": report.texts_encoded,

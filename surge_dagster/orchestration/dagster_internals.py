@@ -63,11 +63,13 @@ def _times(asset_key: dg.AssetKey, count: int) -> Iterator[float]:
     return ((begin + (end - begin) * number // count + 0.5) / 1_000 for number in range(1, count + 1))
 
 
-def last_evaluation(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
-    """The newest result of a check; a run that planned the check and did not evaluate it does not count."""
+def last_evaluations(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int
+) -> list[dg.AssetCheckEvaluation]:
+    """The newest results of a check, newest first; runs that planned the check and did not evaluate it do not count."""
     evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
-    records = instance.event_log_storage.get_asset_check_execution_history(check, limit=1, status=evaluated)
-    return records[0].evaluation if records else None
+    records = instance.event_log_storage.get_asset_check_execution_history(check, limit=limit, status=evaluated)
+    return [record.evaluation for record in records if record.evaluation]
 
 
 def described(resource: R, text: str) -> R:

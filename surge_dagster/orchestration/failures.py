@@ -45,11 +45,13 @@ def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
 
 def failed_metadata(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Metadata of a check with partitions and what is wrong with them: a table for people, and all keys for alerts."""
+    if not rows:
+        return {}  # Dagster would show a dialog that holds nothing
     keys = dg.MetadataValue.json([{"key": key} for key in dict.fromkeys(key for key, _ in rows)])
-    return {"failed": failure_table(rows)} | ({"partitions_failed": keys} if rows else {})
+    return {"failed": failure_table(rows), "partitions_failed": keys}
 
 
-def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = None) -> dg.MarkdownMetadataValue:
+def table_of_failures(failures: Sequence[Failure], ended_by: BaseException | None = None) -> dg.MarkdownMetadataValue:
     """A table of at most 200 failed partitions with the reason and what to do; `ended_by` ended the run."""
     rows = [] if ended_by is None else [("(the whole run)", _text(ended_by), _remedy(ended_by))]
     rows += [
@@ -136,8 +138,6 @@ def _refused_version(partition: Partition, fingerprint: str) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:
-    if not rows:
-        return dg.MetadataValue.md("none")
     lines = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' for _ in titles)} |"]
     lines += [f"| {' | '.join(map(_cell, cells))} |" for cells in rows[:_TABLE_ROWS]]
     if count > _TABLE_ROWS:
@@ -151,11 +151,11 @@ def _cell(text: str) -> str:
     return f"`{shown or ' '}`"
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, SurgeError) else f"{type(error).__name__}: {error}"
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: BaseException) -> str:
     match error:
         case ConfigError():
             return _FIX_RUN

@@ -96,7 +96,7 @@ class Outcome:
     published: set[str] = field(default_factory=set)  # catalog keys that any attempt has published
     republished: set[str] = field(default_factory=set)  # those that were not encoded: only the source version had moved
     fresh: set[str] = field(default_factory=set)  # catalog keys that any attempt found up to date
-    ended_by: Exception | None = None  # the error that ended the run early, where no attempt follows
+    ended_by: BaseException | None = None  # what ended the run early, where no attempt follows
     differing_settings: list[str] = field(default_factory=list)  # in the run's config other than in the code location
     begun: float = field(default_factory=time.monotonic)  # when the first attempt began
     summary: str = ""  # the run in one line, when it has ended

@@ -14,7 +14,7 @@ import dagster as dg
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.orchestration import asset_events
-from surge_dagster.orchestration.dagster_internals import Event, Planned
+from surge_dagster.orchestration.dagster_internals import Event, Planned, last_evaluations
 from surge_dagster.orchestration.events import EventWriter, report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
@@ -56,7 +56,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
         newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
         self._newest_superbatch = newest[0].storage_id if newest else 0
-        self._newest_event = newest[0].asset_materialization if newest else None
         self._has_embedding = False
 
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
@@ -64,7 +63,8 @@ class RunEvents(EventWriter[Event | _Embedding]):
 
     def end_of_superbatches(self) -> None:
         if self._outcome.report.superbatches:
-            self.put(asset_events.whole_run(self._names, self._outcome, self._newest_event))
+            results = last_evaluations(self._context.instance, self._names.run_check, asset_events.MOST_RUNS - 1)
+            self.put(asset_events.whole_run(self._names, self._outcome, results))
 
     def repeated(self, event: dg.AssetMaterialization) -> None:
         """Report the last event of a partition again, as that of this run; its versions stay what they are."""

@@ -224,6 +224,13 @@ class DevServer:
             for event in found
         ]
 
+    def logged(self, run_id: str) -> list[str]:
+        """The lines that a run logged itself."""
+        query = """query($r: ID!) { logsForRun(runId: $r, limit: 1000) { ... on EventConnection { events {
+            ... on LogMessageEvent { message } } } } }"""
+        events = self.ask(query, r=run_id)["logsForRun"]["events"]
+        return [event["message"] for event in events if event]
+
     def encoded(self, run_id: str) -> int:
         return sum(event.get("texts") or 0 for event in self.events(run_id) if event["asset"] == "superbatches")
 

@@ -279,7 +279,7 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     assert str(error) in ran.failure()
     assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "of the last attempt, and none that passed"
     metrics = ran.metrics()
-    assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_failed"]) == (0, 0, [])
+    assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_failed"]) == (0, 0, 0)
     assert f"| `(the whole run)` | `{reported}` |" in str(metrics["failed"])
     latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
     assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, ROOT_RUN_ID_TAG
 
 from surge_dagster.engine.errors import ConfigError
@@ -44,6 +45,16 @@ def test_keys_that_are_not_in_the_catalog_are_refused_by_name_before_anything_is
     assert "does not have 2 keys" in ran.failure()
     assert "'A'" in ran.failure() and "'left the catalog'" in ran.failure() and "'c'" not in ran.failure()
     assert not list(bench.output.glob("*")) and not ran.materialized()
+
+
+@pytest.mark.parametrize("launched", ["job", "asset"])
+def test_mistyped_key_leaves_the_checks_of_the_asset_as_they_are(bench: Workbench, launched: str) -> None:
+    bench.fill("ab")
+    assert bench.refresh().success
+    ran = bench.embed_keys(keys=["A"]) if launched == "job" else bench.embed("a", "b", keys=["A"])
+    assert not ran.success and ran.checks() == {} and "does not have 1 key: 'A'" in ran.logged()[0]
+    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
+    assert latest[NAMES.run_check].status is AssetCheckExecutionRecordStatus.SUCCEEDED
 
 
 def test_typed_key_is_accepted_in_both_spellings_unless_they_match_two_partitions() -> None:

@@ -115,6 +115,8 @@ def test_terminated_run_leaves_no_process_and_no_partition_in_progress(server: D
     server.terminate(run_id)
     assert server.finished(run_id) == "CANCELED"
     eventually("the end of all its processes", lambda: not server.encoder_workers() and not alive(process), seconds=20)
+    last = server.logged(run_id)[-1]
+    assert last.startswith("Terminated. ") and "1 not reached" in last and "Launch catalog_refresh" in last
     assert not {path for path in set(Path("/dev/shm").iterdir()) - shared_memory if "surge" in path.name}
     bar = server.partitions()
     assert "q00" in bar["materialized"] and not bar["failed"] and not bar["in progress"]

@@ -46,7 +46,7 @@ def test_superbatches_and_run_report_their_metrics(bench: Workbench) -> None:
     assert (metrics["partitions_written"], metrics["texts_encoded"], metrics["superbatches"]) == (2, 12, 1)
     assert {each["space_title"] for each in (batch, metrics)} == {"hash-16, 16 float32"}
     assert metrics["device"] == "cpu" and "CPU core" in metrics["hardware"]
-    assert metrics["partitions_failed"] == [] and metrics["max_in_flight_texts"] == 12
+    assert not metrics["partitions_failed"] and metrics["max_in_flight_texts"] == 12
     assert ran.checks()[NAMES.run_check.name].passed
 
 
@@ -180,7 +180,7 @@ def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(ben
     expected = bench.space
     bench.refresh()  # by hand
     refused = bench.refresh(unattended=Unattended(expected_space=expected))
-    assert not refused.success and f"launched for the space {expected!r}" in refused.failure()
+    assert not refused.success and f"launched for the space {expected} (model is" in refused.failure()
     assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
 
 
@@ -208,6 +208,28 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
     bench.write("c")
     nightly = bench.refresh(unattended=Unattended())
     assert nightly.success and nightly.materialized()["c"].metadata["dimension"].value == 24, "it uses the new space"
+
+
+@pytest.mark.parametrize("sensor", ["", NAMES.sensor])
+def test_last_line_of_a_terminated_run_says_what_is_published_and_who_embeds_the_rest(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, sensor: str
+) -> None:
+    bench.settings |= {"b_min": 3, "b_max": 3}
+    bench.fill("abcd")
+
+    def interrupt(progress: Progress, event: object) -> None:
+        if isinstance(event, Receipt):
+            raise dg.DagsterExecutionInterruptedError
+
+    monkeypatch.setattr(Progress, "after", interrupt)
+    tags = {"dagster/sensor_name": sensor} if sensor else {}
+    ran = bench.embed_keys(tags, keys=["a", "b", "c", "d"])
+    published = len(list(bench.output.glob("*/*.parquet")))
+    line = ran.logged()[-1]
+    assert not ran.success and line.startswith(f"Terminated. 4 partitions: {published} encoded (")
+    assert f"{4 - published} not reached" in line or published == 4
+    then = "leaves it alone until its source changes" if sensor else "requests what is missing"
+    assert "Launch catalog_refresh for the rest" in line and f"the sensor new_partitions {then}" in line
 
 
 @pytest.mark.parametrize("what", ["catalog", "model", "output"])
