@@ -10,6 +10,7 @@ of the jobs say so. Runs of an asset follow the instance: `run_retries: {retry_o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -33,6 +34,7 @@ RUN_TAGS = {"dagster/retry_on_asset_or_op_failure": "false"}
 # Dagster's UI leaves out tags with this prefix, and Dagster copies them to a run that takes another one's place.
 _UNATTENDED_TAG = ".dagster/surge_unattended"
 _NAMED = 20
+_LONGEST = 128  # characters of a setting in a tag
 
 
 class Select(Enum):
@@ -187,7 +189,13 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     if folder.is_absolute() or folder.is_dir():
         spec["model"] = "a folder"  # on another machine it may have another path
     columns = resources.catalog.model_dump(include={"id", "text", "missing_text", "columns"})
-    return json.dumps(columns | spec, sort_keys=True)
+    return json.dumps({name: _short(value) for name, value in (columns | spec).items()}, sort_keys=True)
+
+
+def _short(value: Any) -> Any:
+    """A digest in the place of a long value: Postgres takes no tag of more than 2.7 kB."""
+    text = json.dumps(value)
+    return value if len(text) <= _LONGEST else f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def require_expected_settings(tags: Mapping[str, str], resources: CatalogResources) -> None:

@@ -269,6 +269,20 @@ def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
     require_expected_settings({}, other)  # launched by an operator
 
 
+def test_long_settings_fit_into_the_tag_of_a_requested_run() -> None:
+    def resources(columns: int) -> CatalogResources:
+        source: dict[str, Any] = {"url": "c", "columns": [f"column {number}" for number in range(columns)]}
+        encoder: dict[str, Any] = {"model": "hash://16", "document_prompt": "passage " * 1_000}
+        output: dict[str, Any] = {"url": "out"}
+        return CatalogResources(CatalogSource(**source), Encoder(**encoder), OutputStore(**output))
+
+    requested = unattended(resources(400), None).tags
+    assert len("".join(requested.values())) < 2_000
+    require_expected_settings(requested, resources(400))
+    with pytest.raises(ConfigError, match=r"columns is 'sha256:\w+' and was 'sha256:\w+'\. Nothing"):
+        require_expected_settings(requested, resources(401))
+
+
 def test_tick_fails_when_source_or_store_does_not_answer(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no catalog at"):
         bench.tick()
