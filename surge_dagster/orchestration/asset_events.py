@@ -163,8 +163,7 @@ def whole_run(
     """The event that follows those of an attempt's SuperBatches, with charts.
 
     Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
-    stand among those of SuperBatches. The metrics of earlier runs are in `before`, their
-    check's results, the newest first.
+    stand among those of SuperBatches. The metrics of earlier runs are in `before`, their check's results, newest first.
     """
     report = outcome.report
     times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}

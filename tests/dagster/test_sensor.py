@@ -226,6 +226,10 @@ def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     differing = rf"{bench.space} \(model is 'hash://24' and was 'hash://16'\).* launch catalog_refresh by hand"
     with pytest.raises(ConfigError, match=differing):
         bench.tick()
+    bench.settings |= {"model": "hash://16", "document_prompt": "passage: "}
+    with pytest.raises(ConfigError, match=rf"{bench.space} \(document_prompt is 'passage: ' and was unset\)"):
+        bench.tick()
+    bench.settings = {"model": "hash://24"}
     assert "b" in bench.instance.get_dynamic_partitions("catalog"), "new partitions are registered all the same"
     assert bench.refresh().success  # the explicit launch
     bench.write("c")

@@ -222,7 +222,9 @@ def model_difference(space: Space, before: Space) -> str:
 
 def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
     """The spaces that were begun with the settings most like a spec's, each with the settings that differ."""
-    now = spec.as_dict()
+    now, folder = spec.as_dict(), Path(spec.model).expanduser()
+    if folder.is_dir():
+        now["model"] = str(folder.resolve())
     lines = list[tuple[int, str]]()
     for space in spaces:
         was = replace(space.requested, model=space.model_folder or space.requested.model).as_dict()

@@ -12,7 +12,7 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces
+from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces, nearest_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 
@@ -196,3 +196,16 @@ class TestFinding:
         missing = EncodingSpec(model="owner/model-that-is-nowhere")
         claim_space(store, replace(space, requested=missing))
         assert found(store, missing) == space.name
+
+
+def test_nearest_space_comes_first_and_a_model_folder_is_known_under_any_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    wanted, near = EncodingSpec("model"), EncodingSpec("hash://8").resolve()
+    near = replace(near, requested=wanted, model_folder=str(tmp_path / "model"))
+    far = replace(near, name="far", requested=replace(wanted, dtype="float16"))
+    first, second = nearest_spaces(wanted, [far, near]).split("; ")
+    assert first == f"{near.name} (the content of the model was another one)"
+    assert second == "far (dtype is 'float32' and was 'float16')"
