@@ -11,14 +11,16 @@ of the job again. Their lines name the time of the job.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.assets.checks import check_result, evaluation_of
+from surge_dagster.assets.derived_spaces import lag_results
 from surge_dagster.config.check_policy import CheckName, CheckPolicy
+from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
@@ -82,8 +84,8 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
     return evaluate
 
 
-def catalog_check(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
-    """The job that evaluates the catalog's checks.
+def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]) -> dg.JobDefinition:
+    """The job that evaluates the catalog's checks, and how far derived spaces lag behind.
 
     It is not a job of asset checks: Dagster sorts results by the time when their run was created, so that the results
     of a job that takes hours would be older than those that other runs repeat meanwhile.
@@ -92,7 +94,8 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
     @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def compare(context: dg.OpExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Read the whole catalog and the whole output, and evaluate the checks."""
-        yield from [evaluation_of(names, result, context.instance) for result in _compare(names, policy, context)]
+        results = [*_compare(names, policy, context), *lag_results(names, context, derived)]
+        yield from [evaluation_of(names, result, context.instance) for result in results]
         yield dg.Output(None)
 
     return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")

@@ -3,33 +3,51 @@
 A run derives what is missing or stale among its partitions, or in the whole space, and reports each file that it wrote;
 in a run of a backfill also those that are fresh, because Dagster ends a backfill as failed when a partition that it
 covers has no event. No encoder is started.
+
+The sensor `hand_over_changes` launches the job when runs have changed embeddings. It does not depend on the check of
+`embeddings` that blocks: a refused partition keeps back its own derived file alone. A run of both assets, as in a
+backfill, derives nothing when a partition is refused, and the sensor's run makes up for it.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
+from surge_dagster.assets.checks import evaluation_of
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.engine.derived.derive import DeriveRun
+from surge_dagster.engine.derived.lag import find_lag
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import desired_version
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import find_derived
 from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import derived_embedding
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.events import BATCH_EVENTS, report_events
-from surge_dagster.orchestration.failures import RETRIES, errors_as_failures, failure_table
+from surge_dagster.orchestration.failures import RETRIES, errors_as_failures, failed_metadata, failure_table
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
+
+CHECK = "every_partition_is_derived"
+_MEASURED_SHARE = 0.5  # of the catalog's partitions, before the sensor's run finds the ranges of int8
 
 
 class DeriveConfig(dg.Config):
     delete_removed: bool = Field(
         False, description="delete files whose partition was removed from the parent; only a run of the job finds them"
+    )
+    unattended: bool = Field(
+        False, description="set by the sensor: begin no int8 space before half of the catalog is embedded"
     )
 
 
@@ -56,30 +74,78 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
                 ),
             )
         ],
+        check_specs=[
+            dg.AssetCheckSpec(
+                CHECK,
+                asset=key,
+                description=(
+                    "Every file of `embeddings` has a file in this space with the same rows. A warning counts those "
+                    f"that lag behind, and those that could not be judged: launch {names.derive_job}."
+                ),
+            )
+        ],
         partitions_def=names.partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys=names.resource_keys,
     )
-    def derive(context: dg.AssetExecutionContext, config: DeriveConfig) -> Iterator[dg.MaterializeResult]:
+    def derive(context: dg.AssetExecutionContext, config: DeriveConfig) -> Iterator[dg.AssetCheckResult]:
         """Derive the partitions of this run that are missing or stale."""
         has_keys = context.has_partition_key or context.has_partition_key_range
         keys = [from_partition_key(key) for key in context.partition_keys] if has_keys else None
-        _run(names, context.op_execution_context, [wanted], config, keys)
-        yield from ()  # a function that yields nothing materializes nothing by itself
+        failures = _run(names, context.op_execution_context, [wanted], config, keys)
+        yield from lag_results(names, context.op_execution_context, [wanted])
+        _end(failures)
 
     return derive
 
 
-def derive_job(names: CatalogNames, wanted: Sequence[DerivedSettings]) -> list[dg.JobDefinition]:
+def derive_job(
+    names: CatalogNames, wanted: Sequence[DerivedSettings], resources: Mapping[str, Any]
+) -> list[dg.JobDefinition]:
     """The job that brings all derived spaces up to date in one run; none where the settings list no space."""
 
     @dg.op(name=names.derive_all_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
-    def derive(context: dg.OpExecutionContext, config: DeriveConfig) -> None:
+    def derive(
+        context: dg.OpExecutionContext, config: DeriveConfig
+    ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Derive every partition that is missing or stale in a derived space."""
-        _run(names, context, wanted, config, None)
+        failures = _run(names, context, wanted, config, None)
+        for result in lag_results(names, context, wanted):
+            yield evaluation_of(names, result, context.instance)
+        _end(failures)
+        yield dg.Output(None)
 
     text = "Computes what is missing or stale in the derived spaces, in one run, without a model."
-    return [job_of(names.derive_job, derive, text)] if wanted else []
+    return [job_of(names.derive_job, derive, text, resources)] if wanted else []
+
+
+def lag_results(
+    names: CatalogNames, context: dg.OpExecutionContext, wanted: Sequence[DerivedSettings]
+) -> Iterator[dg.AssetCheckResult]:
+    """The result of the check of each derived space: how far it lags behind the files of its parent now."""
+    with errors_as_failures():
+        resources = names.resources(context)
+        store = resources.output.open()
+        parent = existing_space(names, resources, store, "derive")
+        for each in wanted:
+            lag = find_lag(store, parent, each.dtype, each.dimension)
+            behind = [(key, "it has no valid file in this space") for key in lag.missing]
+            behind += [(key, f"its file was derived from earlier rows of {parent.name}") for key in lag.stale]
+            yield dg.AssetCheckResult(
+                asset_key=names.derived(each.label),
+                check_name=CHECK,
+                passed=lag.fresh > 0 and not (behind or lag.not_judged),
+                severity=dg.AssetCheckSeverity.WARN,
+                description=lag.in_words(),
+                metadata={
+                    "space": lag.space,
+                    "partitions_judged": lag.judged,
+                    "partitions_not_judged": len(lag.not_judged),
+                    "partitions_missing": len(lag.missing),
+                    "partitions_stale": len(lag.stale),
+                    **failed_metadata([*behind, *lag.not_judged]),
+                },
+            )
 
 
 def _run(
@@ -88,8 +154,8 @@ def _run(
     wanted: Sequence[DerivedSettings],
     config: DeriveConfig,
     keys: Sequence[str] | None,
-) -> None:
-    """Bring derived spaces up to date and report their files; permanent failures end the run after the others."""
+) -> list[Failure]:
+    """Bring derived spaces up to date and report their files; returns what failed for good."""
     record_process(context)
     resources = names.resources(context)
     failures: list[Failure] = []
@@ -97,6 +163,8 @@ def _run(
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
         for each in wanted:
+            if config.unattended and _is_early(names, context, store, parent, each):
+                continue
             removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)
             events = _events(names, context, run, each, keys)
@@ -106,10 +174,32 @@ def _run(
             context.log.info(f"{run.report.space}: {run.report.in_words()}")
         if failures and all(failure.transient for failure in failures) and context.retry_number < RETRIES:
             raise TransientError(failures[0].reason)
+    return failures
+
+
+def _is_early(
+    names: CatalogNames, context: dg.OpExecutionContext, store: Store, parent: Space, wanted: DerivedSettings
+) -> bool:
+    """Whether the ranges of an int8 space would be found over a small part of the catalog, once for all vectors."""
+    if wanted.dtype != "int8" or find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None:
+        return False
+    embedded = len(OutputState(store, parent.name, parent.file_format).files())
+    registered = len(context.instance.get_dynamic_partitions(names.partitions_name))
+    is_early = embedded < _MEASURED_SHARE * registered
+    if is_early:
+        context.log.warning(
+            f"{wanted.title} is not begun: {embedded:,} of {counted(registered, 'partition')} are embedded, and its "
+            f"ranges are found once, over all vectors. Launch {names.derive_job} to begin it with these."
+        )
+    return is_early
+
+
+def _end(failures: Sequence[Failure]) -> None:
+    """End the run as failed if a partition failed; the others are derived."""
     if failures:
         listed = failure_table([(failure.key, failure.reason) for failure in failures])
         raise dg.Failure(
-            f"{len(failures):,} partitions could not be derived. The first one: {failures[0].reason}",
+            f"{counted(len(failures), 'partition')} could not be derived. The first one: {failures[0].reason}",
             metadata={"failed": listed},
             allow_retries=False,
         )

@@ -19,7 +19,7 @@ from surge_dagster.assets.embeddings import embedding_jobs, embeddings, source_p
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.automation import schedules
 from surge_dagster.automation.alerts import webhook_alerts
-from surge_dagster.automation.hand_over import hand_over_changes
+from surge_dagster.automation.hand_over import hand_over_changes, hand_over_job
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.config.settings import Settings, load_settings
@@ -48,11 +48,11 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     policy = settings.check_policy()
     checks = catalog_checks(names, policy)
     refresh, embed = embedding_jobs(names, policy)
-    check, switch = catalog_check(names, policy), switch_current_space(names)
+    check, switch = catalog_check(names, policy, settings.derived), switch_current_space(names)
     resources = _resources(names, settings)
     targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
     tables = [target_asset(names, key, table, settings.owners) for key, table in targets.items() if table]
-    follow = [hand_over_changes(names, [table.key for table in tables])] if tables else []
+    follow = [*derive_job(names, settings.derived, resources), *hand_over_job(names, tables)]
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
         superbatches(names),
@@ -63,12 +63,12 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     return dg.Definitions(
         assets=[*dg.map_asset_specs(lambda spec: spec.replace_attributes(owners=settings.owners), assets), *tables],
         asset_checks=[checks],
-        jobs=[refresh, embed, check, switch, *(job for _, job in follow), *derive_job(names, settings.derived)],
+        jobs=[refresh, embed, check, switch, *follow],
         sensors=[
             new_partitions(names, settings, embed),
             lost_runs,
             *webhook_alerts(names, settings),
-            *(sensor for sensor, _ in follow),
+            *hand_over_changes(names, settings, follow),
         ],
         schedules=[schedules.nightly_refresh(names, settings, refresh), *schedules.scheduled_check(names, settings)],
         resources=resources,

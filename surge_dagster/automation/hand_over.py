@@ -1,47 +1,74 @@
-"""The sensor `hand_over_changes`: hands changed embeddings over to the tables that follow them."""
+"""The sensor `hand_over_changes`: derived spaces and tables follow the embeddings that runs have changed.
+
+Derived spaces come before tables, because a table may follow one. One that cannot be brought up to date keeps back no
+table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 
+from surge_dagster.config.settings import Settings
 from surge_dagster.orchestration.active_runs import active_runs, embeds
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.requests import has_succeeded, request_for
 
 _SENSOR_SECONDS = 60
+Job = Any  # a `dg.JobDefinition`, or what `dg.define_asset_job` makes
 
 
-def hand_over_changes(names: CatalogNames, assets: list[dg.AssetKey]) -> tuple[dg.SensorDefinition, Any]:
-    """The sensor, and the job of the tables' assets that it launches once no run embeds any more."""
+def hand_over_job(names: CatalogNames, tables: Sequence[dg.AssetsDefinition]) -> list[Job]:
+    """The job that brings tables up to date; none without a table."""
     job = dg.define_asset_job(
         names.hand_over_job,
-        selection=dg.AssetSelection.assets(*assets),
+        selection=dg.AssetSelection.assets(*tables),
         executor_def=dg.in_process_executor,
         run_tags=RUN_TAGS,
         description="Brings the tables that follow the embeddings up to date.",
     )
+    return [job] if tables else []
+
+
+def hand_over_changes(names: CatalogNames, settings: Settings, jobs: Sequence[Job]) -> list[dg.SensorDefinition]:
+    """The sensor that launches these jobs, of derived spaces and of tables, once no run embeds any more."""
+    if not jobs:
+        return []
+    job_names = [job.name for job in jobs]
+    derived = [names.derived(each.label) for each in settings.derived]
+    follows = {names.derive_job: [names.embeddings], names.hand_over_job: [names.embeddings, *derived]}
+    delete = settings.removed_partitions == "delete"
+    config = {"ops": {names.derive_all_op: {"config": {"unattended": True, "delete_removed": delete}}}}
+    configs = {names.derive_job: config}
 
     @dg.sensor(
         name=names.hand_over_sensor,
-        job=job,
+        jobs=jobs,
         minimum_interval_seconds=_SENSOR_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Launches {names.hand_over_job} when runs have changed embeddings and none is active any more.",
+        description=f"Launches {' and '.join(job_names)} when runs have changed embeddings and none is active.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         instance = context.instance
-        concerned = lambda run: run.job_name == names.hand_over_job or embeds(names, instance, run)  # noqa: E731
+        concerned = lambda run: run.job_name in job_names or embeds(names, instance, run)  # noqa: E731
         if run := next(active_runs(instance, concerned), None):
             return dg.SkipReason(f"waiting for run {run.run_id}, which embeds or hands over")
-        records = instance.fetch_materializations(names.embeddings, limit=1).records
-        if not records:
-            return dg.SkipReason("nothing is embedded")
-        newest = str(records[0].storage_id)
-        if has_succeeded(instance, names.hand_over_job, newest):
-            return dg.SkipReason("no embeddings have changed since the last hand-over")
-        return request_for(instance, names.hand_over_job, newest)
+        reasons = list[str]()
+        for job_name in job_names:
+            events = [instance.fetch_materializations(asset, limit=1).records for asset in follows[job_name]]
+            if not events[0]:
+                return dg.SkipReason("nothing is embedded")
+            newest = str(max(records[0].storage_id for records in events if records))
+            if has_succeeded(instance, job_name, newest):
+                reasons.append(f"{job_name}: no embeddings have changed since it succeeded")
+                continue
+            requested = request_for(instance, job_name, newest, configs.get(job_name))
+            if isinstance(requested, dg.RunRequest):
+                return requested
+            reasons.append(f"{job_name}: {requested.skip_message}")
+        return dg.SkipReason("; ".join(reasons))
 
-    return sensor, job
+    return [sensor]

@@ -157,10 +157,26 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
     return list(selected)
 
 
-def job_of(name: str, op: dg.OpDefinition | dg.PendingNodeInvocation, description: str) -> dg.JobDefinition:
-    """A job of one op, in the run's own process."""
+def job_of(
+    name: str,
+    op: dg.OpDefinition | dg.PendingNodeInvocation,
+    description: str,
+    resources: Mapping[str, Any] | None = None,
+) -> dg.JobDefinition:
+    """A job of one op, in the run's own process.
 
-    @dg.job(name=name, executor_def=dg.in_process_executor, run_tags=RUN_TAGS, description=description)
+    Args:
+        resources: of a job that is given to a sensor: where Dagster has to bind them, it makes the sensor anew, with a
+            warning about a parameter that is in beta.
+    """
+
+    @dg.job(
+        name=name,
+        executor_def=dg.in_process_executor,
+        run_tags=RUN_TAGS,
+        description=description,
+        resource_defs=resources,
+    )
     def compose() -> None:
         op()
 

@@ -113,7 +113,7 @@ def request_for(
             return dg.SkipReason(f"waiting after a failure (attempt {before.attempt}) until {until}")
         attempt = before.attempt + 1
     tags = {_ATTEMPT_TAG: str(attempt), _TARGET_TAG: target, **(tags or {})}
-    return dg.RunRequest(run_config=run_config, tags=tags)
+    return dg.RunRequest(job_name=job_name, run_config=run_config, tags=tags)
 
 
 def has_succeeded(instance: dg.DagsterInstance, job_name: str, target: str) -> bool:

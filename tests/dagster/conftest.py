@@ -90,8 +90,12 @@ class Ran:
         return {key: (event.tags or {})["dagster/data_version"] for key, event in reported.items()}
 
     def checks(self) -> dict[str, dg.AssetCheckEvaluation]:
+        return {check.check_name: check for check in self.evaluations()}
+
+    def evaluations(self) -> list[dg.AssetCheckEvaluation]:
+        """The results of checks, of all assets."""
         events = self._events(dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-        return {event.asset_check_evaluation_data.check_name: event.asset_check_evaluation_data for event in events}
+        return [event.asset_check_evaluation_data for event in events]
 
     def metrics(self) -> dict[str, Any]:
         """Metadata of the run's own check: the run report; numbers that it leaves out are 0."""
@@ -156,12 +160,10 @@ class Workbench:
     def run(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> Ran:
         return execute(self.instance, self.definitions.resolve_job_def(job), config, tags)
 
-    def materialize(
-        self, config: Mapping[str, Any], tags: Mapping[str, str], asset: dg.AssetKey = NAMES.embeddings
-    ) -> Ran:
-        """Materialize an asset in this process, like the UI's button."""
+    def materialize(self, config: Mapping[str, Any], tags: Mapping[str, str], *assets: dg.AssetKey) -> Ran:
+        """Materialize assets in this process, `embeddings` where none is named, like the UI's button."""
         job = self.definitions.resolve_implicit_global_asset_job_def()
-        return execute(self.instance, job, config, tags, asset_selection=[asset])
+        return execute(self.instance, job, config, tags, asset_selection=assets or [NAMES.embeddings])
 
     def run_downstream(self, *assets: dg.AssetsDefinition) -> Ran:
         job = dg.define_asset_job("downstream", selection=dg.AssetSelection.assets(*assets))

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
-from tests.dagster.conftest import NAMES, Workbench, stale_status
+from tests.dagster.conftest import NAMES, Ran, Workbench, stale_status
 from tests.spaces import KEYS, Spaces
 
 INT8, SHORT = NAMES.derived("int8"), NAMES.derived("float32_8")
+CHECK = "every_partition_is_derived"
+
+
+def follow(bench: Workbench) -> list[Ran]:
+    """Execute what the sensor requests until it requests nothing more; the jobs are those of derived spaces."""
+    runs = list[Ran]()
+    while requests := bench.tick(NAMES.hand_over_sensor).run_requests:
+        [request] = requests
+        assert request.job_name == NAMES.derive_job and len(runs) < 3
+        runs.append(bench.run(NAMES.derive_job, request.run_config, request.tags))
+    return runs
+
+
+def lag(ran: Ran, asset: dg.AssetKey) -> tuple[bool, str]:
+    """Whether a run found that a derived space is complete, and how it says so."""
+    [found] = [check for check in ran.evaluations() if check.asset_key == asset]
+    assert found.check_name == CHECK and found.severity == dg.AssetCheckSeverity.WARN
+    return found.passed, str(found.description)
 
 
 @pytest.fixture
@@ -45,8 +64,88 @@ def test_damaged_partition_fails_the_run_by_name_after_the_others(bench: Workben
     ran = bench.run(NAMES.derive_job)
     assert not ran.success
     assert list(ran.materialized(SHORT)) == ["a", "c"]
+    assert lag(ran, SHORT) == (False, "2 of 3 partitions up to date, 1 not judged, because a file cannot be read")
     assert "2 partitions could not be derived. The first one: partition 'b'" in ran.failure()
     assert "b.parquet' cannot be read because" in ran.failure()
+
+
+def test_derived_spaces_follow_runs_and_one_refused_partition_keeps_back_no_other(bench: Workbench) -> None:
+    bench.settings["derived"] = [{"dtype": "int8"}]
+    bench.fill("ab", 3)
+    bench.write("bad", [("x", None)])
+    assert not bench.refresh().success
+    [ran] = follow(bench)
+    assert ran.success and list(ran.materialized(INT8)) == ["a", "b"]
+    assert lag(ran, INT8) == (True, "2 of 2 partitions up to date")
+    bench.write("b", 3, version="v2")
+    both = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "bad"}
+    assert not bench.materialize({}, both, NAMES.embeddings, INT8).materialized(INT8), "the check of embeddings blocks"
+    [ran] = follow(bench)
+    assert list(ran.materialized(INT8)) == ["b"] and follow(bench) == []
+
+
+def test_catalog_check_says_how_far_derived_spaces_lag(bench: Workbench, made: Spaces) -> None:
+    begun = bench.run(NAMES.check_job)
+    assert lag(begun, INT8) == lag(begun, SHORT) == (False, "0 of 3 partitions up to date, 3 missing")
+    space = str(bench.run(NAMES.derive_job).materialized(INT8)["a"].metadata["space"].value)
+    bench.write("a", 5, version="v2")
+    assert bench.refresh().success
+    made.file("hash://16", "b").write_bytes(b"nothing")
+    (made.root / "output" / space / "c.parquet").unlink()
+    ran = bench.run(NAMES.check_job)
+    line = "1 derived from earlier rows, 1 not judged, because a file cannot be read"
+    assert lag(ran, INT8) == (False, f"0 of 3 partitions up to date, 1 missing, {line}")
+    assert lag(ran, SHORT) == (False, f"1 of 3 partitions up to date, {line}")
+    [check] = [check for check in ran.evaluations() if check.asset_key == INT8]
+    assert (check.metadata["partitions_judged"].value, check.metadata["partitions_not_judged"].value) == (2, 1)
+    assert check.metadata["partitions_failed"].value == [{"key": "c"}, {"key": "a"}, {"key": "b"}]
+
+
+def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(bench: Workbench, made: Spaces) -> None:
+    for key in "defg":
+        bench.write(key)
+    bench.tick()  # registers them
+    [ran] = follow(bench)
+    assert ran.success and not ran.materialized(INT8) and list(ran.materialized(SHORT)) == list(KEYS)
+    assert any("int8 is not begun: 3 of 7 partitions are embedded" in line for line in ran.logged())
+    assert not lag(ran, INT8)[0]
+    assert bench.refresh().success
+    [ran] = follow(bench)
+    assert list(ran.materialized(INT8)) == [*KEYS, *"defg"]
+
+
+def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(bench: Workbench, made: Spaces) -> None:
+    bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
+
+    def tick() -> dg.RunRequest | None:
+        requests = bench.tick(NAMES.hand_over_sensor).run_requests
+        return requests[0] if requests else None
+
+    derive = tick()
+    assert derive is not None and derive.job_name == NAMES.derive_job
+    ran = bench.run(NAMES.derive_job, derive.run_config, derive.tags)
+    hand_over = tick()
+    assert ran.success and hand_over is not None and hand_over.job_name == NAMES.hand_over_job
+    bench.write("a", 5, version="v2")
+    assert bench.refresh().success
+    derive = tick()
+    assert derive is not None and derive.job_name == NAMES.derive_job
+    bench.pretend_run(NAMES.derive_job, dg.DagsterRunStatus.FAILURE, tags=derive.tags)
+    waiting = tick()
+    assert waiting is not None and waiting.job_name == NAMES.hand_over_job
+
+
+def test_removed_partitions_are_deleted_from_derived_spaces_where_the_settings_say_so(
+    bench: Workbench, made: Spaces
+) -> None:
+    bench.settings["removed_partitions"] = "delete"
+    [ran] = follow(bench)
+    space = str(ran.materialized(INT8)["a"].metadata["space"].value)
+    made.file("hash://16", "c").unlink()
+    bench.write("a", 5, version="v2")
+    assert bench.refresh(keys=["a"]).success
+    assert [ran.success for ran in follow(bench)] == [True]
+    assert sorted(path.stem for path in (made.root / "output" / space).glob("*.parquet")) == ["a", "b"]
 
 
 def test_without_the_setting_there_is_neither_asset_nor_job(bench: Workbench) -> None:

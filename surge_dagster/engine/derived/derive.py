@@ -23,7 +23,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import convert, cut
-from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows
+from surge_dagster.engine.derived.parent_files import beside_parent, find_ranges, parent_rows
 from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import WRITER, desired_version
@@ -141,16 +141,12 @@ class DeriveRun:
         outputs = OutputState(self._store, self.space.name, self.space.file_format)
         own = outputs.files(requested)
         todo: list[PublishedFile] = []
-        for name, listed in parents.items():
-            try:
-                file = usable_file(self._store, self._parent, name, listed)
-            except (DataError, TransientError) as error:
-                yield self._fail(error)
+        for judged in beside_parent(self._store, self._parent, parents, outputs):
+            if not isinstance(judged, tuple):
+                yield self._fail(judged)
                 continue
-            freshness = outputs.freshness_beside(file)
-            if freshness.error is not None:
-                yield self._fail(freshness.error)
-            elif freshness.status == "fresh" and freshness.file is not None:
+            file, freshness = judged
+            if freshness.status == "fresh" and freshness.file is not None:
                 report.partitions_fresh += 1
                 yield self._receipt(freshness.file, "fresh")
             else:

@@ -1,9 +1,9 @@
-"""The files of a space that another one is derived from: which of them can be used, their rows, the ranges of int8."""
+"""The files of a space that another one is derived from: how fresh the derived ones are, rows, the ranges of int8."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,15 +12,30 @@ import pyarrow as pa
 from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.files.opening import open_listed
+from surge_dagster.engine.files.opening import open_listed, usable_file
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.derivation import Ranges
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import Found, Freshness, OutputState
 from surge_dagster.engine.store.store import Store
 
 log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 1024
+
+
+def beside_parent(
+    store: Store, parent: Space, listed: Mapping[str, Found | TransientError], derived: OutputState
+) -> Iterator[tuple[PublishedFile, Freshness] | DataError | TransientError]:
+    """Each listed file of the parent with the freshness of its derived file, or why that cannot be judged."""
+    for name, found in listed.items():
+        try:
+            file = usable_file(store, parent, name, found)
+        except (DataError, TransientError) as error:
+            yield error
+            continue
+        freshness = derived.freshness_beside(file)
+        yield (file, freshness) if freshness.error is None else freshness.error
 
 
 def parent_rows(

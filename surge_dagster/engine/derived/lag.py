@@ -1,0 +1,64 @@
+"""How far a derived space lags behind its parent, from the footers of both: no row is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surge_dagster.engine.derived.parent_files import beside_parent
+from surge_dagster.engine.model.derivation import DerivedDtype
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import find_derived
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
+
+
+@dataclass(slots=True)
+class Lag:
+    """What a derived space lacks of its parent.
+
+    Attributes:
+        space: its name; empty where it has not been begun.
+        fresh: partitions whose file names the rows that the parent's file has.
+        missing, stale: keys of those without a file, and of those whose file was derived from earlier rows.
+        not_judged: keys of those whose parent's file is damaged, or of which a file cannot be read, with the reason.
+    """
+
+    space: str
+    fresh: int = 0
+    missing: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    not_judged: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def judged(self) -> int:
+        return self.fresh + len(self.missing) + len(self.stale)
+
+    def in_words(self) -> str:
+        """The lag for people, in a line."""
+        counts = {
+            "missing": len(self.missing),
+            "derived from earlier rows": len(self.stale),
+            "not judged, because a file cannot be read": len(self.not_judged),
+        }
+        parts = [f"{self.fresh:,} of {counted(self.judged + len(self.not_judged), 'partition')} up to date"]
+        return ", ".join(parts + [f"{count:,} {what}" for what, count in counts.items() if count])
+
+
+def find_lag(store: Store, parent: Space, dtype: DerivedDtype, dimension: int | None) -> Lag:
+    """Compare each file of the parent with the file that is derived from it."""
+    wanted = parent.derive(dtype, dimension)
+    space = find_derived(store, wanted)
+    lag = Lag(space.name if space else "")
+    parents = OutputState(store, parent.name, parent.file_format).files()
+    own = space or wanted
+    for judged in beside_parent(store, parent, parents, OutputState(store, own.name, own.file_format)):
+        if not isinstance(judged, tuple):
+            lag.not_judged.append((judged.key or "?", str(judged)))
+            continue
+        file, freshness = judged
+        if freshness.status == "fresh":
+            lag.fresh += 1
+        else:
+            (lag.stale if freshness.status == "stale" else lag.missing).append(file.facts.partition_key)
+    return lag
