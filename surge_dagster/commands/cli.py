@@ -31,10 +31,11 @@ from surge_dagster.engine.output.spaces import find_space, model_difference
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.readers.search import search as search_space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.urls import is_object_store
+from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import switch_space
 from surge_dagster.engine.verify.verification import Compared, Verified, Violation
@@ -51,6 +52,8 @@ from surge_dagster.terminal import (
     terminable,
 )
 from surge_dagster.version import __version__
+
+_UPDATE_SECONDS = 0.5  # of the progress of a run
 
 app = typer.Typer(
     name="surge-dagster",
@@ -98,7 +101,7 @@ def embed(
         )
         try:
             total = sum(partition.rows or 0 for partition in partitions)
-            _follow(learning(run, pool, store), total, quiet)
+            _follow(run, learning(run, pool, store), total, quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
@@ -289,20 +292,24 @@ def _rows_to_reencode(value: str) -> int | None:
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
 
 
-def _follow(run_events: Generator[Event], total: int, quiet: bool) -> None:
-    done = 0
-    with progress_bar("texts", total, quiet=quiet) as show, closing(run_events) as events:
-        for event in events:
-            match event:
-                case SuperBatchReport():
-                    done += event.texts
-                case Receipt(action="encoded"):
-                    done += event.texts_reused + event.skipped_rows
-                case Receipt():
-                    done += event.rows + event.skipped_rows
-                case Failure():
-                    complain(f"refused: {event.reason}")
-            show(min(done, total) if total else done, total)  # a text whose worker died is encoded, and counted, twice
+def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int, quiet: bool) -> None:
+    not_encoded = 0
+
+    def update() -> None:
+        done = not_encoded + (run.in_flight.encoded if run.in_flight else 0)
+        show(min(done, total) if total else done, total)  # of a refused partition some texts may have been encoded
+
+    with progress_bar("texts", total, quiet=quiet) as show:
+        with every(_UPDATE_SECONDS, update, "surge-progress"), closing(run_events) as events:
+            for event in events:
+                match event:
+                    case Receipt(action="encoded"):
+                        not_encoded += event.texts_reused + event.skipped_rows
+                    case Receipt():
+                        not_encoded += event.rows + event.skipped_rows
+                    case Failure():
+                        complain(f"refused: {event.reason}")
+        update()
 
 
 def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:

@@ -1,56 +1,67 @@
-"""Progress of a run in its log: a line every ten seconds at most, whatever the number of partitions."""
+"""Progress of a run in its log: a line every ten seconds, also while a SuperBatch takes minutes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
+from surge_dagster.engine.run.meters import InFlight
 from surge_dagster.engine.run.report import Event, Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 
-_LINE_SECONDS = 10.0  # a line costs as much as an event
+LINE_SECONDS = 10.0  # a line costs as much as an event
 
 
 class Progress:
-    def __init__(self, todo: Sequence[Partition], now: Callable[[], float] = time.monotonic) -> None:
+    """Counts what a run has done; any thread may ask for the line.
+
+    Args:
+        todo: the partitions of the run.
+        in_flight: `EmbeddingRun.in_flight`, asked for each line.
+    """
+
+    def __init__(
+        self,
+        todo: Sequence[Partition],
+        in_flight: Callable[[], InFlight | None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._rows = {partition.key: partition.rows for partition in todo}
         known = [rows for rows in self._rows.values() if rows is not None]
         self._all_texts = sum(known) if len(known) == len(self._rows) else None
-        self._partitions = self._texts = 0
-        self._now = now
-        self._begun = self._said = now()
+        self._partitions = self._not_encoded = 0
+        self._in_flight, self._now, self._begun = in_flight, now, now()
 
-    def after(self, event: Event) -> str | None:
-        """Count an event of the engine; returns a line for the log when one is due."""
+    def count(self, event: Event) -> None:
+        """Count an event of the engine."""
         match event:
             case SuperBatchReport():
-                self._texts += event.texts
+                return  # its texts were counted while they were encoded
             case Receipt(action="encoded"):
-                self._partitions += 1
-                self._texts += event.texts_reused
+                self._not_encoded += event.texts_reused
             case Receipt():
-                self._partitions += 1
-                self._texts += event.rows
+                self._not_encoded += event.rows
             case _:
-                self._partitions += 1
-                self._texts += self._rows.get(event.key) or 0
-        now = self._now()
-        if now - self._said < _LINE_SECONDS:
-            return None
-        self._said = now
-        return self._line(now - self._begun)
+                self._not_encoded += self._rows.get(event.key) or 0
+        self._partitions += 1
 
-    def _line(self, seconds: float) -> str:
-        rate = self._texts / seconds
-        of_texts = counted(self._texts, "text")
+    def line(self) -> str:
+        """What is done by now, and how long the rest takes."""
+        seconds, in_flight = self._now() - self._begun, self._in_flight()
+        of_partitions = f"Progress: {self._partitions:,} of {counted(len(self._rows), 'partition')}"
+        if in_flight is None:
+            return f"{of_partitions}; the encoder has been starting for {_duration(seconds)}"
+        texts = in_flight.encoded + self._not_encoded
+        rate = texts / seconds
+        of_texts = counted(texts, "text")
         left = ""
         if self._all_texts is not None:
-            done = min(self._texts, self._all_texts)  # a text whose worker died is encoded, and counted, twice
+            done = min(texts, self._all_texts)  # a refused partition may have been encoded in part, and counts as done
             of_texts = f"{done:,} of {counted(self._all_texts, 'text')}"
             left = f", about {_duration((self._all_texts - done) / rate)} left" if rate else ""
-        of_partitions = f"{self._partitions:,} of {counted(len(self._rows), 'partition')}"
-        return f"Progress: {of_partitions}, {of_texts}, {rate:,.0f} texts/s{left}"
+        pace = f", {rate:,.0f} texts/s{left}" if rate else ""
+        return f"{of_partitions}, {of_texts}{pace}; {in_flight.texts:,} in flight"
 
 
 def _duration(seconds: float) -> str:

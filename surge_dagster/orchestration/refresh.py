@@ -27,13 +27,14 @@ from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBa
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import LaunchConfig, Unattended, named, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
-from surge_dagster.orchestration.progress import Progress
+from surge_dagster.orchestration.progress import LINE_SECONDS, Progress
 from surge_dagster.orchestration.read_back import footer_failures
 from surge_dagster.orchestration.readers_space import report_readers_space
 from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
@@ -191,13 +192,16 @@ class Refresh:
         """Run, then check the footers of what was published; returns receipts of what the run found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
-        progress = Progress(work.todo)
+        progress = Progress(work.todo, lambda: run.in_flight)
+        log_progress = lambda: self._context.log.info(progress.line())  # noqa: E731
         try:
-            with closing(learning(run, pool, self._store)) as events:
+            with (
+                every(LINE_SECONDS, log_progress, "surge-progress"),
+                closing(learning(run, pool, self._store)) as events,
+            ):
                 for event in events:
                     self._outcome.count(event)
-                    if line := progress.after(event):
-                        self._context.log.info(line)
+                    progress.count(event)
                     match event:
                         case SuperBatchReport():
                             if event.index == 0:

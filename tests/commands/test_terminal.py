@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from surge_dagster import __version__, terminal
+from surge_dagster.commands import cli
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.meters import InFlight
+from surge_dagster.engine.run.report import Event
 from tests.command import Command
 from tests.commands.test_cli import write_partition
 
@@ -48,6 +57,25 @@ def test_quiet_command_prints_errors_alone(tmp_path: Path, surge: Command, monke
     assert (code, out) == (1, "") and "refused" in error
     code, out, error = surge(*embed, "--force")
     assert "3 of 6 texts" in error and "1 partition written" in out
+
+
+def test_progress_of_a_run_goes_on_within_a_superbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(in_flight=None)
+    shown = threading.Event()
+
+    @contextmanager
+    def progress_bar(*_: Any, **__: Any) -> Iterator[Any]:
+        yield lambda done, of: shown.set() if (done, of) == (40, 100) else None
+
+    def events() -> Generator[Event]:
+        run.in_flight = InFlight()
+        run.in_flight.encoded = 40
+        assert shown.wait(60), "before the SuperBatch is an event"
+        yield from ()
+
+    monkeypatch.setattr(cli, "progress_bar", progress_bar)
+    monkeypatch.setattr(cli, "_UPDATE_SECONDS", 0.01)
+    cli._follow(cast(EmbeddingRun, run), events(), 100, quiet=False)
 
 
 def test_package_runs_as_a_module(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
-from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.run.meters import InFlight
+from surge_dagster.engine.run.report import Action, Failure, Receipt
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
@@ -101,21 +101,43 @@ def test_run_without_work_reports_no_number_that_dagster_would_plot_as_zero(benc
     assert "1 partition: 0 encoded, 1 up to date, 0 failed" in (ran.checks()[NAMES.run_check.name].description or "")
 
 
-def test_progress_is_a_line_each_ten_seconds_with_the_share_done_and_the_time_left() -> None:
-    def receipt(key: str) -> Receipt:
-        return Receipt(key, "encoded", "", 100, 16, 0, "", 0, "", "", "", "")
+def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_superbatch() -> None:
+    def receipt(key: str, action: Action) -> Receipt:
+        return Receipt(key, action, "", 100, 16, 0, "", 0, "", "", "", "")
 
-    encode_call = SuperBatchReport(0, 2, 150, 0, Costs(encode_seconds=9.0, forward_seconds=9.0))
-    clock = iter([0.0, 2.0, 9.0, 20.0, 25.0, 31.0])
+    clock = iter([0.0, 8.0, 20.0, 20.0, 31.0])
     todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
-    progress = Progress(todo, lambda: next(clock))
-    assert [progress.after(receipt("a")), progress.after(encode_call)] == [None, None]
-    assert progress.after(receipt("b")) == "Progress: 2 of 4 partitions, 150 of 400 texts, 8 texts/s, about 33 s left"
-    assert progress.after(receipt("c")) is None
-    assert (
-        progress.after(Failure("d", "bad"))
-        == "Progress: 4 of 4 partitions, 250 of 400 texts, 8 texts/s, about 19 s left"
-    )
+    started, in_flight = False, InFlight()
+    progress = Progress(todo, lambda: in_flight if started else None, lambda: next(clock))
+    assert progress.line() == "Progress: 0 of 4 partitions; the encoder has been starting for 8 s"
+    started = True
+    in_flight.add(150)
+    assert progress.line() == "Progress: 0 of 4 partitions, 0 of 400 texts; 150 in flight"
+    in_flight.encoded = 50
+    assert progress.line() == "Progress: 0 of 4 partitions, 50 of 400 texts, 2 texts/s, about 2 min left; 150 in flight"
+    in_flight.encoded = 150
+    in_flight.remove(150)
+    for event in (receipt("a", "encoded"), receipt("b", "republished"), Failure("d", "bad")):
+        progress.count(event)
+    assert progress.line() == "Progress: 3 of 4 partitions, 350 of 400 texts, 11 texts/s, about 4 s left; 0 in flight"
+
+
+@pytest.mark.usefixtures("gated")
+def test_progress_is_logged_while_the_first_superbatch_is_being_encoded(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, line = bench.root / "gate", Progress.line
+
+    def line_that_opens_the_gate(progress: Progress) -> str:
+        if gate.with_suffix(".reached").exists():
+            gate.touch()
+        return line(progress)
+
+    monkeypatch.setattr(Progress, "line", line_that_opens_the_gate)
+    monkeypatch.setattr("surge_dagster.orchestration.refresh.LINE_SECONDS", 0.1)
+    bench.write("a", [("0", f"wait for {gate}"), ("1", "x")])
+    ran = bench.refresh()
+    assert ran.success and "Progress: 0 of 1 partition, 0 of 2 texts; 2 in flight" in ran.logged()
 
 
 def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards(bench: Workbench) -> None:

@@ -79,6 +79,11 @@ class EncodeCall:
         return sorted(self._job.encoded)
 
     @property
+    def finished_rows(self) -> int:
+        """How many rows have their vectors or have failed by now."""
+        return self._job.finished_rows
+
+    @property
     def metrics(self) -> EncodeMetrics:
         job = self._job
         samples = job.gpu_samples

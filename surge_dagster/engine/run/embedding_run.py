@@ -131,6 +131,11 @@ class EmbeddingRun:
         return self._memory
 
     @property
+    def in_flight(self) -> InFlight | None:
+        """Counts of texts, live; None before the encoder is ready."""
+        return None if self._memory is None else self._memory.in_flight
+
+    @property
     def stopped(self) -> bool:
         """Whether the run was asked to end early."""
         return self._stop.requested_at is not None

@@ -121,7 +121,7 @@ def encoded_superbatches(
         BaseException: what ended the reader.
     """
     calls: deque[SuperBatchCall] = deque()
-    measures, more, error = _Measures(begun), True, None
+    measures, more, error, encoded = _Measures(begun), True, None, 0
     try:
         while (more or calls) and not memory.stop.stopping.is_set():
             if more and len(calls) < _CONCURRENT_CALLS:
@@ -131,7 +131,9 @@ def encoded_superbatches(
                     if batch is not None:
                         calls.append(SuperBatchCall(pool, batch, memory, dropped))
             if calls and calls[0].result(_POLL_SECONDS) is not None:
+                encoded += calls[0].batch.texts
                 yield measures.of(calls.popleft())
+            memory.in_flight.encoded = encoded + sum(call.finished_texts for call in calls)
     except Exception as caught:
         error = caught
     yield from _encoded_so_far(calls, memory)

@@ -37,12 +37,17 @@ class Pace:
 
 
 class InFlight:
-    """Counts texts that were admitted and are neither published nor staged, and remembers the highest count."""
+    """Counts texts that were admitted and are neither published nor staged, and remembers the highest count.
+
+    Attributes:
+        encoded: texts of the whole run that have got their vectors, also in SuperBatches that are being encoded.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.texts = 0
         self.most = 0
+        self.encoded = 0
 
     def add(self, texts: int) -> None:
         with self._changed:

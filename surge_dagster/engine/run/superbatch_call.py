@@ -79,6 +79,11 @@ class SuperBatchCall:
                 self._call = self._submit(rows)
         return self.metrics
 
+    @property
+    def finished_texts(self) -> int:
+        """How many texts of the pool's present call have their vectors by now."""
+        return 0 if self._call is None else self._call.finished_rows
+
     def end(self) -> None:
         """Ends the call without encoding further rows."""
         if self._call is not None:

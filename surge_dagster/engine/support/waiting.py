@@ -11,9 +11,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from surge_dagster.engine.errors import Cancelled
@@ -119,6 +120,24 @@ def rest(seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
         return is_over()
 
     wait_in_turns(wait, seconds)
+
+
+@contextmanager
+def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[None]:
+    """Call it again and again, in a thread, as long as the block runs."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        wait_for_thread(thread, seconds)
 
 
 class StopSignal:
