@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from surge_dagster.engine.support.unreadable import visible
 
@@ -56,7 +56,13 @@ def progress_bar(
     unit: str, total: int | None = None, *, quiet: bool = False
 ) -> Iterator[Callable[[int, int | None], None]]:
     """Show progress on standard error, given the amount done and the total if known: a bar, or a line every 10 s."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=messages, disable=quiet or not messages.is_terminal) as bar:
         if quiet or messages.is_terminal:
             task = bar.add_task(unit, total=total)
@@ -74,7 +80,10 @@ def _lines(unit: str) -> Callable[[int, int | None], None]:
         if now - said >= LINE_SECONDS:
             said = now
             known = f" of {of:,}" if of else ""
-            messages.print(f"{done:,}{known} {unit}, {done / (now - begun):,.0f} per second", markup=False)
+            seconds = now - begun
+            messages.print(
+                f"{done:,}{known} {unit} in {seconds:,.0f} s, {done / seconds:,.0f} per second", markup=False
+            )
 
     return show
 

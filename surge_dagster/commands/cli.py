@@ -101,7 +101,7 @@ def embed(
         )
         try:
             total = sum(partition.rows or 0 for partition in partitions)
-            _follow(run, learning(run, pool, store), total, quiet)
+            _follow(run, learning(run, pool, store), total or None, quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
@@ -292,7 +292,7 @@ def _rows_to_reencode(value: str) -> int | None:
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
 
 
-def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int, quiet: bool) -> None:
+def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int | None, quiet: bool) -> None:
     not_encoded = 0
 
     def update() -> None:

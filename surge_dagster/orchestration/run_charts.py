@@ -25,6 +25,7 @@ LEFT, RIGHT = 90, 740  # of the plotted area
 _TOP, _BOTTOM = 52, 210
 _LANES = (("encode", "#2f6f9f"), ("serialize", "#c98a3a"), ("upload", "#5b9a68"))
 _LANE, _FAINTEST = 40, 0.25
+_LABEL = 34  # the width of a label below an axis
 _FEWEST = 4  # counts at the end of an axis, so that its lines are at whole numbers
 _BLUE, _PALE, _RED, _DARK, _GREY = "#2f6f9f", "#a9c6dc", "#b5403a", "#444", "#8a8a8a"
 
@@ -92,24 +93,32 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
 
 
 def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.MarkdownMetadataValue:
-    """How many partitions have how many texts, by the bits of these, with n* (`break_even`) and B_min."""
-    marks = [("n*", max(break_even, 0), _RED, RIGHT, "end"), ("B_min", b_min, _DARK, LEFT, "start")]
+    """How many partitions have how many texts, by the bits of these, with B_min and n* (`break_even`) from 1 on."""
+    marks: list[tuple[str, float, str, str, float]] = [
+        ("B_min", b_min, _DARK, "B_min: texts that a SuperBatch collects", 10)
+    ]
+    if break_even >= 1:
+        marks.append(("n*", break_even, _RED, "n*: a call costs more than encoding fewer texts", 290))
     all_bits = [*sizes, *(int(_bits(mark[1])) for mark in marks)]
     first, last = min(all_bits), max(all_bits)
-    most, width = max(_FEWEST, *sizes.values()), (RIGHT - LEFT) / (last + 1 - first)
-    chart = _Svg(f"Encoded partitions by their number of texts ({sum(sizes.values()):,} in all)")
+    most, width = 1.1 * max(_FEWEST, *sizes.values()), (RIGHT - LEFT) / (last + 1 - first)
+    chart = _Svg(f"Partitions by their number of texts: {sum(sizes.values()):,} encoded in this run")
     chart.vertical_axis(most)
-    for bits in range(first, last + 1):
+    for bits in range(first, last + 2):
         x, top = LEFT + width * (bits - first), _level(sizes[bits], most)
         if sizes[bits]:
             chart.box(x + 1, top, width - 2, _BOTTOM - top, _PALE)
-        chart.text(x, _BOTTOM + 18, _power(bits), anchor="middle", fill=_GREY)
-    for name, value, colour, legend, anchor in marks:
-        x = LEFT + width * (_bits(value) - first)
-        chart.line(x, _TOP - 6, x, _BOTTOM, stroke=colour, dashed=True, width=2)
-        meaning = "(a call costs more than fewer texts)" if name == "n*" else "(of a SuperBatch)"
-        chart.text(legend, 40, f"{name} = {_short(value)} texts {meaning}", anchor=anchor, fill=colour)
-    chart.text(RIGHT, _BOTTOM + 34, "texts of a partition, from", anchor="end", fill=_GREY)
+        if width > _LABEL or (bits - first) % 2 == 0:
+            chart.text(x, _BOTTOM + 18, _power(bits), anchor="middle", fill=_GREY)
+    # The larger value has the upper label and the smaller one has its label on the left, so that no line crosses one.
+    for row, (name, value, colour, meaning, legend) in enumerate(sorted(marks, key=lambda mark: -mark[1])):
+        x, y = LEFT + width * (_bits(value) - first), _TOP - 12 + 14 * row
+        is_left = row > 0 or x > RIGHT - 100
+        label = f"{name} = {_short(value)}"
+        chart.line(x, y - 10, x, _BOTTOM, stroke=colour, dashed=True, width=2)
+        chart.text(x + (-5 if is_left else 5), y, label, anchor="end" if is_left else "start", fill=colour)
+        chart.text(legend, _BOTTOM + 36, meaning, fill=colour)
+    chart.text(RIGHT, _BOTTOM + 36, "texts in a partition", anchor="end", fill=_GREY)
     return chart.metadata()
 
 
@@ -138,10 +147,10 @@ def _bits(texts: float) -> float:
 
 
 def _power(bits: int) -> str:
-    """The least number that takes so many bits, for an axis: 0, 1, 512, 4Ki, 1Mi."""
+    """The least number that takes so many bits, for an axis: 0, 1, 512, 4k (4,096), 1M."""
     least = 1 << bits - 1 if bits else 0
     unit = max(0, bits - 1) // 10
-    return f"{least >> 10 * unit}{('', 'Ki', 'Mi', 'Gi', 'Ti')[unit]}"
+    return f"{least >> 10 * unit}{('', 'k', 'M', 'G', 'T')[unit]}"
 
 
 def _rate(texts: int, seconds: float) -> float:

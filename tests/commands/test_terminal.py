@@ -40,9 +40,9 @@ def test_progress_without_a_terminal_is_a_line_every_ten_seconds(
         clock[:] = [32]
         show(3_200, None)
     assert capsys.readouterr().err.splitlines() == [
-        "1,000 of 4,000 texts, 100 per second",
-        "2,100 of 4,000 texts, 100 per second",
-        "3,200 texts, 100 per second",
+        "1,000 of 4,000 texts in 10 s, 100 per second",
+        "2,100 of 4,000 texts in 21 s, 100 per second",
+        "3,200 texts in 32 s, 100 per second",
     ]
 
 

@@ -81,22 +81,41 @@ def test_the_throughput_has_a_point_for_each_superbatch_higher_where_it_was_fast
     assert "all calls together: 1,001 texts/s" in words(svg)
 
 
+def marks(svg: ET.Element) -> dict[str, tuple[float, float]]:
+    """Left edges of the dashed lines and of their labels, each by the text of the label at its upper end."""
+    found: dict[str, tuple[float, float]] = {}
+    for line in (line for line in svg.iter(f"{_SVG}line") if line.get("stroke-dasharray")):
+        x, y = float(line.get("x1", 0)), float(line.get("y1", 0)) + 10
+        labels = [text for text in svg.iter(f"{_SVG}text") if text.get("fill") == line.get("stroke")]
+        [label] = [text for text in labels if abs(float(text.get("y", 0)) - y) < 1]
+        found[label.text or ""] = x, float(label.get("x", 0))
+    return found
+
+
 def test_the_histogram_marks_n_star_and_b_min_where_they_lie_among_the_sizes() -> None:
     svg = drawn(sizes_chart(Counter({3: 10, 4: 5, 6: 1}), break_even=8, b_min=32))
     found = bars(svg)
-    assert len(found) == 3 and "(16 in all)" in words(svg) and "n* = 8" in words(svg) and "B_min = 32" in words(svg)
-    marks = [line for line in svg.iter(f"{_SVG}line") if line.get("stroke-dasharray")]
-    n_star, b_min = (float(line.get("x1", 0)) for line in marks)
+    assert len(found) == 3 and ": 16 encoded in this run" in words(svg)
+    n_star, b_min = (marks(svg)[name][0] for name in ("n* = 8", "B_min = 32"))
     assert n_star == pytest.approx(found[1][0] - 1, abs=0.2), "sizes of 8 to 15 begin at n*"
     assert b_min == pytest.approx(found[2][0] - 1, abs=0.2), "sizes of 32 to 63 begin at B_min"
 
 
-def test_axis_of_the_histogram_reaches_marks_beyond_the_sizes() -> None:
-    for break_even, b_min in ((0.0, 1_000_000), (1_000_000, 2)):
-        svg = drawn(sizes_chart(Counter({3: 10, 6: 1}), break_even, b_min))
-        marks = [line for line in svg.iter(f"{_SVG}line") if line.get("stroke-dasharray")]
-        assert all(LEFT <= float(line.get("x1", 0)) <= RIGHT for line in marks) and len(marks) == 2
-        assert f"n* = {'1M' if break_even else 0} " in words(svg)
+@pytest.mark.parametrize(("n_star", "b_min"), [(180, 30_000), (1_000_000, 2), (2, 3), (3.1, 3), (60_000, 64_000)])
+def test_labels_of_the_histogram_stand_at_their_lines_and_no_line_crosses_one(n_star: float, b_min: int) -> None:
+    svg = drawn(sizes_chart(Counter({3: 10, 6: 1, 15: 2}), n_star, b_min))
+    found = marks(svg)
+    assert len(found) == 2
+    assert all(LEFT <= line <= RIGHT and abs(label - line) < 7 for line, label in found.values())
+    (line, label), (lower_line, lower_label) = sorted(found.values(), reverse=True)
+    assert lower_label < lower_line < line, "only the lower line ends below the other's label"
+    assert label > line or line > RIGHT - 100
+
+
+@pytest.mark.parametrize("n_star", [0.0, 0.3])
+def test_n_star_below_one_text_is_not_drawn(n_star: float) -> None:
+    svg = drawn(sizes_chart(Counter({3: 10, 6: 1}), n_star, 1_000_000))
+    assert list(marks(svg)) == ["B_min = 1M"] and "n*" not in words(svg)
 
 
 @pytest.mark.parametrize("most", [0.0, 0.003, 1.0, 7.0, 10.0, 42.0, 99_999.0])
@@ -114,7 +133,7 @@ def test_run_reports_its_charts_and_metrics_that_can_be_plotted(bench: Workbench
     charts = ran.charts()
     svg = drawn(dg.MarkdownMetadataValue(charts["timeline"]))
     assert len(bars(svg)) == 3 * metrics["superbatches"] > 9
-    assert "(3 in all)" in words(drawn(dg.MarkdownMetadataValue(charts["partition_sizes"])))
+    assert ": 3 encoded in this run" in words(drawn(dg.MarkdownMetadataValue(charts["partition_sizes"])))
     drawn(dg.MarkdownMetadataValue(charts["throughput"]))
     plotted = ["texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes"]
     assert all(isinstance(batch[name], int | float) for batch in (*ran.superbatches(), metrics) for name in plotted)
@@ -147,4 +166,4 @@ def test_axes_of_counts_have_whole_numbers() -> None:
 def test_n_star_follows_from_the_cost_of_a_call() -> None:
     report = RunReport(costs=Costs(texts_encoded=100, encode_seconds=1.0), call_seconds=0.16)
     svg = drawn(run_charts(report, Timeline(), Counter({3: 1}))["partition_sizes"])
-    assert "n* = 16 texts" in words(svg)
+    assert "n* = 16 " in words(svg)
