@@ -1,4 +1,4 @@
-"""Alerts of failed runs and checks: sensors that post them to the URL of `alert_webhook`, and their text for Slack.
+"""Alerts of failed runs, checks and ticks: sensors that post them to the URL of `alert_webhook`; a text for Slack.
 
 Slack needs no code of this project; its own package makes the sensor (pip install dagster-slack):
 
@@ -7,6 +7,8 @@ Slack needs no code of this project; its own package makes the sensor (pip insta
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +16,9 @@ import dagster as dg
 import requests
 
 from surge_dagster.config.settings import Settings
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import embeds
+from surge_dagster.orchestration.dagster_internals import last_tick
 from surge_dagster.orchestration.launch import named
 from surge_dagster.orchestration.names import CatalogNames
 
@@ -23,37 +27,37 @@ _TIMEOUT_SECONDS = 5.0  # a tick takes up to five failed runs, and Dagster gives
 _PARTITIONS_NAMED = 20
 _MESSAGE_CHARACTERS = 4000
 _WILL_RETRY_TAG = "dagster/will_retry"
+_FAILED_TICKS = 10  # of a sensor in a row before an alert: five minutes of `new_partitions`
 
 
 def failure_text(context: dg.RunFailureSensorContext) -> str:
     """The text of an alert: the run's job, the errors of its steps, and the failed partitions."""
-    return _text(_message(context), _failed_keys(_failed_checks(context)), context.dagster_run)
+    return _text(_message(context), _failed_keys(_failed_checks(context)), context.dagster_run.run_id)
 
 
 def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDefinition]:
-    """The sensors that post an alert for each failed run of a catalog, and for each successful one with a failed check.
+    """The sensors that post an alert for each failed run of a catalog, each failed check, and lasting failed ticks.
 
-    The posted JSON object holds `catalog` (the catalog's name or ""), `run_id`, `message`, `failed_partitions` (the
-    first 20 keys), `failed_count`, and `text`, which combines them. Runs that Dagster launches again are left out, and
-    so are checks of severity warn. Without the setting `alert_webhook` there are none.
+    The posted JSON object holds `catalog` (the catalog's name or ""), `run_id` (of ticks ""), `message`,
+    `failed_partitions` (the first 20 keys), `failed_count`, and `text`, which combines them. Runs that Dagster launches
+    again are left out, and so are checks of severity warn. Without the setting `alert_webhook` there are none.
     """
     if settings.alert_webhook is None:
         return []
     url = settings.alert_webhook.get_secret_value()
     options = {"minimum_interval_seconds": _SENSOR_SECONDS, "default_status": dg.DefaultSensorStatus.RUNNING}
 
-    def post(context: dg.RunStatusSensorContext, message: str, keys: list[str]) -> None:
-        run = context.dagster_run
+    def post(log: logging.Logger, message: str, keys: list[str], run_id: str) -> None:
         alert = {
             "catalog": names.name or "",
-            "run_id": run.run_id,
+            "run_id": run_id,
             "message": message,
             "failed_partitions": keys[:_PARTITIONS_NAMED],
             "failed_count": len(keys),
-            "text": _text(message, keys, run),
+            "text": _text(message, keys, run_id),
         }
         if problem := _post(url, alert):
-            context.log.error(f"the alert of run {run.run_id} was not delivered: {problem}")
+            log.error(f"the alert of {f'run {run_id}' if run_id else 'failed ticks'} was not delivered: {problem}")
 
     # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's own job, belongs to no
     # job of this catalog.
@@ -68,7 +72,8 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
     )
     def failed_runs(context: dg.RunFailureSensorContext) -> None:
         if is_ours(context) and context.dagster_run.tags.get(_WILL_RETRY_TAG) != "true":
-            post(context, _message(context), _failed_keys(_failed_checks(context)))
+            keys = _failed_keys(_failed_checks(context))
+            post(context.log, _message(context), keys, context.dagster_run.run_id)
 
     @dg.run_status_sensor(
         run_status=dg.DagsterRunStatus.SUCCESS,
@@ -83,14 +88,40 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
         if wrong:
             found = (f"{each.check_name}: {each.description}" for each in wrong)
             message = "\n".join((f"{context.dagster_run.job_name} found errors.", *found))
-            post(context, message[:_MESSAGE_CHARACTERS], _failed_keys(wrong))
+            post(context.log, message[:_MESSAGE_CHARACTERS], _failed_keys(wrong), context.dagster_run.run_id)
 
-    return [failed_runs, failed_checks]
+    sensors = (names.sensor, names.hand_over_sensor, names.lost_runs_sensor, names.failure_alerts, names.check_alerts)
+    watched = dict.fromkeys(sensors, _FAILED_TICKS) | dict.fromkeys((names.schedule, names.check_schedule), 1)
+
+    @dg.sensor(
+        name=names.tick_alerts,
+        description=(
+            f"Posts an alert when {_FAILED_TICKS} ticks of a sensor in a row, or one of a schedule, have failed; the "
+            "next one when a tick has succeeded in between."
+        ),
+        **options,
+    )
+    def failed_ticks(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        posted, failing = json.loads(context.cursor or "[]"), list[str]()
+        for name, fewest in watched.items():
+            tick = last_tick(context, name)
+            if tick is None or tick.error is None or tick.consecutive_failure_count < fewest:
+                continue
+            failing.append(name)
+            if name not in posted:
+                error = (tick.error.cause or tick.error).message.strip()  # Dagster's own error names the sensor alone
+                count = counted(tick.consecutive_failure_count, "tick")
+                post(context.log, f"The last {count} of {name} failed.\n{error}"[:_MESSAGE_CHARACTERS], [], "")
+        context.update_cursor(json.dumps(failing))
+        return dg.SkipReason(f"ticks fail of: {', '.join(failing) or 'nothing'}")
+
+    return [failed_runs, failed_checks, failed_ticks]
 
 
-def _text(message: str, keys: list[str], run: dg.DagsterRun) -> str:
+def _text(message: str, keys: list[str], run_id: str) -> str:
     lines = [f"Failed partitions: {named(map(repr, keys), _PARTITIONS_NAMED)}"] if keys else []
-    return "\n".join((message, *lines, f"Run {run.run_id}"))
+    lines += [f"Run {run_id}"] if run_id else []
+    return "\n".join((message, *lines))
 
 
 def _post(url: str, alert: dict[str, Any]) -> str:

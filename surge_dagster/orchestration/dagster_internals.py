@@ -18,6 +18,8 @@ from dagster._core import events as internal
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData as Target,
 )
+from dagster._core.definitions.selector import InstigatorSelector
+from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
@@ -70,6 +72,18 @@ def last_evaluations(
     evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     records = instance.event_log_storage.get_asset_check_execution_history(check, limit=limit, status=evaluated)
     return [record.evaluation for record in records if record.evaluation]
+
+
+def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick | None:
+    """The last tick that has ended of a sensor or schedule in the code location of another sensor; None before one."""
+    location = context.code_location_origin
+    if location is None or context.repository_name is None:
+        return None
+    own = InstigatorSelector(
+        location_name=location.location_name, repository_name=context.repository_name, name=name
+    ).get_id()
+    ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
+    return next(iter(context.instance.get_ticks("", own, limit=1, statuses=ended)), None)
 
 
 def described(resource: R, text: str) -> R:

@@ -82,6 +82,7 @@ class CatalogNames:
     hand_over_sensor = _Name("hand_over_changes")
     failure_alerts = _Name("alerts_of_failed_runs")
     check_alerts = _Name("alerts_of_failed_checks")
+    tick_alerts = _Name("alerts_of_failed_ticks")
     schedule = _Name("nightly_refresh")
     check_schedule = _Name("scheduled_check")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,12 @@ from urllib.parse import parse_qs
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.definitions.selector import InstigatorSelector
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.scheduler.instigation import TickData, TickStatus
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster_shared.error import SerializableErrorInfo
 
 from surge_dagster.automation import alerts
 from surge_dagster.automation.alerts import failure_text
@@ -190,9 +198,53 @@ def test_alert_of_a_failed_hand_over_names_its_partitions(bench: Workbench, list
     assert (alert["failed_count"], alert["failed_partitions"]) == (1, ["a"])
 
 
+def test_ticks_that_fail_ten_times_in_a_row_are_posted_once_until_one_succeeds(
+    bench: Workbench, listener: Listener
+) -> None:
+    """With ticks as Dagster's daemon stores them."""
+    bench.settings |= {"alert_webhook": listener.url, "nightly_cron": "30 3 * * *"}
+    repository = bench.definitions.get_repository_def()
+    sensor = repository.get_sensor_def(NAMES.tick_alerts)
+    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(), location_name="shop")
+    cursor: str | None = None
+
+    def look(*ticks: TickStatus, failed: int = 0, name: str = NAMES.sensor, location_name: str = "shop") -> int:
+        """How many alerts are posted by now; before, ticks are stored, of which so many have failed before."""
+        nonlocal cursor
+        own = InstigatorSelector(location_name=location_name, repository_name=repository.name, name=name)
+        for status in ticks:
+            failed = failed + 1 if status is TickStatus.FAILURE else 0
+            cause = SerializableErrorInfo("ConfigError: the folder 'catalog' is not there\n", [], "ConfigError")
+            error = SerializableErrorInfo("Error occurred", [], "SensorExecutionError", cause) if failed else None
+            kind = InstigatorType.SCHEDULE if name == NAMES.schedule else InstigatorType.SENSOR
+            options = {"error": error, "selector_id": own.get_id(), "consecutive_failure_count": failed}
+            bench.instance.create_tick(TickData("origin", name, kind, status, next(clock), **options))
+        with dg.SensorEvaluationContext(
+            None, None, None, cursor, None, repository.name, repository, bench.instance, code_location_origin=location
+        ) as context:
+            cursor = sensor.evaluate_tick(context).cursor
+        return len(listener.posted)
+
+    clock = itertools.count(time.time())
+    fails, succeeds = TickStatus.FAILURE, TickStatus.SKIPPED
+    assert look() == look(*[fails] * 9) == look(*[fails] * 12, location_name="another") == 0
+    assert look(fails, failed=9) == 1 and look(TickStatus.STARTED) == look(fails, failed=10) == 1
+    assert look(succeeds) == look(fails) == 1
+    assert look(*[fails] * 11) == 2
+    assert look(fails, name=NAMES.schedule) == 3
+    alerts = listener.alerts()
+    reason = "\nConfigError: the folder 'catalog' is not there"
+    empty = {"catalog": "", "run_id": "", "failed_partitions": [], "failed_count": 0}
+    series = ("10 ticks of new_partitions", "11 ticks of new_partitions", "1 tick of nightly_refresh")
+    for alert, what in zip(alerts, series, strict=True):
+        message = f"The last {what} failed.{reason}"
+        assert alert == empty | {"message": message, "text": message}
+
+
 def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
     repository = bench.definitions.get_repository_def()
-    assert not any(map(repository.has_sensor_def, (NAMES.failure_alerts, NAMES.check_alerts)))
+    alerts = (NAMES.failure_alerts, NAMES.check_alerts, NAMES.tick_alerts)
+    assert not any(map(repository.has_sensor_def, alerts))
 
 
 @pytest.mark.parametrize("wrong", ["nobody", "error", "redirection", "silence"])
