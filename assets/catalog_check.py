@@ -94,8 +94,8 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[De
     @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def compare(context: dg.OpExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Read the whole catalog and the whole output, and evaluate the checks."""
-        results = [*_compare(names, policy, context), *lag_results(names, context, derived)]
-        yield from [evaluation_of(names, result, context.instance) for result in results]
+        yield from [evaluation_of(names, result, context.instance) for result in _compare(names, policy, context)]
+        yield from [evaluation_of(names, result, context.instance) for result in lag_results(names, context, derived)]
         yield dg.Output(None)
 
     return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")

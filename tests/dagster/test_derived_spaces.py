@@ -135,17 +135,14 @@ def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(bench
     assert waiting is not None and waiting.job_name == NAMES.hand_over_job
 
 
-def test_removed_partitions_are_deleted_from_derived_spaces_where_the_settings_say_so(
-    bench: Workbench, made: Spaces
+@pytest.mark.parametrize("removed", ["report", "delete"])
+def test_run_of_the_sensor_deletes_what_was_removed_where_the_settings_say_so(
+    bench: Workbench, made: Spaces, removed: str
 ) -> None:
-    bench.settings["removed_partitions"] = "delete"
-    [ran] = follow(bench)
-    space = str(ran.materialized(INT8)["a"].metadata["space"].value)
-    made.file("hash://16", "c").unlink()
-    bench.write("a", 5, version="v2")
-    assert bench.refresh(keys=["a"]).success
-    assert [ran.success for ran in follow(bench)] == [True]
-    assert sorted(path.stem for path in (made.root / "output" / space).glob("*.parquet")) == ["a", "b"]
+    bench.settings["removed_partitions"] = removed
+    [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
+    config = {"unattended": True, "delete_removed": removed == "delete"}
+    assert request.run_config == {"ops": {NAMES.derive_all_op: {"config": config}}}
 
 
 def test_without_the_setting_there_is_neither_asset_nor_job(bench: Workbench) -> None:

@@ -52,7 +52,9 @@ def find_lag(store: Store, parent: Space, dtype: DerivedDtype, dimension: int | 
     lag = Lag(space.name if space else "")
     parents = OutputState(store, parent.name, parent.file_format).files()
     own = space or wanted
-    for judged in beside_parent(store, parent, parents, OutputState(store, own.name, own.file_format)):
+    derived = OutputState(store, own.name, own.file_format)
+    derived.files()  # reads them concurrently from a bucket
+    for judged in beside_parent(store, parent, parents, derived):
         if not isinstance(judged, tuple):
             lag.not_judged.append((judged.key or "?", str(judged)))
             continue
