@@ -20,7 +20,7 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import embeds
 from surge_dagster.orchestration.dagster_internals import last_tick
 from surge_dagster.orchestration.launch import named
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 
 _SENSOR_SECONDS = 30
 _TIMEOUT_SECONDS = 5.0  # a tick takes up to five failed runs, and Dagster gives it a minute
@@ -90,7 +90,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             message = "\n".join((f"{context.dagster_run.job_name} found errors.", *found))
             post(context.log, message[:_MESSAGE_CHARACTERS], _failed_keys(wrong), context.dagster_run.run_id)
 
-    sensors = (names.sensor, names.hand_over_sensor, names.lost_runs_sensor, names.failure_alerts, names.check_alerts)
+    sensors = (names.sensor, names.hand_over_sensor, LOST_RUNS, names.failure_alerts, names.check_alerts)
     watched = dict.fromkeys(sensors, _FAILED_TICKS) | dict.fromkeys((names.schedule, names.check_schedule), 1)
 
     @dg.sensor(
