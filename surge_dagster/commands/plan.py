@@ -1,4 +1,4 @@
-"""The command `plan`: what a run will take, on one screen, before it is started."""
+"""The command `plan`: what a run will take, in a few lines, before it is started; `--explain` has the rest."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from surge_dagster.terminal import Json, messages, print_json
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _USUAL_DIMENSION = 384
+_NOT_MEASURED = "not measured yet on this output, counted as free"
+_MORE = "--explain has the costs, SuperBatches, storage and memory that this follows from."
+_SHOWN_REASONS = 3
 _SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are counted when they are read."
 
 
@@ -51,12 +54,10 @@ def plan(
         float, typer.Option(help="c_ipc in seconds, with --texts-per-second.", min=0)
     ] = CALL_SECONDS,
     workers: Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)] = 1,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what the prediction follows from.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict what a run takes, from the sizes of the partitions that are not fresh and what was measured.
-
-    Where a partition was embedded before and has changed, all of its rows count as new.
-    """
+    """Predict what a run takes, from the partitions that are not fresh, some of their texts and what was measured."""
     if calibrate_first and texts_per_second is not None:
         raise ConfigError("--calibrate measures this machine, and --texts-per-second describes another: give one.")
     seconds = None if deadline is None else _seconds(deadline)
@@ -93,13 +94,16 @@ def plan(
         costs = RunCosts(encode, io_costs([]), vector_bytes)
         planned = plan_partitions(partitions, costs, thresholds.resolve(encode.efficient_texts), **goals)
     release(source)
-    lines = list[str]()
-    if planned.partitions_fresh:
-        lines.append(f"{counted(planned.partitions_fresh, 'partition')} fresh: not in what follows")
-    if planned.partitions_uncounted:
-        lines.append(f"{counted(planned.partitions_uncounted, 'partition')} of unknown size: not in what follows")
+    left_out = {
+        "fresh": planned.partitions_fresh,
+        "of unknown size": planned.partitions_uncounted,
+        "refused": len(planned.partitions_refused),
+    }
+    lines = [f"{counted(number, 'partition')} {why}: not in this plan" for why, number in left_out.items() if number]
+    lines += [failure.reason for failure in planned.partitions_refused[:_SHOWN_REASONS]]
     if planned.partitions:
-        lines += _lines(planned, costs, pool, calibrated_on, price_per_hour)
+        lines = [*_lines(planned, price_per_hour), *lines]
+        lines += ["", *_explained(planned, costs, pool, calibrated_on)] if explain else [_MORE]
     else:
         lines.append(_SIZES_UNKNOWN if planned.partitions_uncounted else "Nothing is left to encode.")
     print("\n".join(lines))
@@ -110,37 +114,57 @@ def plan(
         print_json(planned.as_dict() | of_pool)
 
 
-def _lines(
-    planned: Plan,
-    costs: RunCosts,
-    pool: EncoderPool | None,
-    calibrated_on: str,
-    price_per_hour: float | None,
-) -> list[str]:
-    forecast, bounds = planned.forecast, planned.bounds
+def _lines(planned: Plan, price_per_hour: float | None) -> list[str]:
+    """The time, the cost, the work, and how sure these are."""
+    forecast = planned.forecast
+    margin = "" if forecast.margin_seconds is None else f" ± {_time(forecast.margin_seconds)}"
+    about = "about " if planned.rows_reused else ""
+    lines = [
+        f"wall time      {_time(forecast.wall_seconds)}{margin}, {forecast.texts_per_second:,.0f} texts/s; "
+        f"the first files after {_time(forecast.time_to_first_output_seconds)}",
+    ]
+    if planned.cost is not None and planned.cost_per_million_texts is not None:
+        cost, of_million = _rounded(planned.cost, 4), _rounded(planned.cost_per_million_texts, 4)
+        lines.append(f"cost           {cost} at {price_per_hour:g} an hour; {of_million} per million texts")
+    lines += [
+        f"work           {counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
+        + (f", {about}{planned.texts_encoded:,} of them to encode" if planned.rows_reused else "")
+        + f"; about {counted(planned.tokens, 'token')}",
+        f"known from     {_evidence(planned)}",
+    ]
+    if planned.fleet is not None:
+        lines.append(_fleet(planned.fleet))
+    return lines
+
+
+def _evidence(planned: Plan) -> str:
+    """How far texts, costs and storage are known."""
+    tokens = "tokens counted" if planned.tokens_counted else "tokens per byte as in earlier runs"
+    compared = ", compared with the old files" if planned.rows_reused else ""
+    sampled = f"{counted(planned.texts_sampled, 'text')} of {counted(planned.partitions_sampled, 'partition')}"
+    margin = "costs as given" if planned.forecast.margin_seconds is None else "± is that of the measured costs alone"
+    storage = "" if planned.forecast.publish_seconds else f"; storage {_NOT_MEASURED}"
+    return f"{sampled}: {tokens}{compared}; {margin}{storage}"
+
+
+def _explained(planned: Plan, costs: RunCosts, pool: EncoderPool | None, calibrated_on: str) -> list[str]:
+    """What the plan follows from: costs, SuperBatches, storage, memory, and the paper's model."""
+    bounds = planned.bounds
     mean = f"; texts of {planned.text_bytes / planned.texts:,.0f} bytes" if planned.texts else ""
     where = f"{pool.device} ({pool.hardware}), {pool.precision}, " if pool else ""
     call = _with_margin(planned.call_seconds, planned.call_margin)
     text = _with_margin(planned.text_seconds, planned.text_margin)
     lengths = ", ".join(f"{_time(cost)} of {tokens}" for tokens, (cost, _) in planned.text_seconds_by_tokens.items())
-    margin = "" if forecast.margin_seconds is None else f" ± {_time(forecast.margin_seconds)}"
-    lines = [
+    return [
         f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}, "
         f"the largest has {planned.largest_partition_texts:,}{mean}",
         f"{where}{counted(planned.workers, 'worker')}{calibrated_on}",
         f"a call costs {call}, a text {text} of a worker" + (f"; by tokens: {lengths}" if pool else ""),
         "",
-        f"wall time      {_time(forecast.wall_seconds)}{margin}, {forecast.texts_per_second:,.0f} texts/s; "
-        f"the first files after {_time(forecast.time_to_first_output_seconds)}",
         f"SuperBatches   {planned.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, the first of "
         f"{bounds.first_b_min or bounds.b_min:,}; the mean is {planned.fill_ratio:.2f} of b_min",
         f"storage        {_storage(planned, costs)}",
         f"memory         {_memory(planned)}",
-    ]
-    if planned.cost_per_million_texts is not None:
-        cost = _rounded(planned.cost_per_million_texts, 4)
-        lines.append(f"cost           {cost} per million texts at {price_per_hour:g} an hour")
-    lines += [
         "",
         f"Partition by partition the encoding would take {_time(planned.partition_by_partition_seconds)}: "
         f"speedup {planned.speedup:.2f} (alpha {planned.alpha:.3f}).",
@@ -148,15 +172,12 @@ def _lines(
         f"(phi {planned.phi:.2f}); the spread of their sizes is CV {planned.cv:.2f}.",
         planned.verdict,
     ]
-    if planned.fleet is not None:
-        lines.append(_fleet(planned.fleet))
-    return lines
 
 
 def _storage(planned: Plan, costs: RunCosts) -> str:
     forecast = planned.forecast
     if not forecast.publish_seconds:
-        return "not measured yet on this output: --calibrate or the first run does; counted as free here"
+        return f"{_NOT_MEASURED}: --calibrate or the first run does"
     of_file, of_byte = costs.io.write.values
     text = (
         f"a file costs {_time(of_file)} and a megabyte {_time(1e6 * of_byte)} of a thread; "

@@ -1,4 +1,4 @@
-"""`surge-dagster plan`: one screen for people, one document for programs, and what it refuses."""
+"""`surge-dagster plan`: a few lines for people, one document for programs, and what it refuses."""
 
 from __future__ import annotations
 
@@ -35,21 +35,29 @@ def document(*arguments: Any) -> dict[str, Any]:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
-def test_plan_prints_times_memory_cost_and_fleet_on_one_screen(catalog: Path, tmp_path: Path) -> None:
+def test_plan_prints_time_and_cost_first_and_what_they_follow_from_on_request(catalog: Path, tmp_path: Path) -> None:
     given = ("--texts-per-second", 100, "--workers", 2, "--b-min", 100, "--price-per-hour", 3.6, "--deadline", "1s")
-    shown = plan(catalog, tmp_path, *given).stdout
+    lines = plan(catalog, tmp_path, *given).stdout.splitlines()
+    assert lines == [
+        "wall time      1.2 s, 200 texts/s; the first files after 1.2 s",
+        "cost           0.001176 at 3.6 an hour; 5.004 per million texts",
+        "work           3 partitions, 235 texts; about 879 tokens",
+        "known from     235 texts of 3 partitions: tokens per byte as in earlier runs; costs as given; storage not "
+        "measured yet on this output, counted as free",
+        "Within 1.0 s: 3 workers on 1 machine, 784 ms.",
+        "--explain has the costs, SuperBatches, storage and memory that this follows from.",
+    ]
+    shown = plan(catalog, tmp_path, *given, "--explain").stdout
+    assert shown.splitlines()[:5] == lines[:5]
     for expected in (
         "3 partitions, 235 texts, the largest has 200; texts of 15 bytes",
         "2 workers",
         "a call costs 1 ms, a text 10 ms of a worker",
-        "wall time      1.2 s, 200 texts/s; the first files after 1.2 s",
         "SuperBatches   1, of 100 to 5,000 texts, the first of 100",
-        "storage        not measured yet on this output",
+        "storage        not measured yet on this output, counted as free: --calibrate",
         "MB in the largest SuperBatch, never above",
-        "cost           5.004 per million texts at 3.6 an hour",
         "speedup 1.00 (alpha 0.003)",
         "SuperBatches are moderately beneficial: few partitions are too small for a call of their own",
-        "Within 1.0 s: 3 workers on 1 machine, 784 ms.",
     ):
         assert expected in shown
     assert len(shown.splitlines()) <= 24 and list(tmp_path.iterdir()) == []
@@ -77,10 +85,25 @@ def test_fresh_partitions_are_left_out_of_the_plan(tmp_path: Path) -> None:
     where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
     assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 0
     shown = plan(*where).stdout
-    assert shown.splitlines()[-2:] == ["3 partitions fresh: not in what follows", "Nothing is left to encode."]
+    assert shown.splitlines()[-2:] == ["3 partitions fresh: not in this plan", "Nothing is left to encode."]
     write_partition(tmp_path / "catalog", "b", numbered_rows("b", 7), version="v2")
     left = document(*where)
-    assert (left["partitions"], left["texts"]) == (1, 7)
+    assert (left["partitions"], left["texts"], left["texts_encoded"]) == (1, 7, 2)
+    assert "work           1 partition, 7 texts, about 2 of them to encode; about " in plan(*where).stdout
+
+
+def test_refused_partitions_are_named_with_the_reason_and_are_no_work(tmp_path: Path) -> None:
+    for key in ("a", "b"):
+        write_partition(
+            tmp_path / "catalog", key, [*numbered_rows(key, 3), ("id-2", "again")][: 3 if key == "a" else 4]
+        )
+    where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
+    assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 1
+    shown = plan(*where).stdout.splitlines()
+    assert shown[-4:-2] == ["1 partition fresh: not in this plan", "1 partition refused: not in this plan"]
+    assert "the id 'id-2' stands at row 2 already" in shown[-2] and shown[-1] == "Nothing is left to encode."
+    [refused] = document(*where)["partitions_refused"]
+    assert refused["key"] == "b"
 
 
 def test_deadline_that_is_met_to_the_last_digit_is_met(tmp_path: Path) -> None:
@@ -92,9 +115,9 @@ def test_deadline_that_is_met_to_the_last_digit_is_met(tmp_path: Path) -> None:
 
 def test_large_numbers_have_no_exponents(catalog: Path, tmp_path: Path) -> None:
     given = ("--texts-per-second", 0.5, "--call-seconds", 0.9999, "--price-per-hour", 100)
-    shown = plan(catalog, tmp_path, *given).stdout
+    shown = plan(catalog, tmp_path, *given, "--explain").stdout
     assert "a call costs 1,000 ms, a text 2,000 ms of a worker" in shown
-    assert "cost           55,670 per million texts" in shown
+    assert "at 100 an hour; 55,670 per million texts" in shown
 
 
 @pytest.mark.parametrize(
@@ -117,9 +140,9 @@ def test_partitions_of_unknown_size_are_named(tmp_path: Path) -> None:
     where = (tmp_path / "catalog", tmp_path / "out", "--texts-per-second", 1)
     shown = plan(*where).stdout.splitlines()
     assert shown[-2:] == [
-        "1 partition of unknown size: not in what follows",
+        "1 partition of unknown size: not in this plan",
         "There is nothing to predict: the rows of these partitions are counted when they are read.",
     ]
     write_partition(tmp_path / "catalog", "b", numbered_rows("b", 5))
-    assert "1 partition, 5 texts, the largest has 5; texts of" in plan(*where).stdout
+    assert "work           1 partition, 5 texts; about " in plan(*where).stdout
     assert document(*where)["phi"] == 0

@@ -1,9 +1,10 @@
 """What encoding costs: c_ipc and c_enc of a pool, fitted to encode calls that were timed.
 
-    seconds of a call = c_ipc + c_length·min(texts, 32) + texts·(c_text + c_token·tokens of a text) / G
+    seconds of a call = c_ipc + c_length·min(texts, 32) + texts·(c_text + c_token·tokens of a text) / G + c_unread·bytes
 
 Most of the first texts of a call have a length of their own and so a forward pass of their own, which later texts of
-that length share. Without the second term calls of a few texts make large ones look a third too slow.
+that length share. Without the second term calls of a few texts make large ones look a third too slow. The last one is
+for bytes of long texts behind the tokens that the model reads: without it such texts make a token look dear.
 
 A start times a few calls of growing size; runs add their SuperBatches. A call weighs 1/seconds, because long times vary
 by more: the fitted seconds of all calls together are then close to the measured ones, and a long run outweighs a short
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -27,6 +28,7 @@ SUPERBATCH_SECONDS = 0.01
 _MOST_SUPERBATCH_SECONDS = 5.0
 _LENGTHS = 32  # texts of a call until a new one mostly has the length of an earlier one
 _HALF_LIFE_SECONDS = 60.0  # of encoding, after which a call of a run weighs half
+_READ_BYTES = 16  # at most, of a token: what a text has beyond them is not read
 _EQUAL = 1e-9
 _NORMAL_95 = 1.96
 _LEAST_SECONDS = 1e-9  # of a text, so that speeds are finite
@@ -101,7 +103,8 @@ class EncodeCosts:
     """The costs of encode calls of one pool.
 
     Attributes:
-        fit: seconds of a call, of one of its first texts, of a text and of a token, on all workers together.
+        fit: seconds of a call, of one of its first texts, of a text, of a token and of an unread byte, on all workers
+            together.
         tokens_per_byte: encoded tokens; the bytes are those of equal texts too.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
     """
@@ -114,16 +117,22 @@ class EncodeCosts:
 
     @classmethod
     def of(cls, measured: Sequence[Call], of_runs: Sequence[Call], workers: int) -> EncodeCosts:
-        texts, _, tokens, seconds, _ = np.array([astuple(call) for call in (*measured, *of_runs)]).reshape(-1, 5).T
+        texts, size, tokens, seconds, equal = (
+            np.array([astuple(each) for each in (*measured, *of_runs)]).reshape(-1, 5).T
+        )
         weights = np.ones(len(seconds))
         since = np.cumsum(seconds[len(measured) :][::-1])[::-1] - seconds[len(measured) :]
         weights[len(measured) :] = 0.5 ** (since / _HALF_LIFE_SECONDS)
-        fit = fit_costs(_amounts(texts, tokens), seconds, weights)
-        known = of_runs or measured
+        text_bytes = size * texts / np.maximum(texts + equal, 1)
+        return cls(fit_costs(_amounts(texts, tokens, text_bytes), seconds, weights), workers).of_texts(
+            of_runs or measured
+        )
+
+    def of_texts(self, known: Sequence[Call]) -> EncodeCosts:
+        """The same costs, for texts that are as long and as often equal as those of these calls."""
         texts, tokens = sum(call.texts for call in known), sum(call.tokens for call in known)
-        return cls(
-            fit,
-            workers,
+        return replace(
+            self,
             tokens_per_byte=tokens / max(1.0, sum(call.text_bytes for call in known)),
             tokens_per_text=tokens / max(1, texts),
             equal_share=1 - texts / max(1, texts + sum(call.equal_texts for call in known)) if texts else 0.0,
@@ -132,7 +141,7 @@ class EncodeCosts:
     @classmethod
     def given(cls, call_seconds: float, text_seconds: float, workers: int) -> EncodeCosts:
         """Costs of the command line: c_ipc, and c_enc of one text on one worker whatever its length."""
-        return cls(Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0])), workers)
+        return cls(Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0, 0.0])), workers)
 
     @property
     def efficient_texts(self) -> float:
@@ -169,12 +178,12 @@ class EncodeCosts:
         found = self.superbatch_seconds / of_text
         return found if found >= _LENGTHS else self.call_seconds / (of_text - float(self.fit.values[1]))
 
-    def seconds(self, texts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        return self.fit.seconds(_amounts(texts, tokens))
+    def seconds(self, texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float = 0.0) -> np.ndarray:
+        return self.fit.seconds(_amounts(texts, tokens, text_bytes))
 
-    def margin(self, texts: np.ndarray, tokens: np.ndarray) -> float | None:
+    def margin(self, texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float = 0.0) -> float | None:
         """Half of the 95 % confidence interval of the seconds of all these calls together."""
-        return self.fit.margin(_amounts(texts, tokens).sum(axis=0))
+        return self.fit.margin(_amounts(texts, tokens, text_bytes).sum(axis=0))
 
     def text_seconds(self, tokens: float | None = None) -> float:
         """c_enc of a text of so many tokens, on one worker; None is the mean length."""
@@ -188,15 +197,16 @@ class EncodeCosts:
         return self.workers / self.text_seconds()
 
     def _of_text(self, tokens: float | None) -> np.ndarray:
-        return self.workers * np.array([0.0, 0.0, 1.0, self.tokens_per_text if tokens is None else tokens])
+        return self.workers * np.array([0.0, 0.0, 1.0, self.tokens_per_text if tokens is None else tokens, 0.0])
 
 
-def _amounts(texts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """[calls, 4]."""
-    return np.column_stack([texts > 0, np.minimum(texts, _LENGTHS), texts, tokens]).astype(float)
+def _amounts(texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float) -> np.ndarray:
+    """[calls, 5]."""
+    unread = np.maximum(text_bytes - _READ_BYTES * tokens, 0.0)
+    return np.column_stack([texts > 0, np.minimum(texts, _LENGTHS), texts, tokens, unread]).astype(float)
 
 
-_OF_CALL, _OF_SUPERBATCH = np.array([1.0, 0, 0, 0]), np.array([1.0, _LENGTHS, 0, 0])
+_OF_CALL, _OF_SUPERBATCH = np.array([1.0, 0, 0, 0, 0]), np.array([1.0, _LENGTHS, 0, 0, 0])
 
 
 def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]:

@@ -86,6 +86,13 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
     )
 
 
+def tokenizer_file(folder: Path) -> Path | None:
+    """The fast tokenizer that documents go through, of a model that was described before; None without one."""
+    root = _chain(_read_modules(folder, with_code=True), "document")[0]
+    file = root.folder / "tokenizer.json"
+    return file if root.kind == "Transformer" and file.is_file() else None
+
+
 def has_all_weights(folder: Path) -> bool:
     """Whether every module has its weights, which an interrupted download may lack."""
     try:

@@ -9,7 +9,7 @@ import contextlib
 from array import array
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from statistics import mean, median
 from urllib.parse import urlsplit
 
@@ -84,9 +84,12 @@ class RunLog:
     def end(self, report: RunReport) -> None:
         """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took."""
         held = sorted(np.array(self._held).reshape(-1, 1 + len(fields(Flush))).tolist())
-        report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], self._costs).wall_seconds
         calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda report: report.index)
-        calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls_of(newest)))
+        calls, costs = calls_of(newest), self._costs
+        if calls:  # as a plan counts the tokens of the catalog's own texts
+            costs = replace(costs, encode=costs.encode.of_texts(calls))
+        report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], costs).wall_seconds
+        calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls))
         io = [io_of(report, self._costs.vector_bytes) for report in newest]
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
@@ -107,17 +110,17 @@ def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
     waits = calibration.observations(f"waits {pool.all_devices}")
     vector_bytes = pool.dimension * np.dtype(pool.space.dtype).itemsize
     waiting_seconds = mean(seconds for [seconds] in waits) if waits else 0.0
-    io = io_costs([Io(*row) for row in rows], [seconds for [seconds] in starts])
+    io = io_costs([Io(*row) for row in rows], [seconds for [seconds] in starts], vector_bytes)
     return RunCosts(pool.costs, io, vector_bytes, waiting_seconds)
 
 
-def io_costs(seen: Sequence[Io], starts: Sequence[float] = ()) -> IoCosts:
-    """Fit the costs of reading and publishing to what was observed."""
+def io_costs(seen: Sequence[Io], starts: Sequence[float] = (), vector_bytes: float = 0.0) -> IoCosts:
+    """Fit the costs of reading and publishing to what was observed; `vector_bytes` are those of a row."""
     columns = np.array([astuple(superbatch) for superbatch in seen], float).reshape(-1, len(fields(Io))).T
     files, texts, reused, file_bytes, read, write, publish = columns
     written = np.column_stack([files, file_bytes])
     return IoCosts(
-        fit_costs(np.column_stack([files, texts, reused]), read),
+        fit_costs(np.column_stack([files, texts, reused, file_bytes - texts * vector_bytes]), read),
         fit_costs(written, write),
         fit_costs(np.column_stack([np.ones(len(seen)), written]), publish),
         median(starts) if starts else 0.0,

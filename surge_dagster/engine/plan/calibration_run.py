@@ -19,19 +19,18 @@ from pathlib import Path
 import numpy as np
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.plan.calibrating import learning
+from surge_dagster.engine.plan.catalog_sample import first_rows, sample_catalog, token_counter
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 
 _SECONDS, _BLOCKS = 20.0, 32
 _SHARES = {0.25: None, 0.75: sys.maxsize}  # of the seconds, for each run, and B_min of its first SuperBatch
 _UNCOUNTED_ROWS = 256  # taken of a partition whose rows are not counted
-_LARGEST_PARTITIONS, _OTHER_PARTITIONS, _SAMPLED_ROWS = 16, 48, 4096
 _NAME = ".surge-calibration"
 
 
@@ -54,14 +53,14 @@ def calibrate(
     thresholds = thresholds or Thresholds()
     encoded, shuffled = 0, random.Random(0).sample(partitions, len(partitions))
     sizes = np.array([_UNCOUNTED_ROWS if each.rows is None else each.rows for each in shuffled], float)
-    counted = [partition for partition in partitions if partition.rows]
-    text_bytes, rows_counted = estimate_bytes(counted)[0].sum(), sum(partition.rows or 0 for partition in counted)
+    count_tokens, _ = token_counter(pool.space, pool.costs)
+    sampled = sample_catalog(partitions, count_tokens).texts
     for share, first_b_min in _SHARES.items():
-        tokens = float(text_bytes) * pool.costs.tokens_per_single_byte / max(1, rows_counted)
+        tokens = sampled.tokens / max(1.0, sampled.texts)
         # At least one row, which shows how much of long texts the model reads.
         wanted = max(1.0, share * seconds * pool.costs.workers / pool.costs.text_seconds(tokens or None))
         chosen = [
-            replace(partition, read=partial(_first_rows, partition, rows), rows=None)
+            replace(partition, read=partial(first_rows, partition, rows), rows=None)
             for partition, rows in zip(shuffled, _sampled_rows(sizes, wanted), strict=True)
             if rows
         ]
@@ -88,46 +87,6 @@ def _sampled_rows(sizes: np.ndarray, wanted: float) -> list[int]:
     ends = np.cumsum(sizes)
     taken = np.where(block < distance, ends // distance * block + np.minimum(ends % distance, block), ends)
     return np.diff(np.floor(taken + 0.5), prepend=0).astype(int).tolist()  # np.round may give 2 rows of 1
-
-
-def estimate_bytes(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
-    """Bytes of text in each partition, and of a row beside its text, from the first rows of some of them.
-
-    What a source lists is an estimate, which is scaled: the size of a Parquet file counts its other columns too.
-    """
-    known = [place for place, partition in enumerate(partitions) if partition.rows]
-    known.sort(key=lambda place: -(partitions[place].rows or 0))
-    largest, others = known[:_LARGEST_PARTITIONS], known[_LARGEST_PARTITIONS:]
-    read = dict[int, tuple[float, float, float, float]]()  # a partition's rows, text, what is beside it, and listed
-    for place in largest + random.Random(0).sample(others, min(len(others), _OTHER_PARTITIONS)):
-        partition = partitions[place]
-        with contextlib.suppress(SurgeError, OSError):  # the run will say what is wrong with it
-            batches = list(_first_rows(partition, _SAMPLED_ROWS))
-            rows = sum(map(len, batches))
-            if rows:
-                each, text = (partition.rows or 0) / rows, sum(len(batch.text_values) for batch in batches)
-                beside = sum(batch.value_bytes for batch in batches) - text
-                read[place] = (each * rows, each * text, each * beside, partition.text_bytes or 0.0)
-    seen = np.array(list(read.values()), float).reshape(-1, 4)
-    # The largest may be unlike the others, of which some were drawn for those that were not read.
-    is_drawn = np.array([place not in largest for place in read], bool)
-    rows, text, _, listed = seen[is_drawn if is_drawn.any() else slice(None)].T
-    is_listed = listed > 0
-    scale = text[is_listed].sum() / listed.sum() if is_listed.any() else 1.0
-    of_row = text.sum() / max(1.0, rows.sum())
-    listed_bytes = [scale * (each.text_bytes or 0) or of_row * (each.rows or 0) for each in partitions]
-    in_bytes = np.array(listed_bytes, float)
-    in_bytes[list(read)] = seen[:, 1]
-    return in_bytes, float(seen[:, 2].sum() / max(1.0, seen[:, 0].sum()))
-
-
-def _first_rows(partition: Partition, rows: int) -> Iterator[RowBatch]:
-    with contextlib.closing(iter(partition.read())) as batches:  # pyright: ignore[reportArgumentType]
-        for batch in batches:
-            yield batch.rows(0, min(rows, len(batch)))
-            rows -= len(batch)
-            if rows <= 0:
-                return
 
 
 @contextlib.contextmanager

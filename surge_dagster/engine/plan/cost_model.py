@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.run.previous_rows import ROWS_PER_SAMPLE
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
@@ -117,43 +118,69 @@ class Flush:
     reused: int = 0
     compared: int = 0
 
+    @property
+    def encoded_bytes(self) -> float:
+        """Of the rows that are encoded, or get the vector of an equal one."""
+        return self.text_bytes * (self.texts - self.reused + self.compared) / max(1, self.texts)
+
+
+def rows_compared(reused: int) -> int:
+    """Rows of a partition that are encoded again, to compare them, where so many keep their vectors."""
+    return max(1, reused // ROWS_PER_SAMPLE) if reused else 0
+
 
 def predict_flushes(
     sizes: Sequence[int] | np.ndarray,
     bounds: Bounds,
     text_bytes: Sequence[float] | np.ndarray | float = 0.0,
     beside_bytes: float = 0.0,
+    rows_reused: Sequence[int] | np.ndarray | int = 0,
 ) -> list[Flush]:
-    """The SuperBatches that the aggregator will make of these partitions, in their order, if no row has a vector yet.
+    """The SuperBatches that the aggregator will make of these partitions, in their order.
 
     Args:
         text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are met exactly where the
             rows of a partition are of equal size.
         beside_bytes: mean size of a row's other columns.
+        rows_reused: rows of each partition that have a vector already, spread evenly over its rows.
     """
     each = np.broadcast_to(np.asarray(text_bytes, dtype=float), np.shape(sizes)).tolist()
-    return list(_flushes(zip(np.asarray(sizes).tolist(), each, strict=True), bounds, beside_bytes))
+    reused = np.broadcast_to(np.asarray(rows_reused, dtype=int), np.shape(sizes)).tolist()
+    return list(_flushes(zip(np.asarray(sizes).tolist(), each, reused, strict=True), bounds, beside_bytes))
 
 
-def _flushes(partitions: Iterator[tuple[int, float]], bounds: Bounds, beside_bytes: float) -> Iterator[Flush]:
-    made, pending, held_bytes = 0, Flush(0, 0), 0.0  # the bytes that the thresholds count: with overhead
-    for rows, text_bytes in partitions:
+def _flushes(partitions: Iterator[tuple[int, float, int]], bounds: Bounds, beside_bytes: float) -> Iterator[Flush]:
+    made, pending, held_bytes, new_bytes = (
+        0,
+        Flush(0, 0),
+        0.0,
+        0.0,
+    )  # the bytes are those of the thresholds: with overhead
+    for rows, text_bytes, reused in partitions:
+        compared = rows_compared(reused)
+        new_share = (rows - reused + compared) / rows if rows else 1.0
         row_bytes = text_bytes + beside_bytes
         size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
         too_many = pending.texts + rows > bounds.b_max or held_bytes + size > bounds.b_max_bytes
         if pending.partitions and too_many:
             yield pending
-            made, pending, held_bytes = made + 1, Flush(0, 0), 0.0
+            made, pending, held_bytes, new_bytes = made + 1, Flush(0, 0), 0.0, 0.0
         room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)  # counted once, with the first rows
         while rows > room:  # oversized, so nothing is pending by now
-            yield Flush(room, 1, room * text_bytes)
-            made, rows = made + 1, rows - room
+            part, sampled = reused * room // rows, compared * room // rows
+            yield Flush(room, 1, room * text_bytes, part, sampled)
+            made, rows, reused, compared = made + 1, rows - room, reused - part, compared - sampled
             size, room = rows * row_bytes, _fitting_rows(bounds, row_bytes)
-        pending = Flush(pending.texts + rows, pending.partitions + 1, pending.text_bytes + rows * text_bytes)
-        held_bytes += size
-        if pending.texts >= bounds.b_min_of(made) or held_bytes >= bounds.b_min_bytes:
+        added = Flush(rows, 1, rows * text_bytes, reused, compared)
+        pending = Flush(
+            *(of_pending + of_added for of_pending, of_added in zip(astuple(pending), astuple(added), strict=True))
+        )
+        held_bytes, new_bytes, b_min = held_bytes + size, new_bytes + size * new_share, bounds.b_min_of(made)
+        new = pending.texts - pending.reused + pending.compared
+        is_full = pending.texts >= max(1, bounds.b_max * b_min // bounds.b_min)
+        if new >= b_min or new_bytes >= bounds.b_min_bytes or is_full:
             yield pending
-            made, pending, held_bytes = made + 1, Flush(0, 0), 0.0
+            made, pending, held_bytes, new_bytes = made + 1, Flush(0, 0), 0.0, 0.0
     if pending.partitions:
         yield pending
 

@@ -6,20 +6,40 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import FileFormat
+from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.files.opening import open_published
+from surge_dagster.engine.model.spec import FileFormat, Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.plan import planner
 from surge_dagster.engine.plan.calibrating import known_costs
-from surge_dagster.engine.plan.calibration_run import estimate_bytes
+from surge_dagster.engine.plan.catalog_sample import (
+    CountTokens,
+    IsReused,
+    sample_catalog,
+    text_sizes,
+    token_counter,
+    tokens_by_bytes,
+)
 from surge_dagster.engine.plan.planner import Plan, RunCosts
+from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.embedding_run import publishing_threads
 from surge_dagster.engine.run.memory import fit_memory
+from surge_dagster.engine.run.old_values import NO_ROW
+from surge_dagster.engine.run.previous_rows import UNUSABLE, read_hashes, truncation
+from surge_dagster.engine.run.report import Failure
+from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.process_memory import memory_bytes
+from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.support.waiting import StopSignal
 
 
 def plan(
@@ -36,7 +56,8 @@ def plan(
 ) -> Plan:
     """Predict an `EmbeddingRun` over a source; nothing is written.
 
-    Where a partition was embedded before and has changed, all of its rows count as new.
+    The first rows of some partitions are read: their tokens are counted, and where a partition was embedded before they
+    are compared with its file. Partitions that a run refuses are left out, as far as those rows show it.
 
     Args:
         pool: a started pool, whose costs earlier runs have taught it.
@@ -54,33 +75,83 @@ def plan(
         machine_bytes=memory_bytes(),
         upload_bytes=store.upload_bytes,
     )
-    listed = list(source)
-    partitions = _with_work(listed, store, pool, file_format)
+    own = next((space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256), pool.space)
+    decisions = list(decide(source, OutputState(store, own.name, file_format), StopSignal()))
+    work = [decision for decision in decisions if isinstance(decision, PartitionToRead)]
+    failures = [decision for decision in decisions if isinstance(decision, Failure)]
+    count_tokens, tokens_counted = token_counter(pool.space, costs.encode)
+    old_files = [
+        each.replaced if each.replaced and each.replaced.facts.precision == pool.precision else None for each in work
+    ]
     planned = plan_partitions(
-        partitions,
+        [each.source for each in work],
         costs,
         bounds,
+        count_tokens,
+        [file.facts.rows if file else 0 for file in old_files],
+        lambda place, texts: _are_reused(texts, store, own, old_files[place]),
         memory=memory,
         price_per_hour=price_per_hour,
         deadline_seconds=deadline_seconds,
         bandwidth=bandwidth,
     )
-    return replace(planned, partitions_fresh=len(listed) - len(partitions))
+    return replace(
+        planned,
+        partitions_fresh=len(decisions) - len(work) - len(failures),
+        partitions_refused=(*failures, *planned.partitions_refused),
+        tokens_counted=tokens_counted,
+    )
 
 
-def plan_partitions(partitions: Sequence[Partition], costs: RunCosts, bounds: Bounds, **options: Any) -> Plan:
-    """Predict a run that embeds these partitions, as far as their rows are counted, with options of `planner.plan`."""
-    counted = [partition for partition in partitions if partition.rows is not None]
-    sizes, (text_bytes, beside_bytes) = [partition.rows or 0 for partition in counted], estimate_bytes(counted)
-    planned = planner.plan(sizes, text_bytes, costs, bounds, beside_bytes=beside_bytes, **options)
-    return replace(planned, partitions_uncounted=len(partitions) - len(counted))
+def plan_partitions(
+    partitions: Sequence[Partition],
+    costs: RunCosts,
+    bounds: Bounds,
+    count_tokens: CountTokens | None = None,
+    old_rows: Sequence[int] | None = None,
+    is_reused: IsReused | None = None,
+    **options: Any,
+) -> Plan:
+    """Predict a run that embeds these partitions, as far as their rows are counted, with options of `planner.plan`.
+
+    Args:
+        count_tokens, old_rows, is_reused: see `sample_catalog`; without the first, texts have as many tokens per byte
+            as those of earlier runs.
+    """
+    count_tokens = count_tokens or tokens_by_bytes(costs.encode)
+    sample = sample_catalog(partitions, count_tokens, bounds.b_min, old_rows, is_reused)
+    uncounted = [place for place, partition in enumerate(partitions) if partition.rows is None]
+    counted = [place for place in range(len(partitions)) if place not in {*uncounted, *sample.refused}]
+    encode = costs.encode.of_texts([sample.texts]) if sample.texts.texts else costs.encode
+    planned = planner.plan(
+        [partitions[place].rows or 0 for place in counted],
+        sample.text_bytes[counted],
+        replace(costs, encode=encode),
+        bounds,
+        beside_bytes=sample.beside_bytes,
+        rows_reused=sample.rows_reused[counted],
+        **options,
+    )
+    return replace(
+        planned,
+        partitions_uncounted=len(uncounted),
+        partitions_refused=tuple(sample.refused.values()),
+        partitions_sampled=sample.partitions_read,
+        texts_sampled=sample.texts_tokenized,
+    )
 
 
-def _with_work(
-    partitions: Sequence[Partition], store: Store, pool: EncoderPool, file_format: FileFormat
-) -> list[Partition]:
-    """The partitions that a run would not pass over."""
-    own = next((space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256), pool.space)
-    outputs = OutputState(store, own.name, file_format)
-    looked_at = outputs.looked_at(partitions)
-    return [partition for partition in looked_at if outputs.freshness(partition).status != "fresh"]
+def _are_reused(texts: pa.Array, store: Store, space: Space, file: PublishedFile | None) -> np.ndarray:
+    """Which of these texts a run will find in the old file of their partition."""
+    nothing = np.zeros(len(texts), np.bool_)
+    if file is None:
+        return nothing
+    try:
+        with open_published(store, space, file.stored.name, file, mapped=True) as reader:
+            old, _ = read_hashes(reader)
+    except StoreUnavailable:
+        raise
+    except UNUSABLE:
+        return nothing
+    _, is_certain = truncation(file.facts, text_sizes(texts))
+    return is_certain & (old.rows(text_hashes(texts), 0) != NO_ROW)

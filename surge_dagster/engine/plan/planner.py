@@ -29,6 +29,7 @@ from surge_dagster.engine.plan.cost_model import (
     variation,
 )
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 _TOKENS_OF_TEXTS = (8, 32, 128, 512)
@@ -39,7 +40,7 @@ class IoCosts:
     """The costs of reading SuperBatches and publishing them to one kind of store; all 0 where that was not done yet.
 
     Attributes:
-        read: seconds of a partition, of a row, and of a row that keeps its old vector.
+        read: seconds of a partition, of a row, of a row that keeps its old vector, and of a byte of text.
         write: seconds of a file and of a byte, to serialize and upload them, summed over threads.
         publish: seconds of a SuperBatch, of a file and of a byte, by the clock.
         start_seconds: from the beginning of a run to its first encode call, without reading.
@@ -87,9 +88,10 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     texts, partitions, text_bytes, reused, compared = np.array([astuple(flush) for flush in flushes], float).T
     encoded_texts = (texts - reused) * (1 - costs.encode.equal_share) + compared
     tokens = text_bytes * (texts - reused + compared) / np.maximum(texts, 1) * costs.encode.tokens_per_byte
+    encoded_bytes = text_bytes * encoded_texts / np.maximum(texts, 1)
     file_bytes = text_bytes + texts * costs.vector_bytes
-    read = costs.io.read.seconds(np.column_stack([partitions, texts, reused]))
-    encode = costs.encode.seconds(encoded_texts, tokens)
+    read = costs.io.read.seconds(np.column_stack([partitions, texts, reused, text_bytes]))
+    encode = costs.encode.seconds(encoded_texts, tokens, encoded_bytes)
     encode[-1] += min(costs.waiting_seconds, (costs.encode.workers - 1) * encode.sum())  # at most as if one did it all
     publish = costs.io.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
     ready = encoded = costs.io.start_seconds
@@ -103,7 +105,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     wall, all_encode, all_publish = float(published[-1]), float(encode.sum()), float(publish.sum())
     return Forecast(
         wall_seconds=wall,
-        margin_seconds=costs.encode.margin(encoded_texts, tokens),
+        margin_seconds=costs.encode.margin(encoded_texts, tokens, encoded_bytes),
         texts_per_second=float((texts - reused).sum()) / wall if wall else 0.0,
         encode_seconds=all_encode,
         publish_seconds=all_publish,
@@ -144,6 +146,12 @@ class Plan:
     """The prediction of a run.
 
     Attributes:
+        texts: of all rows.
+        texts_encoded: those without a vector in an old file; equal ones count.
+        rows_reused: the others.
+        tokens_counted: whether the model's tokenizer counted those of `texts_sampled` texts; else they are as many per
+            byte as in earlier runs.
+        partitions_sampled: partitions of which the first rows were read.
         superbatches_bound: the paper's ceil(N / B_min).
         call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one worker.
         call_margin, text_margin: half of their 95 % confidence intervals; None where they were given.
@@ -156,14 +164,17 @@ class Plan:
         peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may. None: not known.
         workers_per_machine: the workers that one machine's way to the store can serve, by Zero's rule (U/S)·BW; None
             where nothing was published there yet.
-        cost_per_million_texts: at the given price of an hour.
-        partitions_fresh, partitions_uncounted: left out: those that a run passes over, and those of unknown size.
+        cost, cost_per_million_texts: at the given price of an hour.
+        partitions_fresh, partitions_uncounted, partitions_refused: left out: those that a run passes over, those of
+            unknown size, and those that it refuses, as far as their files and first rows show.
     """
 
     forecast: Forecast
     bounds: Bounds
     partitions: int
     texts: int
+    texts_encoded: int
+    rows_reused: int
     text_bytes: int
     tokens: int
     largest_partition_texts: int
@@ -189,10 +200,15 @@ class Plan:
     peak_resident_bytes: int | None = None
     memory_limit_bytes: int | None = None
     workers_per_machine: int | None = None
+    cost: float | None = None
     cost_per_million_texts: float | None = None
     fleet: Fleet | None = None
     partitions_fresh: int = 0
     partitions_uncounted: int = 0
+    partitions_refused: tuple[Failure, ...] = ()
+    partitions_sampled: int = 0
+    texts_sampled: int = 0
+    tokens_counted: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """One JSON-ready document; what the report has too has its name there."""
@@ -207,6 +223,7 @@ def plan(
     bounds: Bounds,
     *,
     beside_bytes: float = 0.0,
+    rows_reused: Sequence[int] | np.ndarray | int = 0,
     memory: MemoryPlan | None = None,
     price_per_hour: float | None = None,
     deadline_seconds: float | None = None,
@@ -217,44 +234,49 @@ def plan(
     Args:
         text_bytes: of each partition.
         beside_bytes: of a row: its id and the columns that travel with it.
+        rows_reused: of each partition.
     """
     counts, in_bytes = np.asarray(sizes, dtype=np.int64), np.asarray(text_bytes, dtype=float)
     partitions, texts, encode = len(counts), int(counts.sum()), costs.encode
-    flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes)
+    flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes, rows_reused)
+    new = counts - rows_reused
+    encoded, new_bytes = int(new.sum()), in_bytes * new / np.maximum(counts, 1)
     times = forecast(flushes, costs)
     mean_bytes = float(in_bytes.sum()) / max(1, texts)
     mean_tokens = mean_bytes * encode.tokens_per_single_byte
     largest = max((flush.texts for flush in flushes), default=0)
     text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
     row_seconds = text_seconds * encoded_share
-    of_texts = texts * row_seconds / encode.workers
-    own_calls = float(encode.seconds(counts * encoded_share, in_bytes * encode.tokens_per_byte).sum())
-    own = CostConstants(max(0.0, own_calls - of_texts) / max(1, partitions), row_seconds, encode.workers)
-    alpha, break_even = own.alpha(partitions, texts), encode.break_even_texts(mean_tokens) / encoded_share
-    phi, cv, gain = small_share(counts, break_even), variation(counts), speedup(alpha, len(flushes), partitions)
+    of_texts = encoded * row_seconds / encode.workers
+    own_calls = encode.seconds(new * encoded_share, new_bytes * encode.tokens_per_byte, new_bytes * encoded_share).sum()
+    own = CostConstants(max(0.0, float(own_calls) - of_texts) / max(1, partitions), row_seconds, encode.workers)
+    alpha, break_even = own.alpha(partitions, encoded), encode.break_even_texts(mean_tokens) / encoded_share
+    phi, cv, gain = small_share(new, break_even), variation(new), speedup(alpha, len(flushes), partitions)
     file_bytes = texts * (mean_bytes + costs.vector_bytes)
     if bandwidth is None and times.publish_seconds > 0:
         bandwidth = file_bytes / times.publish_seconds
     served = None
     if bandwidth is not None and texts:
-        served = max(1, int(bandwidth * row_seconds / (mean_bytes + costs.vector_bytes)))
+        served = max(1, int(bandwidth * row_seconds * encoded / file_bytes))
     fleet = None
     if deadline_seconds is not None:
         model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
         other = costs.io.start_seconds + costs.waiting_seconds + times.publish_seconds / max(1, len(flushes))
-        fleet = size_fleet(model, texts, len(flushes), other, deadline_seconds, served)
+        fleet = size_fleet(model, encoded, len(flushes), other, deadline_seconds, served)
     return Plan(
         forecast=times,
         bounds=bounds,
         partitions=partitions,
         texts=texts,
+        texts_encoded=encoded,
+        rows_reused=texts - encoded,
         text_bytes=int(in_bytes.sum()),
-        tokens=round(texts * encoded_share * mean_tokens),
+        tokens=round(sum(flush.encoded_bytes for flush in flushes) * encode.tokens_per_byte),
         largest_partition_texts=int(counts.max(initial=0)),
         workers=encode.workers,
         superbatches=len(flushes),
         superbatches_bound=flushes_upper_bound(texts, bounds.b_min),
-        fill_ratio=texts / len(flushes) / bounds.b_min if flushes else 0.0,
+        fill_ratio=encoded / len(flushes) / bounds.b_min if flushes else 0.0,
         call_seconds=encode.call_seconds,
         call_margin=encode.call_margin,
         text_seconds=text_seconds,
@@ -262,7 +284,7 @@ def plan(
         text_seconds_by_tokens={
             tokens: (encode.text_seconds(tokens), encode.text_margin(tokens)) for tokens in _TOKENS_OF_TEXTS
         },
-        partition_by_partition_seconds=own_calls,
+        partition_by_partition_seconds=float(own_calls),
         speedup=gain,
         alpha=alpha,
         break_even_texts=break_even,
@@ -275,6 +297,7 @@ def plan(
         peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
+        cost=price_per_hour * times.wall_seconds / 3600 if price_per_hour else None,
         cost_per_million_texts=price_per_hour * times.wall_seconds / texts / 3.6e-3
         if price_per_hour and texts
         else None,

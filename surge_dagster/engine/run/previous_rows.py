@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.rows import OutputFile, matrix_of, row_group_rows
 from surge_dagster.engine.files.validation import invalid_row
@@ -63,7 +63,7 @@ class PreviousRows:
         self._hashes: OldValues | None = None
         if partition.reuse and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
-                self._hashes, self._group_ends = _read_hashes(reader)
+                self._hashes, self._group_ends = read_hashes(reader)
             else:
                 log.info("partition %r: its old file is not used, as reading it takes too much memory", partition.key)
         self._observed = None if observer is None else observer.follow(reader, memory.reserve)
@@ -118,7 +118,7 @@ class PreviousRows:
         if self._hashes is None or not len(batch) or self._readings >= _MOST_READINGS * self._reader.groups:
             return nothing
         old = self._hashes.rows(text_hashes(batch.texts), first_row, by_id)
-        truncated, is_certain = self._truncation(np.diff(batch.text_offsets))
+        truncated, is_certain = truncation(self._reader.facts, np.diff(batch.text_offsets))
         rows = np.flatnonzero(is_certain & (old != NO_ROW))
         if not len(rows):
             return nothing
@@ -129,16 +129,6 @@ class PreviousRows:
         except UNUSABLE as error:
             raise VectorsNotUsable(f"its old file is damaged ({first_line(error)})") from error
         return KnownVectors(rows, matrix, truncated[rows], self._sample(len(rows))), old[rows]
-
-    def _truncation(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of texts of the old file with these bytes: whether each was truncated, and whether that is certain."""
-        facts = self._reader.facts
-        if not facts.truncated:
-            return np.zeros(len(lengths), np.bool_), np.ones(len(lengths), np.bool_)
-        if not facts.shortest_truncated_bytes:
-            return np.zeros(len(lengths), np.bool_), np.zeros(len(lengths), np.bool_)
-        truncated = lengths > facts.longest_whole_bytes
-        return truncated, truncated | (lengths < facts.shortest_truncated_bytes)
 
     def _vectors(self, old: np.ndarray) -> np.ndarray:
         """The vectors of some rows of the file, [n, dimension], reading each row group once."""
@@ -172,6 +162,16 @@ class PreviousRows:
         sampled = np.zeros(rows, np.bool_)
         sampled[self._random.sample(range(rows), min(rows, count))] = True
         return sampled
+
+
+def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of texts of an old file with these bytes: whether each was truncated, and whether that is certain."""
+    if not facts.truncated:
+        return np.zeros(len(lengths), np.bool_), np.ones(len(lengths), np.bool_)
+    if not facts.shortest_truncated_bytes:
+        return np.zeros(len(lengths), np.bool_), np.zeros(len(lengths), np.bool_)
+    truncated = lengths > facts.longest_whole_bytes
+    return truncated, truncated | (lengths < facts.shortest_truncated_bytes)
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def _reading_bytes(reader: OutputFile, space: Space) -> int:
     return rows * (HASH_BYTES + LOOKUP_BYTES) + group + min(rows * row, _PIECE_BYTES)
 
 
-def _read_hashes(reader: OutputFile) -> tuple[OldValues, np.ndarray]:
+def read_hashes(reader: OutputFile) -> tuple[OldValues, np.ndarray]:
     """The hashes of all texts of a file, and where its row groups end, int64."""
     parts: list[pa.Array] = []
     ends: list[int] = []

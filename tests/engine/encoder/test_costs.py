@@ -125,6 +125,15 @@ def test_mean_length_is_that_of_the_texts_of_runs() -> None:
     assert costs.tokens_per_byte == 0.25
 
 
+def test_bytes_that_the_model_does_not_read_do_not_make_its_tokens_dear() -> None:
+    """Texts of 1 MB, cut at 256 tokens, are copied and hashed whole."""
+    of_byte = 1e-9
+    cut = [Call(n, n * 1e6, n * 256.0, call(n, 256).seconds + n * (1e6 - 16 * 256) * of_byte) for n in (20, 60)]
+    costs = EncodeCosts.of(time_calls(simulated), cut, workers=1)
+    assert costs.text_seconds(60) == pytest.approx(C_TEXT + 60 * C_TOKEN)
+    assert costs.seconds(np.array([20]), np.array([20 * 256]), np.array([2e7])) == pytest.approx(cut[0].seconds)
+
+
 @given(c_ipc=st.floats(0, 0.04), text=st.floats(1e-6, 0.1), workers=st.integers(1, 8), runs=st.floats(4, 50))
 def test_derived_b_min_is_within_one_percent_of_endless_superbatches_and_so_is_the_ramp(
     c_ipc: float, text: float, workers: int, runs: float
@@ -147,13 +156,13 @@ def test_derived_superbatch_takes_no_more_than_five_seconds() -> None:
 
 
 def test_passes_that_few_texts_share_make_b_min_larger() -> None:
-    costs = EncodeCosts(Fit(np.array([C_IPC, C_LENGTH, C_TEXT, 0.0])))
+    costs = EncodeCosts(Fit(np.array([C_IPC, C_LENGTH, C_TEXT, 0.0, 0.0])))
     assert costs.efficient_texts == pytest.approx(99 * (C_IPC + 32 * C_LENGTH + SUPERBATCH_SECONDS) / C_TEXT)
 
 
 def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:
     for call_seconds, length_seconds in ((0.1, 0.0), (0.1, 0.003), (0.01, 0.001)):
-        costs = EncodeCosts(Fit(np.array([call_seconds, length_seconds, 0.001, 0.0001])), workers=2)
+        costs = EncodeCosts(Fit(np.array([call_seconds, length_seconds, 0.001, 0.0001, 0.0])), workers=2)
         found = costs.break_even_texts(10)
         assert call_seconds + length_seconds * min(32, found) == pytest.approx(0.002 * found)
 

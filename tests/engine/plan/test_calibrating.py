@@ -193,14 +193,14 @@ def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
     seen = [
         Io(
             *(files, texts, reused, size),
-            read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused,
+            read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused + 2e-9 * (size - 10 * texts),
             write_seconds=7e-3 * files + 4e-9 * size,
             publish_seconds=0.02 + 2e-3 * files,
         )
         for files, texts, reused, size in shapes
     ]
-    found = io_costs(seen, [0.1, 9.0, 0.2])
-    assert found.read.values == pytest.approx([4e-3, 1e-6, 5e-6])
+    found = io_costs(seen, [0.1, 9.0, 0.2], vector_bytes=10)
+    assert found.read.values == pytest.approx([4e-3, 1e-6, 5e-6, 2e-9])
     assert found.write.values == pytest.approx([7e-3, 4e-9])
     assert found.publish.values == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
     assert found.start_seconds == 0.2

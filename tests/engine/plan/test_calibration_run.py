@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.calibrating import known_costs
-from surge_dagster.engine.plan.calibration_run import _sampled_rows, calibrate, estimate_bytes
+from surge_dagster.engine.plan.calibration_run import _sampled_rows, calibrate
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
@@ -114,33 +114,3 @@ def test_calibration_replaces_the_files_that_a_killed_calibration_left_in_a_buck
     assert calibrate(listed([70, 30]), store.url, options, priced_pool) == 100
     assert object_server.objects() == {}
     assert known_costs(priced_pool, store).io.publish.values.sum() > 0
-
-
-def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
-    partitions = [
-        replace(partition, rows=rows, text_bytes=40 * rows)
-        for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
-    ]
-    read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
-    text_bytes, beside_bytes = estimate_bytes(partitions)
-    assert text_bytes.tolist() == read  # as few rows were all read
-    assert 1 <= beside_bytes <= 3  # the digits of an id
-    unlisted, _ = estimate_bytes([replace(one, text_bytes=None) for one in partitions])
-    assert unlisted.tolist() == read
-    many = [replace(partitions[0], key=str(number)) for number in range(80)]  # of which 64 are read
-    for found in (estimate_bytes(many)[0], estimate_bytes([replace(one, text_bytes=None) for one in many])[0]):
-        assert found == pytest.approx(np.full(80, read[0]))
-    assert estimate_bytes([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
-    assert estimate_bytes([])[0].tolist() == []
-
-
-def test_bytes_of_partitions_that_were_not_read_are_those_of_others_that_are_not_large() -> None:
-    """A file's size counts ids too: of rows with long texts they are less."""
-    rows_of = catalog([30] * 16 + [10] * 200)
-    partitions = [
-        replace(partition, rows=len(rows), text_bytes=(12 if len(rows) == 30 else 40) * len(rows))
-        for partition, rows in zip(in_memory(rows_of), rows_of.values(), strict=True)
-    ]
-    text_bytes, _ = estimate_bytes(partitions)
-    small = sum(len(text) for key, rows in rows_of.items() for _, text in rows if len(rows) == 10)
-    assert text_bytes[16:].sum() == pytest.approx(small, rel=0.02)

@@ -19,7 +19,7 @@ from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 
 MINILM = EncodeCosts.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
-FREE = IoCosts(Fit(np.zeros(3)), Fit(np.zeros(2)), Fit(np.zeros(3)))
+FREE = IoCosts(Fit(np.zeros(4)), Fit(np.zeros(2)), Fit(np.zeros(3)))
 VECTOR = 384 * 4
 PAPER = Bounds(100_000, 500_000, 1 << 60, 1 << 60)
 
@@ -32,7 +32,7 @@ def run_costs(
     per_row: float = 0.0,
     per_reused: float = 0.0,
 ) -> RunCosts:
-    read, publish = Fit(np.array([0.0, per_row, per_reused])), Fit(np.array([per_superbatch, per_file, 0.0]))
+    read, publish = Fit(np.array([0.0, per_row, per_reused, 0.0])), Fit(np.array([per_superbatch, per_file, 0.0]))
     return RunCosts(encode, replace(FREE, read=read, publish=publish, start_seconds=start), VECTOR)
 
 
@@ -72,6 +72,7 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
     shared = set(document) & set(RunReport().as_dict())
     times = {"wall_seconds", "encode_seconds", "publish_seconds", "exposed_io_seconds", "time_to_first_output_seconds"}
     others = {"texts_per_second", "superbatches", "fill_ratio", "duty_cycle", "overlap_ratio", "tokens", "workers"}
+    others |= {"texts_encoded", "rows_reused"}
     assert shared == times | others | {"b_min", "b_max", "call_seconds", "peak_resident_bytes"}
 
 
@@ -130,7 +131,7 @@ class TestForecast:
     def test_equal_texts_count_in_tokens_per_byte(self) -> None:
         """Equal texts are often short: their share of the bytes is not that of the texts."""
         seen = Call(texts=50, text_bytes=1_000, tokens=200, seconds=1.0, equal_texts=50)
-        encode = replace(EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0])))
+        encode = replace(EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0, 0.0])))
         assert forecast([Flush(100, 1, 1_000.0)], run_costs(encode)).encode_seconds == 200
         assert encode.tokens_per_single_byte == 0.4
 
@@ -141,8 +142,8 @@ class TestForecast:
         assert forecast([Flush(9, reused=9)], costs).encode_seconds == 0
 
     def test_interval_is_that_of_all_calls_together(self) -> None:
-        covariance = np.diag([0.25, 0.0, 0.0, 0.0])
-        unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 0.0, 1.0, 0.0]), covariance))
+        covariance = np.diag([0.25, 0.0, 0.0, 0.0, 0.0])
+        unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 0.0, 1.0, 0.0, 0.0]), covariance))
         assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == pytest.approx(1.96 * 4 * 0.5)
 
     @given(

@@ -49,6 +49,11 @@ def _multipliers(dimension: int) -> np.ndarray:
     return np.frombuffer(digest, "<u4") | 1
 
 
+def hash_tokens(sizes: np.ndarray) -> np.ndarray:
+    """Tokens of texts of so many bytes, prompt included; those over max_length are flagged, not cut."""
+    return 1 + sizes // _BYTES_PER_TOKEN
+
+
 class HashBackend:
     name = "hash"
     detail = "sha256"
@@ -66,8 +71,7 @@ class HashBackend:
             piece = prepared[start : start + _ROWS_PER_STEP]
             rows.matrix[rows.places[start : start + len(piece)]] = _vectors(piece, rows.matrix.shape[1])
             progress()
-        # A text has one token plus one per four bytes; texts over max_length are flagged, not cut.
-        tokens = 1 + np.fromiter(map(len, prepared), np.int64, len(prepared)) // _BYTES_PER_TOKEN
+        tokens = hash_tokens(np.fromiter(map(len, prepared), np.int64, len(prepared)))
         rows.truncated[rows.places] = tokens > self._max_length
         kept = int(np.minimum(tokens, self._max_length).sum())
         return Costs(tokens=kept, padded_tokens=kept, forward_seconds=time.perf_counter() - started)

@@ -1,0 +1,112 @@
+"""A sample of a catalog: its bytes, its tokens, and its equal texts, scaled to all partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import Tokenizer
+
+from surge_dagster.engine.encoder.costs import EncodeCosts
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.plan.catalog_sample import sample_catalog, token_counter, tokens_by_bytes
+from surge_dagster.engine.sources.partition import Partition
+from tests.engine.priced_pool import catalog
+from tests.engine.runs import in_memory
+from tests.small_catalogs import Rows, partition_of
+
+COSTS = EncodeCosts.given(0.0, 1.0, 1)
+COUNT_TOKENS, _ = token_counter(EncodingSpec("hash://8", max_length=50).resolve(), COSTS)
+
+
+def counted(key: str, rows: Rows) -> Partition:
+    return replace(partition_of(key, rows), rows=len(rows))
+
+
+def sizes_of(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
+    sample = sample_catalog(partitions, COUNT_TOKENS)
+    return sample.text_bytes, sample.beside_bytes
+
+
+@pytest.mark.parametrize("max_length", [16, 256])
+def test_tokens_are_those_that_the_model_reads_prompt_included(demo_folder: Path, max_length: int) -> None:
+    space = EncodingSpec(str(demo_folder), max_length=max_length, document_prompt="passage: ").resolve()
+    count, is_exact = token_counter(space, COSTS)
+    texts = ["", "a steel bottle", "жёлтый чайник", "unbelievable " * 5_000]
+    tokenizer = Tokenizer.from_file(str(demo_folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length)
+    expected = [len(tokenizer.encode("passage: " + text).ids) for text in texts]
+    assert is_exact and count(pa.array(texts, pa.large_string())).tolist() == expected
+
+
+def test_model_without_a_fast_tokenizer_has_as_many_tokens_per_byte_as_in_its_runs(
+    demo_folder: Path, tmp_path: Path
+) -> None:
+    for file in demo_folder.rglob("*"):
+        if file.is_file() and file.name != "tokenizer.json":
+            (tmp_path / file.relative_to(demo_folder)).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file.relative_to(demo_folder)).symlink_to(file)
+    space = replace(EncodingSpec(str(demo_folder)).resolve(), model_path=str(tmp_path))
+    count, is_exact = token_counter(space, replace(COSTS, tokens_per_byte=0.5, equal_share=0.5))
+    assert not is_exact and count(pa.array(["four"], pa.large_string())).tolist() == [4.0]
+
+
+def test_equal_texts_count_once_in_a_superbatch_and_other_partitions_are_scaled() -> None:
+    rows = [(str(row), f"text {row % 50}") for row in range(100)]
+    partitions = [counted("a", rows), counted("b", rows)]
+    together = sample_catalog(partitions, COUNT_TOKENS).texts
+    apart = sample_catalog(partitions, COUNT_TOKENS, superbatch_texts=100).texts
+    assert (together.texts, together.equal_texts) == (50, 150) and (apart.texts, apart.equal_texts) == (100, 100)
+    many = sample_catalog([counted(str(key), rows) for key in range(80)], COUNT_TOKENS, superbatch_texts=100).texts
+    assert (many.texts, many.equal_texts) == pytest.approx((50 * 80, 50 * 80))
+    assert many.tokens / many.text_bytes == pytest.approx(apart.tokens / apart.text_bytes, rel=0.02)
+
+
+def test_tokens_of_texts_of_which_most_are_cut_are_within_two_percent() -> None:
+    rng = np.random.default_rng(5)
+    rows = [(str(row), f"{row} " + "x" * int(size)) for row, size in enumerate(rng.lognormal(5, 1, 15_000))]
+    sample = sample_catalog([counted("a", rows)], COUNT_TOKENS)
+    exact = COUNT_TOKENS(pa.array([text for _, text in rows], pa.large_string())).sum()
+    assert sample.texts_tokenized == 4096 and sample.texts.tokens == pytest.approx(exact, rel=0.02)
+
+
+def test_long_texts_are_read_and_tokenized_up_to_their_bytes() -> None:
+    rows = [(str(row), f"{row} " * 100_000) for row in range(40)]
+    sample = sample_catalog([counted(key, rows) for key in "ab"], tokens_by_bytes(COSTS))
+    assert sample.texts.texts == 40 and 10 < sample.texts_tokenized < 50
+    assert sample.text_bytes.tolist() == pytest.approx([sum(len(text) for _, text in rows)] * 2, rel=0.2)
+
+
+def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
+    partitions = [
+        replace(partition, rows=rows, text_bytes=40 * rows)
+        for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
+    ]
+    read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
+    text_bytes, beside_bytes = sizes_of(partitions)
+    assert text_bytes.tolist() == read  # as few rows were all read
+    assert 1 <= beside_bytes <= 3  # the digits of an id
+    unlisted, _ = sizes_of([replace(one, text_bytes=None) for one in partitions])
+    assert unlisted.tolist() == read
+    many = [replace(partitions[0], key=str(number)) for number in range(80)]  # of which 64 are read
+    for found in (sizes_of(many)[0], sizes_of([replace(one, text_bytes=None) for one in many])[0]):
+        assert found == pytest.approx(np.full(80, read[0]))
+    assert sizes_of([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
+    assert sizes_of([])[0].tolist() == []
+
+
+def test_bytes_of_partitions_that_were_not_read_are_those_of_others_that_are_not_large() -> None:
+    """A file's size counts ids too: of rows with long texts they are less."""
+    rows_of = catalog([30] * 16 + [10] * 200)
+    partitions = [
+        replace(partition, rows=len(rows), text_bytes=(12 if len(rows) == 30 else 40) * len(rows))
+        for partition, rows in zip(in_memory(rows_of), rows_of.values(), strict=True)
+    ]
+    text_bytes, _ = sizes_of(partitions)
+    small = sum(len(text) for key, rows in rows_of.items() for _, text in rows if len(rows) == 10)
+    assert text_bytes[16:].sum() == pytest.approx(small, rel=0.02)
