@@ -83,11 +83,9 @@ def token_counter(space: Space, costs: EncodeCosts) -> tuple[CountTokens, bool]:
     file = tokenizer_file(Path(space.model_path))
     if file is None:
         return tokens_by_bytes(costs), False
-    tokenizer, characters = (
-        TextTokenizer(TokenizerFacts(file.read_text()), space),
-        _CHARACTERS_PER_TOKEN * space.max_length,
-    )
-    return lambda texts: tokenizer.encode([text[:characters] for text in texts.to_pylist()]).lengths, True
+    tokenizer = TextTokenizer(TokenizerFacts(file.read_text("utf-8")), space)
+    end = _CHARACTERS_PER_TOKEN * space.max_length
+    return lambda texts: tokenizer.encode([text[:end] for text in texts.to_pylist()]).lengths, True
 
 
 def tokens_by_bytes(costs: EncodeCosts) -> CountTokens:
@@ -122,8 +120,8 @@ def sample_catalog(
             if first.rows:
                 read[place] = first
         except (SurgeError, OSError) as error:
-            failure = failure_of(partitions[place], error)
-            if isinstance(error, DataError) and not failure.transient:  # of others the run will say what is wrong
+            # Of other errors, and of sources that are being replaced, the run will say what is wrong.
+            if isinstance(error, DataError) and not (failure := failure_of(partitions[place], error)).transient:
                 refused[place] = failure
     places = np.array(list(read), int)
     is_drawn = ~np.isin(places, largest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.model.spec import FileFormat, Space
@@ -143,15 +143,12 @@ def plan_partitions(
 
 def _are_reused(texts: pa.Array, store: Store, space: Space, file: PublishedFile | None) -> np.ndarray:
     """Which of these texts a run will find in the old file of their partition."""
-    nothing = np.zeros(len(texts), np.bool_)
-    if file is None:
-        return nothing
-    try:
-        with open_published(store, space, file.stored.name, file, mapped=True) as reader:
+    if file is not None:
+        with (
+            contextlib.suppress(*UNUSABLE),
+            open_published(store, space, file.stored.name, file, mapped=True) as reader,
+        ):
             old, _ = read_hashes(reader)
-    except StoreUnavailable:
-        raise
-    except UNUSABLE:
-        return nothing
-    _, is_certain = truncation(file.facts, text_sizes(texts))
-    return is_certain & (old.rows(text_hashes(texts), 0) != NO_ROW)
+            _, is_certain = truncation(file.facts, text_sizes(texts))
+            return is_certain & (old.rows(text_hashes(texts), 0) != NO_ROW)
+    return np.zeros(len(texts), np.bool_)

@@ -51,12 +51,13 @@ def test_plan_has_the_texts_and_tokens_of_its_own_catalog_whatever_was_embedded_
     catalog = {
         "plain": numbered_rows("plain", 350),
         "equal": [(str(row), f"text {row % 20}") for row in range(60)],
+        "more": numbered_rows("more", 150),
         "cut": [(str(row), f"{row} " * 600) for row in range(30)],
     }
     for attempt in range(2):  # the second one after a run over the same catalog
         planned, report = planned_and_embedded(priced_pool, listed(catalog), tmp_path / str(attempt))
         assert planned.tokens == pytest.approx(report.costs.tokens, rel=1e-3)
-        assert planned.tokens_counted and planned.texts_encoded == report.texts_encoded == 440
+        assert planned.tokens_counted and planned.texts_encoded == report.texts_encoded == 590
         assert planned.superbatches == report.superbatches
         computed = C_IPC * report.superbatches + C_TEXT * report.costs.texts_computed
         assert planned.forecast.encode_seconds == pytest.approx(computed, rel=1e-3)
