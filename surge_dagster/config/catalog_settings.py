@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_settings import NoDecode
@@ -16,20 +16,16 @@ from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.support.urls import local_path
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
 from surge_dagster.engine.tables.opening import open_source
 
 ASSET_SCHEME = "asset://"
 
 
-def _column_names(value: Any) -> Any:
-    """One name, or several between commas, may be given as a plain string."""
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-
-
 _ColumnNames = Annotated[
     list[str],
     NoDecode,
-    BeforeValidator(_column_names),
+    BeforeValidator(lambda value: column_names(value) if isinstance(value, str) else value),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, mode="validation"),
 ]
 
@@ -66,6 +62,7 @@ class CatalogSettings(BaseModel):
     max_text_bytes: int = Field(
         DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
     )
+    encoding: str = Field("utf-8", description="encoding of CSV files, such as cp1252 or utf-16")
 
     catalog_name: str | None = Field(
         None, min_length=1, description="name of the catalog, which an output accepts at any place (unset: its place)"
@@ -78,17 +75,17 @@ class CatalogSettings(BaseModel):
             raise ValueError("expected each column once")
         return value
 
-    @field_validator("text", "columns")
+    @field_validator("text", "columns", "encoding")
     @classmethod
     def _require_selection(cls, value: Any, info: ValidationInfo) -> Any:
         try:
-            Selection(text=value) if info.field_name == "text" else Selection(carried=tuple(value))
+            selected(None, {str(info.field_name): value})
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return value
 
     def selection(self) -> Selection:
-        return Selection(self.id, self.text, self.max_text_bytes, self.missing_text, tuple(self.columns))
+        return selected(None, {name: getattr(self, name) for name in get_type_hints(FileColumnSettings)})
 
     def record(self, place: str) -> CatalogRecord:
         """The catalog at a path or URL as a space records it."""

@@ -21,7 +21,7 @@ _ASCII = bytes(min(byte, 127) for byte in range(256))
 
 def csv_header(head: bytes, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The delimiter and the columns of a CSV file: the first delimiter with which all needed columns are there."""
-    text = head.decode("utf-8", "replace")
+    text = head.decode("utf-8", "surrogateescape")
     headers: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
         with contextlib.suppress(csv.Error, StopIteration):

@@ -70,8 +70,8 @@ class FolderCatalog:
         own_name = self.url.rstrip("/").rpartition("/")[2]
         if self._files.pattern is None and [file.relative for file in listed] == [own_name]:
             raise ConfigError(
-                f"the source {self.url!r} is one file: say which of its columns divides it into partitions, with "
-                f"`surge-dagster embed {self.url} OUTPUT --partition-by COLUMN` or the setting partition_by."
+                f"the source {self.url!r} is one file: name with partition_by which of its columns divides it "
+                f"into partitions: `surge-dagster embed {self.url} OUTPUT --partition-by COLUMN`."
             )
 
     def _partition(self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None) -> Partition:
@@ -148,7 +148,8 @@ class FolderCatalog:
 
     def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:
         try:
-            yield from self.selection.rows(key, batches(file, self.selection.columns, key=key), first_row)
+            read = batches(file, self.selection.columns, key=key, encoding=self.selection.encoding)
+            yield from self.selection.rows(key, read, first_row)
         except TransientError as error:
             if error.key is not None or isinstance(error, StoreUnavailable):
                 raise

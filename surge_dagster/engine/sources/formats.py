@@ -24,8 +24,10 @@ from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, Tran
 from surge_dagster.engine.sources.csv_blocks import csv_blocks, csv_header
 from surge_dagster.engine.sources.endings import ENDING
 from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.nested import names_with_fields, nested_fields, outer_columns, select
 from surge_dagster.engine.sources.parquet_files import rows_per_read
 from surge_dagster.engine.sources.rows import small, together
+from surge_dagster.engine.support.keys import is_text
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
 
 _CODECS = {"gz": "gzip", "zst": "zstd"}
@@ -36,17 +38,22 @@ _BODY_BYTES = 256 * 1024 * 1024  # of an Arrow record batch, which is read as a 
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _QUOTE = "Give that row as many values as the header has, those with a delimiter, quote or newline in quotes."
+_ENCODING = "Set encoding to that of its text, such as cp1252 or utf-16."
 _JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _LARGE_INTEGER = re.compile(r"couldn't parse:\s*-?\d+(?: in row \d+)?$")
 _IN_ROW = re.compile(r" in row (\d+)$")
 _CSV_ROW = re.compile(r"(?<=Row #)\d+")  # of a block, in what pyarrow says
 
 
-def batches(file: SourceFile, columns: Sequence[str], *, key: str | None = None) -> Iterator[pa.RecordBatch]:
+def batches(
+    file: SourceFile, columns: Sequence[str], *, key: str | None = None, encoding: str = "utf-8"
+) -> Iterator[pa.RecordBatch]:
     """The rows of a file, in its order, as batches of a few megabytes; at least one batch, which may be empty.
 
     Args:
+        columns: also those inside of structs and of objects, such as `doc.title`.
         key: the partition that the whole file belongs to, None for a file of a table.
+        encoding: of CSV files, as Python names it.
 
     Raises:
         DataError, ConfigError: the file cannot be read; the first where it has a key.
@@ -67,6 +74,8 @@ def batches(file: SourceFile, columns: Sequence[str], *, key: str | None = None)
             codec = _CODECS.get((ending["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
             with file.open() as opened, pa.CompressedInputStream(opened, codec) if codec else opened as stream:
+                if kind == "csv" and encoding != "utf-8":
+                    stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
                 yield from read(io.BufferedReader(stream, _HEAD_BYTES), columns, problem)
     except SurgeError:
         raise
@@ -75,6 +84,8 @@ def batches(file: SourceFile, columns: Sequence[str], *, key: str | None = None)
     except (*UNREADABLE, ValueError) as error:
         if is_systems(error):
             raise not_given(file.shown, error, key) from error
+        if kind == "csv" and isinstance(error, UnicodeError):
+            raise problem(f"is not text in {encoding} ({first_line(error)})", _ENCODING) from error
         raise problem(f"cannot be read ({first_line(error)})", "Write the file again, then run again.") from error
 
 
@@ -93,18 +104,18 @@ class _Problem:
         for name in columns:
             if name not in names:
                 known = ", ".join(visible(repr(each)) for each in names)
-                raise self(
-                    f"has no column {name!r}; its columns are {known}",
-                    "Name the right ones with the settings id, text, columns and partition_by (--id, --text, "
-                    "--columns, --partition-by).",
-                )
+                settings = "id, text, columns and partition_by" if self._key is None else "id, text and columns"
+                remedy = f"Name the right ones with the settings {settings}."
+                raise self(f"has no column {name!r}; its columns are {known}", remedy)
             if names.count(name) > 1:
                 raise self(f"has two columns {name!r}", "Rename one of them.")
 
 
 def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     """A batch without rows: it says the types of a file that has none."""
-    return pa.RecordBatch.from_arrays([pa.nulls(0, schema.field(name).type) for name in columns], list(columns))
+    needed = outer_columns(schema.names, columns)
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, schema.field(name).type) for name in needed], list(needed))
+    return select(empty, columns)
 
 
 def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
@@ -112,7 +123,7 @@ def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterato
         file.open() as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
     ):
-        problem.require(columns, reader.schema_arrow.names)
+        problem.require(columns, names_with_fields(reader.schema_arrow))
         if not reader.metadata.num_rows:
             yield _empty(reader.schema_arrow, columns)
             return
@@ -126,7 +137,7 @@ def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterato
         if any(pa.types.is_dictionary(kind) for kind in reader.schema_arrow.types):
             read = (piece for batch in read for piece in small(batch))
         for batch in together(read):
-            yield from small(batch.select(columns))
+            yield from small(select(batch, columns))
 
 
 def _arrow(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
@@ -138,9 +149,10 @@ def _arrow(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[
         source.seek(0)
         bounded = pa.PythonFile(_Bounded(source, problem), mode="r")
         schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(bounded).schema
-        problem.require(columns, schema.names)
+        problem.require(columns, names_with_fields(schema))
         bounded.seek(0)
-        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns])
+        needed = outer_columns(schema.names, columns)
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in needed])
         yield _empty(schema, columns)
         if is_file:
             reader = pa.ipc.open_file(bounded, options=options)
@@ -149,7 +161,7 @@ def _arrow(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[
             read = iter(pa.ipc.open_stream(bounded, options=options))
         for batch in read:
             batch.validate(full=False)
-            yield from small(batch.select(columns))
+            yield from small(select(batch, columns))
 
 
 class _Bounded:
@@ -170,21 +182,21 @@ class _Bounded:
         return self._file.read(size)
 
 
-def _head(stream: io.BufferedReader, problem: _Problem) -> bytes:
+def _head(stream: io.BufferedReader, problem: _Problem, remedy: str) -> bytes:
     head = stream.peek()
     encoding = _MARKS.get(head[:2]) or ("UTF-16 or binary" if b"\0" in head[:1024] else None)
     if encoding:
-        raise problem(
-            f"is not UTF-8 text but {encoding}", "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW."
-        )
+        raise problem(f"is not UTF-8 text but {encoding}", remedy)
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
 def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
-    head = _head(stream, problem)
+    head = _head(stream, problem, _ENCODING)
     if not head.strip():
         raise problem("is empty", "Write its header, or remove it.")
     delimiter, names = csv_header(head, columns)
+    if not all(map(is_text, names)):
+        raise problem("has a header that is not UTF-8 text", _ENCODING)
     problem.require(columns, names)
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # Texts that are not UTF-8 refuse their own partition later, where their row is known.
@@ -211,20 +223,21 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
 
 
 def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
-    if _head(stream, problem).lstrip()[:1] == b"[":
+    if _head(stream, problem, "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW.").lstrip()[:1] == b"[":
         raise problem(
             "is one JSON array; expected one object per line", "Convert it, for example with: jq -c '.[]' OLD > NEW."
         )
     blocks = _lines(stream, problem)
     first = next(blocks, b"")
-    problem.require(columns, _names_in(first, columns) if first else columns)
-    schema = pa.schema([(name, _json_type(first, name)) for name in columns])
-    yield _empty(schema, schema.names)
+    paths = _paths_in(first, columns) if first else {name: (name,) for name in columns}
+    problem.require(columns, list(paths))
+    schema = pa.schema(nested_fields({paths[name]: _json_type(first, paths[name]) for name in columns}))
+    yield _empty(schema, columns)
     first_row = 0
     for block in chain([first] if first else [], blocks):
         batch = _json_rows(block, schema, first_row, problem)
         first_row += len(batch)
-        yield batch
+        yield select(batch, columns)
 
 
 def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
@@ -243,25 +256,36 @@ def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
         yield rest
 
 
-def _names_in(block: bytes, wanted: list[str]) -> list[str]:
-    """The names of its objects, up to those wanted; the latter where a line cannot be read, which reading it says."""
-    names = dict[str, None]()
+def _paths_in(block: bytes, wanted: list[str]) -> dict[str, tuple[str, ...]]:
+    """The names in its objects, those inside of others with dots, and the path of each, until all wanted are found.
+
+    Where a line cannot be read, which reading it says, these are the wanted ones.
+    """
+    paths = dict[str, tuple[str, ...]]()
     for line in filter(bytes.strip, block.splitlines()):
         try:
-            names |= dict.fromkeys(json.loads(line).keys())
+            found = list(_paths(json.loads(line)))
         except (ValueError, AttributeError, RecursionError):
-            return wanted
-        if names.keys() >= set(wanted):
+            return {name: (name,) for name in wanted}
+        paths = {".".join(path): path for path in sorted(found, key=len, reverse=True)} | paths
+        if paths.keys() >= set(wanted):
             break
-    return list(names)
+    return dict(sorted(paths.items(), key=lambda item: len(item[1])))
 
 
-def _json_type(block: bytes, name: str) -> pa.DataType:
+def _paths(document: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in document.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, name))
+
+
+def _json_type(block: bytes, path: tuple[str, ...]) -> pa.DataType:
     """The type of a column's values that are not null, or that of its first ones, where others differ from them."""
     first_other = dict[pa.DataType, int]()
     for kind in _JSON_TYPES:
         try:
-            _read_json(block, pa.schema([(name, kind)]))
+            _read_json(block, pa.schema(nested_fields({path: kind})))
         except pa.ArrowInvalid as error:
             if pa.types.is_integer(kind) and _LARGE_INTEGER.search(first_line(error)):
                 return kind  # as a floating-point number it would be another one

@@ -111,7 +111,7 @@ def _require_loose(files: Sequence[SourceFile], url: str) -> None:
     raise ConfigError(
         f"the folders of {url!r} do not say what its partitions are: expected folders named by a column, such as "
         f"category=shoes, or one file per partition; found {nested.shown}. If each folder is a partition, give "
-        f"{pattern!r} as source. If all files are one table, say which column divides it: "
+        f"{pattern!r} as source. If all files are one table, name with partition_by which column divides it: "
         f"`surge-dagster embed {url} OUTPUT --partition-by COLUMN`."
     )
 

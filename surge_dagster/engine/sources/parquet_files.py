@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from surge_dagster.engine.sources.nested import select
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.support.columns import value_lengths
@@ -97,6 +98,7 @@ def _longest_shared(reader: pq.ParquetFile, source: pa.NativeFile, columns: list
     try:
         with pq.ParquetFile(source, metadata=reader.metadata, pre_buffer=False, **options) as dictionaries:
             first = next(dictionaries.iter_batches(1, row_groups=[group], columns=columns, use_threads=False))
+            first = select(first, columns)
     except (*UNREADABLE, KeyError, StopIteration):  # reading itself reports what cannot be read
         return facts.total_byte_size
     for name, column in zip(columns, first.columns, strict=True):

@@ -214,7 +214,7 @@ def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | 
                 raise DataError(
                     key,
                     f"the {name} is not valid UTF-8 ({error})",
-                    "Re-encode it in the source, then run again.",
+                    "Re-encode it in the source, or set encoding for a CSV file of another one, then run again.",
                     int(rows[offset]),
                 ) from error
     raise DataError(key, f"the {name} column is damaged ({damage})", "Write it again in the source.") from damage

@@ -5,6 +5,7 @@ A source asks its `Selection` for the columns to read and hands it the raw batch
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Selection:
         missing_text: what becomes of a row whose text is null, empty or nothing but white space: it refuses its
             partition, is skipped, or is embedded as an empty text; `refuse_nulls` embeds those that are not null.
         carried: further columns that travel with the rows into the output, in this order.
+        encoding: of CSV files.
     """
 
     id: str = "id"
@@ -48,9 +50,15 @@ class Selection:
     max_text_bytes: int = DEFAULT_MAX_TEXT_BYTES
     missing_text: MissingText = "refuse_nulls"
     carried: tuple[str, ...] = field(default=(), repr=False)  # names of what is cached are made of the rest
+    encoding: str = "utf-8"
     _template: Template | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        try:
+            "".encode(self.encoding)
+            object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
+        except (LookupError, ValueError) as error:
+            raise ConfigError(f"the encoding {self.encoding!r} is unknown; expected one such as cp1252") from error
         is_template = "{" in self.text or "}" in self.text
         object.__setattr__(self, "_template", Template.compile(self.text) if is_template else None)
         for place, name in enumerate(self.carried):
@@ -82,6 +90,8 @@ class Selection:
             unusual["missing_text"] = self.missing_text
         if self.carried:
             unusual["columns"] = self.carried
+        if self.encoding != "utf-8":
+            unusual["encoding"] = self.encoding
         return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
 
     def rows(self, key: str, batches: Iterable[pa.RecordBatch], first_row: int = 0) -> Iterator[RowBatch]:

@@ -13,17 +13,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.sources.nested import names_with_fields, outer_columns, select
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.rows import canonical_type, small, without_dictionary
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected
 from surge_dagster.engine.tables.grouping import Block, Gathered, Group, codes_of_rows, grouped, open_groups, rows_of
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of, without_key
 
@@ -43,6 +45,7 @@ class FrameCatalog:
         versions: source versions by key. Without, the digest of each frame's rows, for which a listing reads all.
         current_version: looks the version of a key up again; None where the key is no longer there.
         url: the frames in messages.
+        columns: what is taken of their columns, as in the settings: `id="sku", text="{title}"`.
     """
 
     def __init__(
@@ -53,11 +56,11 @@ class FrameCatalog:
         versions: Mapping[str, str] | None = None,
         current_version: Callable[[str], str | None] | None = None,
         url: str = "frames",
+        **columns: Unpack[ColumnSettings],
     ) -> None:
-        self.url = url
+        self.url, self.selection = url, selected(selection, columns)
         if wrong := [key for key in frames if not (isinstance(key, str) and key)]:
             raise ConfigError(f"{url}: the key of a partition is a string that is not empty, not {wrong[0]!r}.")
-        self.selection = selection or Selection()
         self._frames = frames
         self._versions = versions
         self._current_version = current_version
@@ -77,16 +80,22 @@ class FrameCatalog:
 class FrameTable:
     """One frame, divided by the values of some of its columns, as a `Source`; `url` names it in messages.
 
+    What is taken of its columns is said as in the settings: `FrameTable(frame, "category", id="sku", text="{title}")`.
     Partitions come in the order of their keys, and the rows of each in the frame's order. A folder of the cache that
     holds the rows of a lazy frame is removed with the last of its partitions.
     """
 
     def __init__(
-        self, frame: Frame, partition_by: Sequence[str], selection: Selection | None = None, *, url: str = "frame"
+        self,
+        frame: Frame,
+        partition_by: str | Sequence[str],
+        selection: Selection | None = None,
+        *,
+        url: str = "frame",
+        **columns: Unpack[ColumnSettings],
     ) -> None:
-        self.url = url
-        self.selection = selection or Selection()
-        self._partition_by = tuple(partition_by)
+        self.url, self.selection = url, selected(selection, columns)
+        self._partition_by = column_names(partition_by)
         try:
             # Of a Hugging Face dataset the rows may lie in a mapped file.
             lies_in_memory = hasattr(frame, "__arrow_c_stream__")
@@ -129,7 +138,7 @@ class FrameTable:
     def _blocks(self, frame: Frame) -> Iterator[Block]:
         """All rows with their keys; what is kept of them is what is selected."""
         columns, first_row = list(dict.fromkeys((*self._partition_by, *self.selection.columns))), 0
-        for batch in _batches(self.url, frame, columns):
+        for batch in _batches(self.url, frame, columns, "id, text, columns and partition_by"):
             labels = [(name, _labels(self.url, name, batch.column(name))) for name in self._partition_by]
             yield Block(first_row, batch.select(self.selection.columns), *keys_of(labels))
             first_row += len(batch)
@@ -187,10 +196,12 @@ def _current(look: Callable[[str], str | None], key: str, suffix: str) -> str | 
     return None if (version := look(key)) is None else version + suffix
 
 
-def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a frame in its order, these columns alone, in pieces of a few megabytes."""
+def _batches(
+    key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str], settings: str = "id, text and columns"
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a frame in its order, these columns alone, in pieces of a few megabytes; `settings` name them."""
     try:
-        yield from _batches_of(key, frame, columns)
+        yield from _batches_of(key, frame, columns, settings)
     except (SurgeError, MemoryError):
         raise
     except OSError as error:
@@ -205,26 +216,28 @@ def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str
         ) from error
 
 
-def _batches_of(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches_of(
+    key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str], settings: str
+) -> Iterator[pa.RecordBatch]:
     given: Any = frame() if not _is_frame(frame) and callable(frame) else frame
     # A Delta table's other reader gives rows in any order.
     frame = given.to_pyarrow_dataset() if hasattr(given, "to_pyarrow_dataset") else given
-    schema, columns = _schema(key, frame), list(columns)
+    schema = _schema(key, frame)
+    names, outer = names_with_fields(schema), outer_columns(schema.names, columns)
     for name in columns:
-        if (count := schema.names.count(name)) != 1:
+        if (count := names.count(name)) != 1:
             problem = f"{'two columns' if count else 'no column'} {name!r}; its columns are "
-            remedy = (
-                "Rename one of them." if count else "Name the right columns with the settings id, text or partition_by."
-            )
-            raise DataError(key, f"the {_kind(frame)} has {problem}{', '.join(map(repr, schema.names))}", remedy)
+            remedy = "Rename one of them." if count else f"Name the right ones with the settings {settings}."
+            raise DataError(key, f"the {_kind(frame)} has {problem}{', '.join(map(repr, names))}", remedy)
     empty = True
-    for batch in _open(frame, columns):
-        for piece in _pieces(batch.select(columns)):
+    for batch in _open(frame, outer):
+        for piece in _pieces(select(batch, columns)):
             yield piece
             empty = False
     if empty:
-        none = [_canonical(without_dictionary(pa.array([], schema.field(name).type))) for name in columns]
-        yield pa.RecordBatch.from_arrays(none, columns)
+        none = pa.RecordBatch.from_arrays([pa.array([], schema.field(name).type) for name in outer], outer)
+        arrays = [_canonical(without_dictionary(column)) for column in select(none, columns).columns]
+        yield pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
 def _is_frame(frame: Any) -> bool:

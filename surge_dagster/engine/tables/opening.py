@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from surge_dagster.engine.sources import open_files, open_folders
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
 from surge_dagster.engine.tables.table import TableSource
 
 
@@ -17,8 +19,9 @@ def open_source(
     url: str | Path,
     *,
     selection: Selection | None = None,
-    partition_by: Sequence[str] = (),
+    partition_by: str | Sequence[str] = (),
     storage_options: StorageOptions | None = None,
+    **columns: Unpack[FileColumnSettings],
 ) -> Source:
     """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, single files, a table.
 
@@ -27,8 +30,10 @@ def open_source(
             `bigquery://project.dataset.table`; see `BigQueryCatalog` for a query.
         partition_by: columns whose values are the key of a row; then all files together are one table, whose rows
             stand in any order.
+        columns: what is taken of its columns, as in the settings: `id="sku", text="{title}. {description}"`; a
+            `selection` says the same.
     """
-    selection = selection or Selection()
+    selection, partition_by = selected(selection, columns), column_names(partition_by)
     if str(url).startswith(BIGQUERY_SCHEME):
         return BigQueryCatalog(default_client(str(url)), str(url), partition_by, selection)
     if partition_by:

@@ -76,7 +76,7 @@ class TableSource:
         self._partition_by = tuple(partition_by)
         self._selection = selection
         self._clock = clock
-        described = json.dumps([files.identity, self._partition_by, selection.columns])
+        described = json.dumps([files.identity, self._partition_by, selection.columns, selection.encoding])
         self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
@@ -174,7 +174,7 @@ class TableSource:
             if (index := self._cached(version)) is not None:  # another process was first
                 return index
             shutil.rmtree(self._folder(version).parent, ignore_errors=True)  # rows of earlier versions
-            rows = TableRows(files, self._partition_by, self._selection.columns)
+            rows = TableRows(files, self._partition_by, self._selection)
             groups = groups_in_order(rows.blocks())
             if groups is None:
                 groups = self._group(rows, version)
@@ -216,7 +216,7 @@ class TableSource:
         files, version = self._listed()
         if version != index.version:
             raise TransientError(f"the files of the table {self.url!r} changed after they were listed. Run again.")
-        return TableRows(files, self._partition_by, self._selection.columns)
+        return TableRows(files, self._partition_by, self._selection)
 
     def _read(self, index: _Index, group: Group) -> Iterator[RowBatch]:
         digest, row = ContentDigest(), 0

@@ -12,6 +12,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import is_text, joined_key
 from surge_dagster.engine.tables.grouping import Block
 
@@ -22,13 +23,13 @@ _BLOCK_ROWS = 256 * 1024
 
 
 class TableRows:
-    """The rows of a table, of which these columns are kept; `file_rows` counts those of each file that was read."""
+    """The rows of a table, of which the selected columns are kept; `file_rows` counts those of each file read."""
 
-    def __init__(self, files: Sequence[SourceFile], partition_by: Sequence[str], columns: Sequence[str]) -> None:
+    def __init__(self, files: Sequence[SourceFile], partition_by: Sequence[str], selection: Selection) -> None:
         self.file_rows: list[int] = []
         self._files = files
         self._partition_by = partition_by
-        self._columns = columns
+        self._columns, self._encoding = selection.columns, selection.encoding
         self._types: dict[str, tuple[pa.DataType, SourceFile]] = {}
 
     def blocks(self) -> Iterator[Block]:
@@ -44,7 +45,7 @@ class TableRows:
         self.file_rows = []
         for file in self._files:
             self.file_rows.append(0)
-            for raw in batches(file, needed):
+            for raw in batches(file, needed, encoding=self._encoding):
                 self.file_rows[-1] += len(raw)
                 batch = self._uniform(file, raw)
                 if len(batch):
@@ -53,9 +54,9 @@ class TableRows:
     def columns(self, first_file: int) -> Iterator[pa.RecordBatch]:
         """The kept columns of all rows from a file on, without keys."""
         if first_file:  # the columns have the types of the first file
-            self._uniform(self._files[0], next(batches(self._files[0], self._columns)))
+            self._uniform(self._files[0], next(batches(self._files[0], self._columns, encoding=self._encoding)))
         for file in self._files[first_file:]:
-            for raw in batches(file, self._columns):
+            for raw in batches(file, self._columns, encoding=self._encoding):
                 if len(raw):
                     yield self._uniform(file, raw).select(list(self._columns))
 
@@ -96,7 +97,8 @@ def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") ->
     return DataError(
         key,
         f"{rows:,} {'row has' if rows == 1 else 'rows have'} no key, since {names} is null, empty or not UTF-8{where}",
-        "Give those rows a value, or remove them from the source.",
+        "Give those rows a value, or remove them from the source"
+        + ("; for a CSV file that is not UTF-8, set encoding." if first else "."),
     )
 
 

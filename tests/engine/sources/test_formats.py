@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -124,6 +125,46 @@ class TestRows:
         (tmp_path / "p.jsonl").write_text(f"{line}\n")
         assert reason in refused(tmp_path / "p.jsonl", ["id", "b"])
 
+    @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "jsonl"])
+    @pytest.mark.parametrize("rows", [0, 3, 20_000])
+    def test_names_with_dots_are_columns_or_else_fields_inside_of_them(
+        self, tmp_path: Path, ending: str, rows: int
+    ) -> None:
+        doc = [{"title": f"t{row}" * (row % 3), "meta": {"n": row}, "unread": [row]} for row in range(rows)]
+        doc[1:2] = [None] * (rows > 1)
+        path, table = tmp_path / f"p.{ending}", {"doc": doc, "id": range(rows), "doc.body": ["b"] * rows}
+        kind = pa.struct({"title": pa.string(), "meta": pa.struct({"n": pa.int64()}), "unread": pa.list_(pa.int64())})
+        kinds = pa.schema({"doc": kind, "id": pa.int64(), "doc.body": pa.string()})
+        if ending == "jsonl":
+            lines = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
+            path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        elif ending == "parquet":
+            pq.write_table(pa.table(table, schema=kinds), path)
+        else:
+            new = pa.ipc.new_stream if ending == "arrows" else pa.ipc.new_file
+            with new(str(path), kinds) as writer:
+                writer.write_table(pa.table(table, schema=kinds))
+        expected = [
+            (*((each["meta"]["n"], each["title"]) if each else (None, None)), row, "b") for row, each in enumerate(doc)
+        ]
+        assert rows_in(path, ["doc.meta.n", "doc.title", "id", "doc.body"]) == expected
+        if rows:
+            message = refused(path, ["doc.titel"])
+            assert "has no column 'doc.titel'; its columns are 'doc', 'id', 'doc.body', 'doc.title', 'doc.m" in message
+
+    @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "shift_jis"])
+    @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+    def test_csv_files_are_read_in_their_encoding(
+        self, tmp_path: Path, ending: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(formats, "_BLOCK_BYTES", 4096)
+        word = "表示|ソ" if encoding == "shift_jis" else "größer"  # of which a byte is "|" or a backslash
+        rows = [(str(row), f'{word} "{row}"\n{word}', "k") for row in range(500)]
+        content = csv_text(rows).encode(encoding)
+        (tmp_path / f"p.{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+        read = list(batches(source_file(tmp_path / f"p.{ending}"), COLUMNS, encoding=encoding))
+        assert [row for batch in read for row in zip(*batch.to_pydict().values(), strict=True)] == rows
+
     def test_last_row_without_a_newline_counts_among_the_first_values(self, tmp_path: Path) -> None:
         (tmp_path / "p.jsonl").write_text('{"a": 20}\n{"a": 19.5}')
         assert rows_in(tmp_path / "p.jsonl", ["a"]) == [(20.0,), (19.5,)]
@@ -162,13 +203,24 @@ class TestRefusedFiles:
             path.write_bytes(whole[:size])
             assert "gain" in refused(path), size
 
-    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-    def test_utf16_is_refused_with_the_command_that_converts_it(self, tmp_path: Path, ending: str) -> None:
+    @pytest.mark.parametrize(("ending", "remedy"), [("csv", "Set encoding to"), ("jsonl", "iconv")])
+    def test_utf16_is_refused_with_what_helps(self, tmp_path: Path, ending: str, remedy: str) -> None:
         path = write(tmp_path / f"p.{ending}", ROWS)
         path.write_bytes(path.read_text().encode("utf-16"))
         assert "UTF-16" in refused(path)
         path.write_bytes(path.read_bytes()[2:])
-        assert "iconv" in refused(path)
+        assert remedy in refused(path)
+
+    def test_csv_file_in_another_encoding_than_was_said_is_refused_with_the_setting(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.csv"
+        path.write_bytes("id,größe\n1,a\n".encode("cp1252"))
+        assert "has a header that is not UTF-8 text. Set encoding to" in refused(path, ["id"])
+        path.write_bytes(b"id,text\n1,\x81\n")  # which cp1252 does not have
+        with pytest.raises(ConfigError, match=r"p.csv is not text in cp1252 .*0x81.* Set encoding to that"):
+            list(batches(source_file(path), ["id"], encoding="cp1252"))
+        path.write_bytes("id,text\n1,a\n".encode("utf-16")[:-1])
+        with pytest.raises(ConfigError, match="is not text in utf-16"):
+            list(batches(source_file(path), ["id"], encoding="utf-16"))
 
     @pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "jsonl"])
     def test_missing_column_is_named_beside_those_that_are_there(self, tmp_path: Path, ending: str) -> None:

@@ -101,6 +101,24 @@ def test_version_is_that_of_the_rows_however_they_lie_in_memory() -> None:
     assert all(each.source_version.endswith("?text_column=category") for each in renamed)
 
 
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"Delta"}))
+def test_frames_take_the_settings_by_their_names_and_columns_inside_of_others(kind: str, tmp_path: Path) -> None:
+    docs = [{"title": "boots", "more": {"n": 1}}, None, {"title": "hats", "more": None}]
+    table = pa.table({"doc": docs, "doc.sku": ["x", "y", "z"], "kind": ["a", "b", "a"], "price": [1, 2, 3]})
+    frame = KINDS[kind](table, tmp_path / "table")
+    named: Any = {"id": "doc.sku", "text": "{doc.title}/{doc.more.n}", "columns": "price", "missing_text": "empty"}
+    divided = FrameTable(frame, "kind", **named)
+    assert [rows_of(each) for each in divided] == [[("x", "boots/1"), ("z", "hats/")], [("y", "")]]
+    [one] = FrameCatalog({"all": frame}, **named)
+    assert [id for id, _ in rows_of(one)] == ["x", "y", "z"] and one.source_version.endswith("columns=price")
+    with pytest.raises(ConfigError, match=r"'doc.title', .* with the settings id, text, columns and partition_by\."):
+        FrameTable(frame, "kind", id="doc.skew")
+    [one] = FrameCatalog({"all": frame})
+    assert refusal(one).remedy == "Name the right ones with the settings id, text and columns."
+    with pytest.raises(TypeError, match="give either a selection or settings; both were given: id"):
+        FrameTable(frame, "kind", Selection(), id="doc.sku")
+
+
 def test_several_columns_make_one_key_and_keys_come_in_their_order() -> None:
     frame = pl.DataFrame({"lang": ["de", "de", "an"], "n": [10, 9, 10], "id": [1, 2, 3], "text": ["x", "y", "z"]})
     found = {each.key: rows_of(each) for each in FrameTable(frame, ["lang", "n"])}

@@ -19,6 +19,8 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.tables import grouping, table_rows
+from surge_dagster.engine.tables.opening import open_source
+from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.tables import (
     Row,
     by_key,
@@ -351,3 +353,21 @@ def test_table_in_order_is_read_once_whatever_the_order_of_its_keys(
     monkeypatch.setattr(source, "_rows", lambda index: opened.append(1) or read(index))
     assert [batch.ids[0].as_py() for partition in partitions for batch in partition.read()] == list(map(str, range(50)))
     assert len(opened) == 1
+
+
+def test_csv_table_that_is_not_utf8_is_refused_with_the_setting_and_read_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "products.csv"
+    rows = [("grün", "1", "Stiefel"), ("blau", "2", "Hüte"), ("grün", "3", "Schuhe")]
+    path.write_bytes("\n".join(["color,id,text", *map(",".join, rows)]).encode("cp1252"))
+    unnamed, blue = open_source(path, partition_by="color")
+    assert refusal(unnamed).remedy.endswith("for a CSV file that is not UTF-8, set encoding.")
+    assert refusal(blue).remedy.endswith("or set encoding for a CSV file of another one, then run again.")
+    read = open_source(path, partition_by="color", encoding="Windows-1252")
+    assert {each.key: rows_of(each) for each in read} == {
+        "blau": [("2", "Hüte")],
+        "grün": [("1", "Stiefel"), ("3", "Schuhe")],
+    }
+    assert all(each.source_version.endswith("?encoding=cp1252") for each in read)
+    for name in ("cp-1252", "base64"):
+        with pytest.raises(ConfigError, match=f"the encoding '{name}' is unknown"):
+            open_source(path, partition_by="color", encoding=name)
