@@ -262,7 +262,7 @@ def run_case(arguments: argparse.Namespace) -> Document:
             with MemoryGauge() as gauge:
                 pass
             thresholds, limit = (Thresholds(), _FILES_LIMIT) if case in _FILES else (_THRESHOLDS, _LIMIT)
-            run = EmbeddingRun(source, store, pool, thresholds, memory_limit=limit)
+            run = EmbeddingRun(source, store, pool, thresholds, memory_limit_bytes=limit)
             for _ in run:
                 pass
             report = run.report

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
     from surge_dagster.engine.tables.opening import open_source
     from surge_dagster.engine.verify.verification import verify
+    from surge_dagster.local_run import PartitionsFailed, embed
     from surge_dagster.resources import CatalogSource, OutputStore
 
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
@@ -38,7 +39,9 @@ _HOMES = {
     "FrameCatalog": "engine.tables.frames",
     "FrameTable": "engine.tables.frames",
     "OutputStore": "resources",
+    "PartitionsFailed": "local_run",
     "changes": "engine.feed.changes",
+    "embed": "local_run",
     "embedding_catalog": "definitions",
     "failure_text": "automation.alerts",
     "open_embeddings": "engine.readers.loading",
@@ -60,8 +63,10 @@ __all__ = [
     "FrameCatalog",
     "FrameTable",
     "OutputStore",
+    "PartitionsFailed",
     "__version__",
     "changes",
+    "embed",
     "embedding_catalog",
     "failure_text",
     "open_embeddings",

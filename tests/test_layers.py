@@ -25,7 +25,8 @@ FOLDERS = {ROOT / PACKAGE: PACKAGE, ROOT / "assets": f"{PACKAGE}.assets", ROOT /
 LAYERS = (
     "__main__",
     "component commands demo",
-    "definitions terminal catalogs",
+    "definitions local_run",
+    "terminal catalogs",
     "automation",
     "assets",
     "orchestration event_storage",
@@ -51,6 +52,7 @@ BUDGETS: dict[str, int] = {
     "commands": 830,
     "demo": 180,
     "definitions": 110,
+    "local_run": 150,
     "terminal": 110,
     "catalogs": 420,
     "automation": 360,

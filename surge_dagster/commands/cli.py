@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Generator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -25,21 +24,18 @@ from surge_dagster.commands.settings import CATALOG, RUN, SPACE, start_pool, tak
 from surge_dagster.commands.spaces import describes_space, existing_space, recorded_source, space_to_read
 from surge_dagster.config.settings import Settings, require_text
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.output.current_space import named_space, read_current
 from surge_dagster.engine.output.spaces import find_space, model_difference
-from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.readers.search import search as search_space
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
+from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.urls import is_object_store
-from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import switch_space
 from surge_dagster.engine.verify.verification import Compared, Verified, Violation
 from surge_dagster.engine.verify.verification import verify as verify_output
+from surge_dagster.local_run import run_catalog
 from surge_dagster.terminal import (
     TERMINATED_CODE,
     Json,
@@ -52,8 +48,6 @@ from surge_dagster.terminal import (
     terminable,
 )
 from surge_dagster.version import __version__
-
-_UPDATE_SECONDS = 0.5  # of the progress of a run
 
 app = typer.Typer(
     name="surge-dagster",
@@ -71,7 +65,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output
 
 
 @app.command()
-@takes_settings("source", "output", *SPACE, *RUN, *CATALOG)
+@takes_settings("source", "output", *CATALOG, *SPACE, *RUN)
 def embed(
     settings: Settings,
     force: Annotated[bool, typer.Option("--force", help="Encode fresh partitions again.")] = False,
@@ -80,34 +74,14 @@ def embed(
 ) -> None:
     """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
     catalog, store = settings.open_source(), settings.open_store()
-    record = settings.catalog_record()
-    record.require_apart(store)
-    partitions = list(catalog)
-    if not partitions:
-        complain(f"the source {settings.source!r} has no rows, and so no partitions")
-    with terminable(), settings.encoder_pool() as pool:
-        run = EmbeddingRun(
-            partitions,
-            store,
-            pool,
-            settings.thresholds(),
-            catalog=record,
-            force=force,
-            include_text=settings.include_text,
-            observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
-            file_format=settings.format,
-            memory_limit=settings.memory_limit_bytes,
-            grace_seconds=settings.grace_seconds,
-        )
+    with terminable():
         try:
-            total = sum(partition.rows or 0 for partition in partitions)
-            _follow(run, learning(run, pool, store), total or None, quiet)
+            report = run_catalog(settings, catalog, store, settings.catalog_record(), force=force, quiet=quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
-    release(catalog)
-    _print_report(run.report, store, quiet, as_json)
-    raise typer.Exit(1 if run.failed else 0)
+    _print_report(report, store, quiet, as_json)
+    raise typer.Exit(1 if report.partitions_failed else 0)
 
 
 @app.command()
@@ -290,26 +264,6 @@ def _rows_to_reencode(value: str) -> int | None:
     if value.isdecimal():
         return int(value)
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
-
-
-def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int | None, quiet: bool) -> None:
-    not_encoded = 0
-
-    def update() -> None:
-        done = not_encoded + (run.in_flight.encoded if run.in_flight else 0)
-        show(min(done, total) if total else done, total)  # of a refused partition some texts may have been encoded
-
-    with progress_bar("texts", total, quiet=quiet) as show:
-        with every(_UPDATE_SECONDS, update, "surge-progress"), closing(run_events) as events:
-            for event in events:
-                match event:
-                    case Receipt(action="encoded"):
-                        not_encoded += event.texts_reused + event.skipped_rows
-                    case Receipt():
-                        not_encoded += event.rows + event.skipped_rows
-                    case Failure():
-                        complain(f"refused: {event.reason}")
-        update()
 
 
 def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:

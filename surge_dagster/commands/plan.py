@@ -75,7 +75,7 @@ def plan(
                         pool,
                         settings.format,
                         thresholds,
-                        memory_limit=settings.memory_limit_bytes,
+                        memory_limit_bytes=settings.memory_limit_bytes,
                     )
                 calibrated_on = f"; measured now on {counted(encoded, 'text')}"
         costs = known_costs(pool, store)
@@ -85,7 +85,7 @@ def plan(
             pool,
             thresholds,
             file_format=settings.format,
-            memory_limit=settings.memory_limit_bytes,
+            memory_limit_bytes=settings.memory_limit_bytes,
             **goals,
         )
     else:

@@ -16,6 +16,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.tables.column_settings import FileColumnSettings
 from surge_dagster.terminal import messages
 
 # Settings that commands take, in the order in which their help lists them.
@@ -23,6 +24,14 @@ CATALOG = tuple(CatalogSettings.model_fields)
 SPACE = (*(field.name for field in fields(EncodingSpec)), "precision")
 RUN = tuple(name for name in (*EncoderSettings.model_fields, *FileSettings.model_fields) if name not in SPACE)
 _ARGUMENTS = ("source", "output")
+# The groups of options in the help of a command, beside those that are its own.
+_GROUPS = {
+    "Texts": tuple(FileColumnSettings.__annotations__),
+    "Catalog": CATALOG,
+    "Model": SPACE,
+    "Output files": tuple(FileSettings.model_fields),
+    "Run": RUN,
+}
 
 
 def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -64,8 +73,9 @@ def _option(name: str) -> Any:
     field = Settings.model_fields[name]
     kinds = {field.annotation, *get_args(field.annotation)}
     kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
-    info = typer.Argument(help=_help(name)) if name in _ARGUMENTS else typer.Option(help=_help(name))
-    return Annotated[kind | None, info]
+    group = next((group for group, names in _GROUPS.items() if name in names), None)
+    info = typer.Argument if name in _ARGUMENTS else typer.Option
+    return Annotated[kind | None, info(help=_help(name), rich_help_panel=group)]
 
 
 def _help(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_settings import NoDecode
@@ -15,9 +16,10 @@ from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Sour
 from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.support.urls import local_path
-from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.tables.bigquery import BigQueryCatalog
 from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.tables.frames import Frame, FrameCatalog, FrameTable
+from surge_dagster.engine.tables.opening import open_source, require_no_bigquery
 
 ASSET_SCHEME = "asset://"
 
@@ -85,7 +87,7 @@ class CatalogSettings(BaseModel):
         return value
 
     def selection(self) -> Selection:
-        return selected(None, {name: getattr(self, name) for name in get_type_hints(FileColumnSettings)})
+        return selected(None, {name: getattr(self, name) for name in FileColumnSettings.__annotations__})
 
     def record(self, place: str) -> CatalogRecord:
         """The catalog at a path or URL as a space records it."""
@@ -101,11 +103,28 @@ class CatalogSettings(BaseModel):
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
         if place.startswith(ASSET_SCHEME):
             raise ConfigError(f"{place} is an asset, which Dagster alone can load: run `dagster dev` and its jobs.")
-        if place.startswith(BIGQUERY_SCHEME):
-            return self.open_bigquery(place, default_client(place, self.query))
-        self.require_no_bigquery(place)
-        selection = self.selection()
-        return open_source(place, selection=selection, partition_by=self.partition_by, storage_options=storage_options)
+        return open_source(
+            place,
+            selection=self.selection(),
+            partition_by=self.partition_by,
+            query=self.query,
+            updated_at=self.updated_at,
+            storage_options=storage_options,
+        )
+
+    def open_frames(self, frames: Frame | Mapping[str, Frame | Callable[[], Frame]]) -> Source:
+        """Open one frame, which `partition_by` divides, or frames by partition key."""
+        self.require_no_bigquery("a frame")
+        if not isinstance(frames, Mapping):
+            if not self.partition_by:
+                raise ConfigError(
+                    "one frame needs partition_by, the columns whose values are its partitions. Name them, or give "
+                    'frames by partition key, as in {"all": frame}.'
+                )
+            return FrameTable(frames, self.partition_by, self.selection())
+        if self.partition_by:
+            raise ConfigError("frames by partition key are partitions, which partition_by cannot divide. Leave it out.")
+        return FrameCatalog(frames, self.selection())
 
     def open_bigquery(self, place: str, client: Any) -> BigQueryCatalog:
         """Open a table of BigQuery, or the query, through a `google.cloud.bigquery.Client`."""
@@ -115,9 +134,4 @@ class CatalogSettings(BaseModel):
 
     def require_no_bigquery(self, place: str) -> None:
         """Raise `ConfigError` where settings of BigQuery are given for another source."""
-        for name in ("query", "updated_at"):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is {place!r}. "
-                    f"Leave {name} out."
-                )
+        require_no_bigquery(place, query=self.query, updated_at=self.updated_at)

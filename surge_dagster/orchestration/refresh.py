@@ -180,7 +180,7 @@ class Refresh:
             include_text=output.include_text,
             observer=ChangeFeed(always=output.changes, keep_days=output.keep_changes_days),
             file_format=output.format,
-            memory_limit=encoder.memory_limit_bytes,
+            memory_limit_bytes=encoder.memory_limit_bytes,
             grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,
         )
         self._outcome.report = run.report

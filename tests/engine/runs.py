@@ -180,7 +180,7 @@ def limit_bytes(patch: pytest.MonkeyPatch, b_max_bytes: int) -> None:
 def smallest_run_limit(pool: Any, output: Path | Store, thresholds: Thresholds = SMALL) -> int:
     """The smallest limit that a run with these thresholds accepts."""
     partition = partition_of("k", [])
-    return smallest_limit(lambda limit: make_run(pool, [partition], output, thresholds, memory_limit=limit))
+    return smallest_limit(lambda limit: make_run(pool, [partition], output, thresholds, memory_limit_bytes=limit))
 
 
 def smallest_limit(refused: Callable[[int], Any]) -> int:

@@ -42,7 +42,7 @@ def calibrate(
     file_format: FileFormat = "parquet",
     thresholds: Thresholds | None = None,
     *,
-    memory_limit: int | None = None,
+    memory_limit_bytes: int | None = None,
     seconds: float = _SECONDS,
 ) -> int:
     """Measure what a run over these partitions costs, in place of what earlier runs have shown.
@@ -68,7 +68,7 @@ def calibrate(
             # Forced, as a calibration that was killed may have left files in a bucket.
             bounds = replace(thresholds, first_b_min=first_b_min or thresholds.first_b_min)
             run = EmbeddingRun(
-                chosen, store, pool, bounds, file_format=file_format, memory_limit=memory_limit, force=True
+                chosen, store, pool, bounds, file_format=file_format, memory_limit_bytes=memory_limit_bytes, force=True
             )
             for _ in learning(run, pool, store):
                 pass

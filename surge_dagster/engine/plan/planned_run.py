@@ -49,7 +49,7 @@ def plan(
     thresholds: Thresholds | None = None,
     *,
     file_format: FileFormat = "parquet",
-    memory_limit: int | None = None,
+    memory_limit_bytes: int | None = None,
     price_per_hour: float | None = None,
     deadline_seconds: float | None = None,
     bandwidth: float | None = None,
@@ -71,7 +71,7 @@ def plan(
         costs.encode.efficient_texts,
         pool.space,
         publishing_threads(store, costs.encode.workers),
-        memory_limit,
+        memory_limit_bytes,
         machine_bytes=memory_bytes(),
         upload_bytes=store.upload_bytes,
     )

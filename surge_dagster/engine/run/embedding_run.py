@@ -66,7 +66,7 @@ class EmbeddingRun:
         outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
         file_format: of the files; the space's own, where the output has it.
-        memory_limit: bytes of data that may be resident at any time; None is half of the memory that the process may
+        memory_limit_bytes: data that may be resident at any time; None is half of the memory that the process may
             use, of which three SuperBatches take what they need.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         observer: watches what is published, such as a `ChangeFeed`.
@@ -90,7 +90,7 @@ class EmbeddingRun:
         outputs: OutputState | None = None,
         include_text: bool = True,
         file_format: FileFormat = "parquet",
-        memory_limit: int | None = None,
+        memory_limit_bytes: int | None = None,
         grace_seconds: float = 20.0,
         observer: PublicationObserver | None = None,
         publish_threads: int | None = None,
@@ -109,7 +109,7 @@ class EmbeddingRun:
         self._outputs = outputs
         self._include_text = include_text
         self._file_format: FileFormat = file_format
-        self._memory_limit = memory_limit
+        self._memory_limit = memory_limit_bytes
         self._observer = observer
         self._publish_threads = publish_threads
         self._stop = StopSignal(grace_seconds)

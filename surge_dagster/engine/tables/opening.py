@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import open_files, open_folders
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
@@ -20,6 +21,8 @@ def open_source(
     *,
     selection: Selection | None = None,
     partition_by: str | Sequence[str] = (),
+    query: str | None = None,
+    updated_at: str | None = None,
     storage_options: StorageOptions | None = None,
     **columns: Unpack[FileColumnSettings],
 ) -> Source:
@@ -27,18 +30,31 @@ def open_source(
 
     Args:
         url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
-            `bigquery://project.dataset.table`; see `BigQueryCatalog` for a query.
+            `bigquery://project.dataset.table`.
         partition_by: columns whose values are the key of a row; then all files together are one table, whose rows
             stand in any order.
+        query, updated_at: see `BigQueryCatalog`.
         columns: what is taken of its columns, as in the settings: `id="sku", text="{title}. {description}"`; a
             `selection` says the same.
     """
     selection, partition_by = selected(selection, columns), column_names(partition_by)
     if str(url).startswith(BIGQUERY_SCHEME):
-        return BigQueryCatalog(default_client(str(url)), str(url), partition_by, selection)
+        client = default_client(str(url), query)
+        return BigQueryCatalog(client, str(url), partition_by, selection, query=query, updated_at=updated_at)
+    require_no_bigquery(str(url), query=query, updated_at=updated_at)
     if partition_by:
         return TableSource(open_files(url, storage_options), partition_by, selection)
     return open_folders(url, selection, storage_options)
+
+
+def require_no_bigquery(url: str, **settings: str | None) -> None:
+    """Raise `ConfigError` where settings of BigQuery are given for another source."""
+    for name, value in settings.items():
+        if value is not None:
+            raise ConfigError(
+                f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is {url!r}. "
+                f"Leave {name} out."
+            )
 
 
 def release(source: Source) -> None:

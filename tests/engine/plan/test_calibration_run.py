@@ -99,7 +99,7 @@ def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(priced
     calibrate(partitions, str(tmp_path), options, priced_pool, thresholds=Thresholds(b_min=300, b_max=350))
     assert max(texts for texts, *_ in priced_pool.calibration.observations("runs cpu")) <= 350
     with pytest.raises(ConfigError, match="memory_limit_bytes"):
-        calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit=1_000_000)
+        calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit_bytes=1_000_000)
 
 
 def test_calibration_replaces_the_files_that_a_killed_calibration_left_in_a_bucket(

@@ -149,7 +149,7 @@ def test_run_ends_well_under_the_smallest_accepted_limit(
     thresholds = Thresholds(b_min=2_000, b_max=4_000)
     least = smallest_run_limit(hash_pool, tmp_path, thresholds)
     catalog = {f"p{n}": numbered_rows(f"p{n}", size) for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])}
-    run = make_run(hash_pool, in_memory(catalog), tmp_path, thresholds, memory_limit=least)
+    run = make_run(hash_pool, in_memory(catalog), tmp_path, thresholds, memory_limit_bytes=least)
     assert keys_of(finish_receipts(run, "encoded")) == sorted(catalog)
     assert run.report.peak_resident_bytes <= least
     for key, rows in catalog.items():
@@ -169,7 +169,7 @@ def test_texts_almost_as_large_as_a_superbatch_do_not_block_the_run(
         for number in range(3):
             yield partition_of(f"p{number}", [(f"{number}", f"{number}" * (20 * 1024 * 1024))])
 
-    run = make_run(hash_pool, partitions(), tmp_path, thresholds, memory_limit=least)
+    run = make_run(hash_pool, partitions(), tmp_path, thresholds, memory_limit_bytes=least)
     assert keys_of(finish_receipts(run)) == ["p0", "p1", "p2"]
     assert run.report.truncated == 3
 
@@ -198,7 +198,7 @@ def test_any_catalog_is_embedded_within_the_smallest_limit_on_any_store(
     with pytest.MonkeyPatch.context() as patch:
         shrink_shares(patch, batch_rows)
         least = smallest_run_limit(hash_pool, output, thresholds)
-        run = make_run(hash_pool, partitions, SlowStore(output, slow), thresholds, memory_limit=least)
+        run = make_run(hash_pool, partitions, SlowStore(output, slow), thresholds, memory_limit_bytes=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
     assert run.report.peak_resident_bytes <= least
 
@@ -224,7 +224,7 @@ def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
         patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
         least = smallest_run_limit(hash_pool, store, thresholds)
         on_disk = smallest_limit(lambda limit: fit_memory(thresholds, 1.0, SPACE, 8, limit, machine_bytes=1)[1].limit)
-        run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
+        run = make_run(hash_pool, partitions, store, thresholds, memory_limit_bytes=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
     assert run.report.peak_resident_bytes <= least
     assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"

@@ -67,7 +67,7 @@ def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republish
     finish(embed(hash_pool, tmp_path, rows, "v1"))
     limit_bytes(monkeypatch, 2 * MIB)
     least = smallest_run_limit(hash_pool, tmp_path, THRESHOLDS)
-    run = embed(hash_pool, tmp_path, rows, "v2", memory_limit=least)
+    run = embed(hash_pool, tmp_path, rows, "v2", memory_limit_bytes=least)
     [receipt] = receipts(finish(run), "encoded")
     assert "partition 'wide' is encoded again: reading it takes" in caplog.text
     assert receipt.source_version == "v2"

@@ -248,7 +248,7 @@ def test_id_set_over_its_share_of_the_memory_is_refused(
     monkeypatch.setattr("surge_dagster.engine.run.memory._LEAST_ID_SET_BYTES", 16 * 1024)
     catalog = in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)})
     limit_bytes(monkeypatch, 65_536)
-    run = make_run(hash_pool, catalog, tmp_path, memory_limit=smallest_run_limit(hash_pool, tmp_path))
+    run = make_run(hash_pool, catalog, tmp_path, memory_limit_bytes=smallest_run_limit(hash_pool, tmp_path))
     [failure] = failures(finish(run))
     assert failure.key == "many"
     assert "Raise the memory limit, or split the partition" in failure.reason

@@ -72,14 +72,16 @@ def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(hash_poo
     write(tmp_path / "catalog", "large", texts)
     write(tmp_path / "catalog", "small", texts, row_group_size=5)
     limit, thresholds = 250 * MEGABYTE, Thresholds(max_text_bytes=2 * MEGABYTE)
-    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out", thresholds, memory_limit=limit)
+    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out", thresholds, memory_limit_bytes=limit)
     [refused] = [event for event in finish(run) if isinstance(event, Failure)]
     assert refused.key == "large" and not refused.transient
     assert "reading its largest row group may take 180," in refused.reason
     assert run.memory.ledger.peak <= limit
     assert refused.remedy.startswith("Write row groups of fewer rows, or set memory_l")
     raised = int(refused.remedy.rpartition(" ")[2].rstrip(".").replace(",", ""))
-    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out", thresholds, memory_limit=raised)
+    run = make_run(
+        hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out", thresholds, memory_limit_bytes=raised
+    )
     encoded = [event.key for event in finish(run) if isinstance(event, Receipt) and event.action == "encoded"]
     assert encoded == ["large"]
     assert 180 * MEGABYTE < run.memory.ledger.peak <= raised

@@ -130,7 +130,7 @@ class TestRows:
     def test_names_with_dots_are_columns_or_else_fields_inside_of_them(
         self, tmp_path: Path, ending: str, rows: int
     ) -> None:
-        doc = [{"title": f"t{row}" * (row % 3), "meta": {"n": row}, "unread": [row]} for row in range(rows)]
+        doc: list[Any] = [{"title": f"t{row}" * (row % 3), "meta": {"n": row}, "unread": [row]} for row in range(rows)]
         doc[1:2] = [None] * (rows > 1)
         path, table = tmp_path / f"p.{ending}", {"doc": doc, "id": range(rows), "doc.body": ["b"] * rows}
         kind = pa.struct({"title": pa.string(), "meta": pa.struct({"n": pa.int64()}), "unread": pa.list_(pa.int64())})

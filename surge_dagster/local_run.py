@@ -1,0 +1,151 @@
+"""A run in this process, without Dagster, composed of settings: the function `embed`, and the command of that name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from surge_dagster.config.catalog_settings import CatalogSettings
+from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
+from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.feed.change_files import ChangeFeed
+from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.plan.calibrating import learning
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
+from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.waiting import every
+from surge_dagster.engine.tables.frames import Frame
+from surge_dagster.engine.tables.opening import release
+from surge_dagster.terminal import complain, progress_bar
+
+_OF_RUNS = (CatalogSettings, EncoderSettings, FileSettings)
+_SETTINGS = {name for settings in _OF_RUNS for name in settings.model_fields} | {"storage_options"}
+_FRAMES = "frame://python"  # the place of every catalog of frames, which catalog_name tells apart
+_NAMED = 10
+_UPDATE_SECONDS = 0.5  # of the progress of a run
+
+
+class PartitionsFailed(SurgeError):
+    """Some partitions were refused or not published; all others are. `report` is that of the run."""
+
+    def __init__(self, report: RunReport) -> None:
+        self.report = report
+        failed = report.partitions_failed
+        reasons = [failure.reason for failure in failed[:_NAMED]]
+        if len(failed) > _NAMED:
+            reasons.append(f"… and {len(failed) - _NAMED:,} more in report.partitions_failed")
+        super().__init__(
+            f"{counted(len(failed), 'partition')} failed ({report.partitions_written:,} written, "
+            f"{report.partitions_skipped:,} fresh):\n" + "\n".join(reasons)
+        )
+
+
+def embed(
+    source: str | Path | Frame | Mapping[str, Frame | Callable[[], Frame]] | None = None,
+    output: str | Path | None = None,
+    *,
+    force: bool = False,
+    quiet: bool = False,
+    raise_on_failure: bool = True,
+    **settings: Any,
+) -> RunReport:
+    """Embed what is missing or stale. After a crash, call it again: it continues.
+
+        embed("products.csv", "embeddings", partition_by="category", id="sku", text="{title}. {description}")
+
+    Args:
+        source: a path, URL or pattern; a frame of polars, pandas or pyarrow, a Hugging Face dataset or a Delta table,
+            which `partition_by` divides; or frames by partition key, also as functions that open one.
+        output: a path or URL.
+        force: encode fresh partitions again.
+        quiet: show no progress on standard error, refused partitions alone.
+        raise_on_failure: raise at the end where partitions failed; else look at `partitions_failed` of the report.
+        settings: those of the command `embed`, by name. As there, `SURGE_…` variables and `surge.yaml` say the others.
+
+    Returns:
+        The report of the run, which has ended.
+
+    Raises:
+        PartitionsFailed: partitions were refused or could not be published; all others were.
+        ConfigError, EncoderError, TransientError: there is no run, or it ended early; what was published stays.
+    """
+    if unknown := sorted(settings.keys() - _SETTINGS):
+        raise ConfigError(f"embed has no setting {unknown[0]}; it has {', '.join(sorted(_SETTINGS))}")
+    settings["output"] = str(output) if isinstance(output, Path) else output
+    if source is None or isinstance(source, str | Path):
+        read = load_settings(source=source if source is None else str(source), **settings)
+        catalog, record = read.open_source(), read.catalog_record()
+    else:
+        read = load_settings(**settings)
+        catalog, record = read.open_frames(source), read.record(_FRAMES)
+    report = run_catalog(read, catalog, read.open_store(), record, force=force, quiet=quiet)
+    if report.partitions_failed and raise_on_failure:
+        raise PartitionsFailed(report)
+    return report
+
+
+def run_catalog(
+    settings: Settings, catalog: Source, store: Store, record: CatalogRecord, *, force: bool, quiet: bool
+) -> RunReport:
+    """Embed what is missing or stale of an open catalog, and show progress and refused partitions."""
+    record.require_apart(store)
+    partitions = list(catalog)
+    if not partitions:
+        complain(f"the source {catalog.url!r} has no rows, and so no partitions")
+    with settings.encoder_pool() as pool:
+        run = EmbeddingRun(
+            partitions,
+            store,
+            pool,
+            settings.thresholds(),
+            catalog=record,
+            force=force,
+            include_text=settings.include_text,
+            observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
+            file_format=settings.format,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            grace_seconds=settings.grace_seconds,
+        )
+        total = sum(partition.rows or 0 for partition in partitions)
+        _follow(run, learning(run, pool, store), total or None, quiet)
+    release(catalog)
+    return run.report
+
+
+def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int | None, quiet: bool) -> None:
+    not_encoded = 0
+
+    def update() -> None:
+        done = not_encoded + (run.in_flight.encoded if run.in_flight else 0)
+        show(min(done, total) if total else done, total)  # of a refused partition some texts may have been encoded
+
+    with progress_bar("texts", total, quiet=quiet) as show:
+        with every(_UPDATE_SECONDS, update, "surge-progress"), closing(run_events) as events:
+            for event in events:
+                match event:
+                    case Receipt(action="encoded"):
+                        not_encoded += event.texts_reused + event.skipped_rows
+                    case Receipt():
+                        not_encoded += event.rows + event.skipped_rows
+                    case Failure():
+                        complain(f"refused: {event.reason}")
+        update()
+
+
+def _with_settings(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with each setting in the place of `**settings`, for help and completion."""
+    *own, _ = signature.parameters.values()
+    keyword, fields = inspect.Parameter.KEYWORD_ONLY, {name: Settings.model_fields[name] for name in sorted(_SETTINGS)}
+    named = [
+        inspect.Parameter(name, keyword, default=None, annotation=field.annotation) for name, field in fields.items()
+    ]
+    return signature.replace(parameters=[*own, *named])
+
+
+embed.__signature__ = _with_settings(inspect.signature(embed))  # pyright: ignore[reportFunctionMemberAccess]

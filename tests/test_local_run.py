@@ -1,0 +1,99 @@
+"""`embed`: one call embeds any source, with the settings by their names, and failed partitions cannot be overlooked."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from surge_dagster import PartitionsFailed, embed, open_embeddings
+from surge_dagster.commands import cli
+from surge_dagster.engine.errors import ConfigError
+from tests.command import Command
+
+FRAME = pl.DataFrame(
+    {"kind": ["a", "b", "a"], "sku": ["1", "2", "3"], "title": ["Hüte", "Schuhe", "Stiefel"], "price": [1, 2, 3]}
+)
+COLUMNS: dict[str, Any] = {"id": "sku", "text": "{title} ({price})", "columns": "price"}
+MODEL: dict[str, Any] = {"model": "hash://16", "devices": "cpu"}
+IN_FILES = [("a", "1", "Hüte (1)"), ("a", "3", "Stiefel (3)"), ("b", "2", "Schuhe (2)")]
+
+
+@pytest.fixture(autouse=True)
+def in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def embedded(output: str) -> list[tuple[Any, ...]]:
+    return sorted(open_embeddings(output).lazy().select("partition", "id", "text").collect().rows())
+
+
+def test_a_file_and_the_frame_of_its_rows_give_the_same_embeddings(tmp_path: Path, surge: Command) -> None:
+    (tmp_path / "products.csv").write_bytes(FRAME.write_csv().encode("cp1252"))
+    given = {"partition_by": "kind", **COLUMNS, **MODEL}
+    report = embed(Path("products.csv"), Path("of-file"), encoding="cp1252", **given, quiet=True)
+    assert (report.partitions_written, report.texts_encoded) == (2, 3)
+    report = embed(FRAME, "of-frame", **given)
+    assert (report.partitions_written, report.partitions_failed) == (2, [])
+    assert embedded("of-file") == embedded("of-frame") == IN_FILES
+    report = embed({"a": FRAME.lazy(), "b": lambda: FRAME}, "of-frames", **COLUMNS, **MODEL)
+    assert (report.partitions_written, report.texts_encoded) == (2, 6)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    command = surge.json("embed", "products.csv", "of-file", "--encoding=cp1252", *flags)
+    assert (command["partitions_skipped"], command["partitions_written"]) == (2, 0), "the command goes on from there"
+    with pytest.raises(ConfigError, match=r"of the catalog '.*products.csv', and this run reads 'frame://python'"):
+        embed(FRAME, "of-file", **given, force=True)
+
+
+def test_failed_partitions_raise_at_the_end_and_the_others_are_published(capsys: pytest.CaptureFixture[str]) -> None:
+    frames = {f"{number:02}": FRAME.with_columns(sku=pl.lit(None, pl.String)) for number in range(12)} | {"z": FRAME}
+    with pytest.raises(PartitionsFailed) as failed:
+        embed(frames, "out", **COLUMNS, **MODEL, quiet=True)
+    report, message = failed.value.report, str(failed.value)
+    assert (len(report.partitions_failed), report.partitions_written, len(embedded("out"))) == (12, 1, 3)
+    assert message.startswith("12 partitions failed (1 written, 0 fresh):\npartition '00', row ")
+    assert message.endswith("\n… and 2 more in report.partitions_failed") and "'10'" not in message
+    assert "refused: partition '11', row " in capsys.readouterr().err
+    again = embed(frames, "out", **COLUMNS, **MODEL, quiet=True, raise_on_failure=False)
+    assert (len(again.partitions_failed), again.partitions_skipped) == (12, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "says"),
+    [
+        (FRAME, {}, "one frame needs partition_by, the columns whose values are its partitions"),
+        ({"a": FRAME}, {"partition_by": "kind"}, "which partition_by cannot divide. Leave it out"),
+        (FRAME, {"partition_by": "kind", "query": "SELECT 1"}, "the setting query is for sources of BigQuery"),
+        (FRAME, {"partition_by": "kind", "id": "ean"}, "no column 'ean'; its columns are 'kind', 'sku', 'title'"),
+        (FRAME, {"partition_by": "kind", "output": 7}, "setting output: input should be a valid string"),
+        (FRAME, {"idd": "sku"}, "embed has no setting idd; it has b_max, b_min"),
+        (FRAME, {"shards": 2}, "embed has no setting shards; it has"),
+        ([{"id": 1}], {"partition_by": "kind"}, "its rows are a builtins list, which is no frame"),
+        ("", {}, "setting source"),
+        ("nowhere", {}, "there is no such file or folder"),
+        ("p.csv", {}, "is one file: name with partition_by which of its columns divides it"),
+        ("p.csv", {"partition_by": ["kind"]}, "with the settings id, text, columns and partition_by."),
+        ("p.csv", {"partition_by": "kind", "encoding": "cp-1252"}, "encoding is 'cp-1252': the encoding 'cp-1252' is"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_names_that_the_function_has(
+    source: Any, settings: dict[str, Any], says: str
+) -> None:
+    FRAME.write_csv("p.csv")
+    with pytest.raises(ConfigError) as refused:
+        embed(source, **{"output": "out", **settings}, model="hash://16")
+    assert says in str(refused.value)
+    assert " --" not in str(refused.value).partition("`surge-dagster")[0] and not Path("out").exists()
+
+
+def test_the_function_shows_the_settings_of_the_command(surge: Command) -> None:
+    shown = inspect.signature(embed).parameters
+    options = inspect.signature(cli.embed).parameters
+    assert shown.keys() - options.keys() == {"raise_on_failure", "storage_options"}
+    assert options.keys() - shown.keys() == {"as_json"}
+    _, out, _ = surge("embed", "--help")
+    groups = [line.split()[1] for line in out.splitlines() if line.startswith("╭─")]
+    assert groups == ["Arguments", "Options", "Catalog", "Texts", "Model", "Run", "Output"]
