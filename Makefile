@@ -14,7 +14,15 @@ export DAGSTER_HOME
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench-installed
-EXTRAS ?= cpu,demo,dev
+EXTRAS ?= cpu,demo
+# What linters, tests and benchmarks need beside them; where EXTRAS has it, venv has installed it.
+TEST_EXTRAS := $(EXTRAS),dev
+BENCH_EXTRAS := $(TEST_EXTRAS),bench
+TEST_STAMP := $(VENV)/.tests-installed
+COMMA := ,
+ifneq ($(filter dev,$(subst $(COMMA), ,$(EXTRAS))),)
+  TEST_STAMP := $(STAMP)
+endif
 SOURCES := surge_dagster assets resources tests benchmarks
 
 # torch's build: PyPI has the CUDA one, PyTorch's own index also the much smaller one for the CPU.
@@ -25,6 +33,11 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
+# Of what pip says: the files that it downloads, when it installs them, and errors.
+install = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off $(TORCH_INDEX) -c constraints.txt -e ".[$(1)]" \
+  2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
+    -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
+
 .PHONY: help venv demo ui test soak lint eval eval-full bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly gpu gpu-carry clean
 
 help: ## show this list
@@ -32,7 +45,7 @@ help: ## show this list
 	@echo
 	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
 	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"
-	@echo "  EXTRAS=$(EXTRAS)  extras of pyproject.toml that venv installs; bigquery,integrations,postgres,slack run every test"
+	@echo "  EXTRAS=$(EXTRAS)    extras of pyproject.toml; the tests get dev, too, and bigquery,integrations,postgres,slack run all"
 	@echo "  DEMO_LIMIT=6000    texts of make demo                 ARGS='-k name'  handed to demo, test, bench"
 
 venv: $(STAMP) ## make the virtual environment and install into it
@@ -45,8 +58,15 @@ $(STAMP): pyproject.toml constraints.txt
 	  test -n "$${found:-}" || { echo "make: Python 3.11 to 3.14 is needed; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }; \
 	  echo "Making $(VENV) with $$("$$found" --version)"; "$$found" -m venv $(VENV); }
 	@echo "Installing into $(VENV); the first time takes minutes, most of them for torch"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS)]"
+	@$(call install,$(EXTRAS))
 	@touch $@
+
+ifneq ($(TEST_STAMP),$(STAMP))
+$(TEST_STAMP): $(STAMP)
+	@echo "Installing into $(VENV) what linters and tests need"
+	@$(call install,$(TEST_EXTRAS))
+	@touch $@
+endif
 
 demo: $(STAMP) ## embed this machine's Python docstrings through Dagster, verify the result and search it
 	@$(BIN)/surge-dagster demo $(if $(DEMO_LIMIT),--limit $(DEMO_LIMIT)) $(ARGS)
@@ -62,55 +82,55 @@ ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 # Four at a time on two cores: many tests wait for processes that start. A file stays together, for what its tests share,
 # and tests/conftest.py says which ones begin. The hundreds of processes that are started compile the project once. Threads
 # of numpy and torch that wait for work do not spin meanwhile, which takes half of the time of tests with small models.
-test: $(STAMP) ## run the tests
+test: $(TEST_STAMP) ## run the tests
 	@PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-soak: $(STAMP) ## run the tests that take minutes: many kills, large catalogs
+soak: $(TEST_STAMP) ## run the tests that take minutes: many kills, large catalogs
 	@$(BIN)/python -m pytest -m soak -v $(ARGS)
 
-lint: $(STAMP) ## ruff and pyright
+lint: $(TEST_STAMP) ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-eval: $(STAMP) ## every table of the paper at the scale of this machine, in 15 minutes: writes docs/evaluation.md
+eval: $(TEST_STAMP) ## every table of the paper at the scale of this machine, in 15 minutes: writes docs/evaluation.md
 	@$(BIN)/python -m benchmarks.evaluation $(ARGS)
 
-eval-full: $(STAMP) ## the same with 2, 10 and 50 million texts, in hours
+eval-full: $(TEST_STAMP) ## the same with 2, 10 and 50 million texts, in hours
 	@$(BIN)/python -m benchmarks.evaluation --scale full $(ARGS)
 
 bench: $(BENCH_STAMP) ## this engine beside sentence-transformers and whatever other peers install
 	@$(BIN)/python -m benchmarks.encode $(ARGS)
 
-gpu: $(STAMP) ## what a GPU makes of this engine, in eight minutes
+gpu: $(TEST_STAMP) ## what a GPU makes of this engine, in eight minutes
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-gpu-carry: $(STAMP) ## a folder of 50 MB that does the same on a machine with torch alone: gpu-carry/
+gpu-carry: $(TEST_STAMP) ## a folder of 50 MB that does the same on a machine with torch alone: gpu-carry/
 	@$(BIN)/python -m benchmarks.gpu_models gpu-carry $(ARGS)
 
-bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
+bench-resume: $(TEST_STAMP) ## how long a run takes to find 40,000 outputs up to date
 	@$(BIN)/python -m benchmarks.resume $(ARGS)
 
-bench-output: $(STAMP) ## serialization, tiny partitions and the bound on memory
+bench-output: $(TEST_STAMP) ## serialization, tiny partitions and the bound on memory
 	@$(BIN)/python -m benchmarks.output $(ARGS)
 
-bench-sources: $(STAMP) ## grouping a table in no order, and feeding runs from a sorted one, a disk and a bucket
+bench-sources: $(TEST_STAMP) ## grouping a table in no order, and feeding runs from a sorted one, a disk and a bucket
 	@$(BIN)/python -m benchmarks.sources $(ARGS)
 
-bench-derive: $(STAMP) ## rows per second of derived spaces, from memory and from files
+bench-derive: $(TEST_STAMP) ## rows per second of derived spaces, from memory and from files
 	@$(BIN)/python -m benchmarks.derive $(ARGS)
 
-bench-nightly: $(STAMP) ## what a night costs that changes little, and tables that follow the vectors
+bench-nightly: $(TEST_STAMP) ## what a night costs that changes little, and tables that follow the vectors
 	@$(BIN)/python -m benchmarks.nightly $(ARGS)
 
-bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
+bench-dagster: $(TEST_STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)
 
 # The peers are not needed: one that is missing is a line in the table that says so.
-$(BENCH_STAMP): $(STAMP)
+$(BENCH_STAMP): $(TEST_STAMP)
 	@echo "Installing the benchmark's peers into $(VENV)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS),bench]" && touch $@ \
+	@$(call install,$(BENCH_EXTRAS)) && touch $@ \
 	  || echo "make bench: the other peers did not install; going on without them" >&2
 
 clean: ## remove the environment, caches and builds; data/ and .dagster/ stay

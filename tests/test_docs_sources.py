@@ -112,12 +112,14 @@ def test_page_of_bigquery_embeds_its_rows(shell: Shell) -> None:
     assert_embedded(shell.root / "described", space.parent.name, "hats", [("3", "a straw hat. new")])
 
 
-def test_page_of_frames_embeds_its_rows(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_of_frames_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     [program] = blocks("frames", "python")
-    write_csv(shell.root / "products.csv", TABLE)
-    exec(program.replace("EncodingSpec()", 'EncodingSpec("hash://16")'), {})
-    assert sorted(capsys.readouterr().out.splitlines()) == ["hats 1", "shoes 2"]
+    for name in ("products", "hats"):
+        write_csv(shell.root / f"{name}.csv", TABLE, ("sku", "title", "category"))
+    monkeypatch.setenv("SURGE_MODEL", "hash://16")
+    exec(program, {})
     shell.assert_embedded({key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()})
+    assert {path.stem for path in (shell.root / "data" / "by-key").glob("*/*.parquet")} == {"shoes", "hats"}
 
 
 def test_page_of_assets_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
