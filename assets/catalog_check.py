@@ -49,7 +49,7 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
     "one_space": ("No file of the space holds vectors of another one.", ("space",)),
     "no_orphan_files": (
         "No file and no staged rows belong to a partition that was removed from the catalog.",
-        ("orphan",),
+        ("orphan", "unused"),
     ),
     "few_texts_are_truncated": (
         "In no partition are more texts than `max_truncated_share` longer than the model reads.",

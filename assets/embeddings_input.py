@@ -21,8 +21,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.launch import named
+from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.partition_keys import from_partition_key
 from surge_dagster.resources import OutputStore
 

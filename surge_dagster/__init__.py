@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
     from surge_dagster.engine.tables.opening import open_source
     from surge_dagster.engine.verify.verification import verify
-    from surge_dagster.local_run import PartitionsFailed, embed
+    from surge_dagster.local_run import DeletionRefused, PartitionsFailed, embed
     from surge_dagster.resources import CatalogSource, OutputStore
 
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
@@ -39,6 +39,7 @@ _HOMES = {
     "FrameCatalog": "engine.tables.frames",
     "FrameTable": "engine.tables.frames",
     "OutputStore": "resources",
+    "DeletionRefused": "local_run",
     "PartitionsFailed": "local_run",
     "changes": "engine.feed.changes",
     "embed": "local_run",
@@ -54,6 +55,7 @@ _HOMES = {
 __all__ = [
     "CatalogSource",
     "Changes",
+    "DeletionRefused",
     "EmbeddingCatalog",
     "EmbeddingRun",
     "Embeddings",

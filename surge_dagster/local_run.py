@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,24 @@ from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.change_files import ChangeFeed
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.plan.calibrating import learning
+from surge_dagster.engine.readers.removed_partitions import find_removed, record_removed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
-from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.frames import Frame
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import complain, progress_bar
 
 _OF_RUNS = (CatalogSettings, EncoderSettings, FileSettings)
-_SETTINGS = {name for settings in _OF_RUNS for name in settings.model_fields} | {"storage_options"}
+_OTHERS = {"storage_options", "removed_partitions"}
+_SETTINGS = {name for settings in _OF_RUNS for name in settings.model_fields} | _OTHERS
 _FRAMES = "frame://python"  # the place of every catalog of frames, which catalog_name tells apart
 _NAMED = 10
 _UPDATE_SECONDS = 0.5  # of the progress of a run
@@ -46,6 +51,10 @@ class PartitionsFailed(SurgeError):
         )
 
 
+class DeletionRefused(SurgeError):
+    """More partitions are missing in the source than are deleted at a time."""
+
+
 def embed(
     source: str | Path | Frame | Mapping[str, Frame | Callable[[], Frame]] | None = None,
     output: str | Path | None = None,
@@ -61,7 +70,8 @@ def embed(
 
     Args:
         source: a path, URL or pattern; a frame of polars, pandas or pyarrow, a Hugging Face dataset or a Delta table,
-            which `partition_by` divides; or frames by partition key, also as functions that open one.
+            which `partition_by` divides; or frames by partition key, also as functions that open one. Frames with a
+            `catalog_name` are the whole catalog: what they lack was removed from it.
         output: a path or URL.
         force: encode fresh partitions again.
         quiet: show no progress on standard error, refused partitions alone.
@@ -74,6 +84,7 @@ def embed(
     Raises:
         PartitionsFailed: partitions were refused or could not be published; all others were.
         ConfigError, EncoderError, TransientError: there is no run, or it ended early; what was published stays.
+        DeletionRefused: files of removed partitions were to be deleted, and were too many; all else is done.
     """
     if unknown := sorted(settings.keys() - _SETTINGS):
         raise ConfigError(f"embed has no setting {unknown[0]}; it has {', '.join(sorted(_SETTINGS))}")
@@ -84,16 +95,32 @@ def embed(
     else:
         read = load_settings(**settings)
         catalog, record = read.open_frames(source), read.record(_FRAMES)
-    report = run_catalog(read, catalog, read.open_store(), record, force=force, quiet=quiet)
-    if report.partitions_failed and raise_on_failure:
-        raise PartitionsFailed(report)
-    return report
+    ended = run_catalog(read, catalog, read.open_store(), record, force=force, quiet=quiet)
+    if ended.report.partitions_failed and raise_on_failure:
+        raise PartitionsFailed(ended.report)
+    if ended.refusal and raise_on_failure:
+        raise DeletionRefused(ended.refusal)
+    return ended.report
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run that has ended.
+
+    Attributes:
+        removed: keys of partitions that the source has no more, and that have files, or had them until now.
+        refusal: why files of removed partitions were not deleted, although they were to be.
+    """
+
+    report: RunReport
+    removed: tuple[str, ...]
+    refusal: str | None
 
 
 def run_catalog(
     settings: Settings, catalog: Source, store: Store, record: CatalogRecord, *, force: bool, quiet: bool
-) -> RunReport:
-    """Embed what is missing or stale of an open catalog, and show progress and refused partitions."""
+) -> EndedRun:
+    """Embed what is missing or stale of an open catalog, and show progress, refused and removed partitions."""
     record.require_apart(store)
     partitions = list(catalog)
     if not partitions:
@@ -114,8 +141,34 @@ def run_catalog(
         )
         total = sum(partition.rows or 0 for partition in partitions)
         _follow(run, learning(run, pool, store), total or None, quiet)
+    removed, refusal = (), None
+    if record.name or record.place != _FRAMES:  # frames without a name may be a part of what the output holds
+        removed, refusal = _handle_removed(settings, catalog, partitions, store, run.space)
     release(catalog)
-    return run.report
+    return EndedRun(run.report, removed, refusal)
+
+
+def _handle_removed(
+    settings: Settings, source: Source, listed: Iterable[Partition], store: Store, space: Space
+) -> tuple[tuple[str, ...], str | None]:
+    """Record partitions that are not `listed`, or delete their files; see `EndedRun`."""
+    outputs = OutputState(store, space.name, space.file_format)
+    keys = {partition.key for partition in listed}
+    files = find_removed(outputs, space, keys)
+    if files:  # another run may have embedded what was added since
+        keys = {partition.key for partition in source}
+        files = find_removed(outputs, space, keys)
+    refusal = record_removed(store, space, files, len(keys))
+    is_delete = settings.removed_partitions == "delete"
+    if refusal:
+        complain(f"{refusal}.")
+    elif files:
+        for file in files.values() if is_delete else ():
+            store.delete(file.stored.name)
+        kept = "Readers leave out the rows; with removed_partitions set to delete, a run deletes the files."
+        what = "The files were deleted." if is_delete else kept
+        complain(f"{counted(len(files), 'partition')} removed from the source: {named(map(repr, files))}. {what}")
+    return tuple(files), refusal if is_delete else None
 
 
 def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int | None, quiet: bool) -> None:

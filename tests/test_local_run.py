@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from surge_dagster import PartitionsFailed, embed, open_embeddings
+from surge_dagster import DeletionRefused, PartitionsFailed, embed, open_embeddings
 from surge_dagster.commands import cli
 from surge_dagster.engine.errors import ConfigError
 from tests.command import Command
@@ -46,6 +46,18 @@ def test_a_file_and_the_frame_of_its_rows_give_the_same_embeddings(tmp_path: Pat
     assert (command["partitions_skipped"], command["partitions_written"]) == (2, 0), "the command goes on from there"
     with pytest.raises(ConfigError, match=r"of the catalog '.*products.csv', and this run reads 'frame://python'"):
         embed(FRAME, "of-file", **given, force=True)
+
+
+def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
+    frames, quiet = dict.fromkeys("abc", FRAME), {**COLUMNS, **MODEL, "quiet": True}
+    for key in frames:
+        embed({key: FRAME}, "pieces", **quiet)
+    assert len(embedded("pieces")) == 9
+    embed(frames, "whole", catalog_name="shop", **quiet)
+    with pytest.raises(DeletionRefused, match="2 of 3 partitions were removed from the source"):
+        embed({"a": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet)
+    embed({"a": FRAME, "b": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet)
+    assert len(embedded("whole")) == 6
 
 
 def test_failed_partitions_raise_at_the_end_and_the_others_are_published(capsys: pytest.CaptureFixture[str]) -> None:

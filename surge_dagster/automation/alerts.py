@@ -16,10 +16,9 @@ import dagster as dg
 import requests
 
 from surge_dagster.config.settings import Settings
-from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.active_runs import embeds
 from surge_dagster.orchestration.dagster_internals import last_tick
-from surge_dagster.orchestration.launch import named
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 
 _SENSOR_SECONDS = 30

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -65,7 +66,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output
 
 
 @app.command()
-@takes_settings("source", "output", *CATALOG, *SPACE, *RUN)
+@takes_settings("source", "output", *CATALOG, *SPACE, *RUN, "removed_partitions")
 def embed(
     settings: Settings,
     force: Annotated[bool, typer.Option("--force", help="Encode fresh partitions again.")] = False,
@@ -76,12 +77,12 @@ def embed(
     catalog, store = settings.open_source(), settings.open_store()
     with terminable():
         try:
-            report = run_catalog(settings, catalog, store, settings.catalog_record(), force=force, quiet=quiet)
+            ended = run_catalog(settings, catalog, store, settings.catalog_record(), force=force, quiet=quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
-    _print_report(report, store, quiet, as_json)
-    raise typer.Exit(1 if report.partitions_failed else 0)
+    _print_report(ended.report, ended.removed, store, quiet, as_json)
+    raise typer.Exit(1 if ended.report.partitions_failed or ended.refusal else 0)
 
 
 @app.command()
@@ -177,6 +178,9 @@ def search(
     text: Annotated[str, typer.Argument(help="The text to search for.", metavar="TEXT")],
     k: Annotated[int, typer.Option("-k", help="Number of results.", min=1)] = 5,
     space_name: SpaceName = None,
+    removed: Annotated[
+        bool, typer.Option("--removed", help="Search partitions too that were removed from the source.")
+    ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -204,7 +208,7 @@ def search(
                 f"the model {spec.model!r} encodes into {pool.space.name}, not into {held}: "
                 f"{model_difference(pool.space, space)}. Restore it, or name the settings of the other space."
             )
-        hits = search_space(store, pool, [text], k, space)[0]
+        hits = search_space(store, pool, [text], k, space, removed=removed)[0]
     for hit in hits:
         print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}")
     if as_json:
@@ -266,7 +270,7 @@ def _rows_to_reencode(value: str) -> int | None:
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
 
 
-def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:
+def _print_report(report: RunReport, removed: Sequence[str], store: Store, quiet: bool, as_json: bool) -> None:
     seconds = report.predicted_wall_seconds
     predicted = f"; {seconds:.1f} s were predicted" if seconds is not None else ""
     costs = report.costs
@@ -279,10 +283,11 @@ def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -
         if report.device
         else "there was nothing to encode"
     )
+    gone = f", {len(removed):,} removed from the source" if removed else ""
     if not quiet:
         print(
             f"{counted(report.partitions_written, 'partition')} written, {report.partitions_skipped:,} fresh, "
-            f"{len(report.partitions_failed):,} failed; {done}\nfiles are in {store.location(report.space)}"
+            f"{len(report.partitions_failed):,} failed{gone}; {done}\nfiles are in {store.location(report.space)}"
         )
     if as_json:
-        print_json(report.as_dict())
+        print_json(report.as_dict() | {"partitions_removed": removed})

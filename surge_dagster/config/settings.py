@@ -184,7 +184,8 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
 
     shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
     removed_partitions: Literal["report", "delete"] = Field(
-        "report", description="what the nightly refresh does about partitions removed from the source: report or delete"
+        "report",
+        description="what happens to partitions that were removed from the source: report or delete",
     )
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
     nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")

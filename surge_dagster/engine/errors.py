@@ -25,18 +25,20 @@ class DataError(SurgeError):
         reason: what was expected and what came.
         remedy: what to do next.
         row: zero-based row in the partition's own order, where one row is at fault.
+        place: where the source has that row, such as "row 5 of part-1.csv", as far as it is known.
 
     Attributes:
         finding: the error's text without its remedy.
     """
 
-    def __init__(self, key: str, reason: str, remedy: str, row: int | None = None) -> None:
+    def __init__(self, key: str, reason: str, remedy: str, row: int | None = None, place: str | None = None) -> None:
         self.key = key
         self.reason = reason
         self.remedy = remedy
         self.row = row
-        where = f"partition {key!r}" if row is None else f"partition {key!r}, row {row}"
-        self.finding = f"{where}: {reason}."
+        self.place = place
+        where = "" if row is None else f", {place or f'row {row:,}'}"
+        self.finding = f"partition {key!r}{where}: {reason}."
         super().__init__(f"{self.finding} {remedy}".rstrip())
 
 

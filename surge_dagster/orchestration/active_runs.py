@@ -19,7 +19,8 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration.launch import Select, keys_of, named
+from surge_dagster.engine.support.counts import named
+from surge_dagster.orchestration.launch import Select, keys_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key
 

@@ -25,7 +25,7 @@ from pydantic import Field, field_validator
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Status
-from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
@@ -33,7 +33,6 @@ POOL = "gpu"
 RUN_TAGS = {"dagster/retry_on_asset_or_op_failure": "false"}
 # Dagster's UI leaves out tags with this prefix, and Dagster copies them to a run that takes another one's place.
 _UNATTENDED_TAG = ".dagster/surge_unattended"
-_NAMED = 20
 _LONGEST = 128  # characters of a setting in a tag
 
 
@@ -267,9 +266,3 @@ def record_pool_limit(instance: dg.DagsterInstance) -> bool:
     with suppress(Exception):  # of two concurrent calls, one fails on Postgres
         storage.initialize_concurrency_limit_to_default(POOL)
     return POOL in storage.get_concurrency_keys()
-
-
-def named(items: Iterable[str], most: int = _NAMED) -> str:
-    """The first items, and the number of the others."""
-    items = list(items)
-    return ", ".join(items[:most]) + (f" and {counted(len(items) - most, 'other')}" if len(items) > most else "")

@@ -26,11 +26,11 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import known_space
-from surge_dagster.orchestration.launch import LaunchConfig, Unattended, named, require_expected_settings
+from surge_dagster.orchestration.launch import LaunchConfig, Unattended, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,27 @@ def test_bad_partition_gives_exit_code_1_and_all_others_are_published(catalog: P
     assert (code, report["partitions_written"]) == (1, 3)
     assert [failed["key"] for failed in report["partitions_failed"]] == ["nulls"]
     assert "row 1" in error and "Traceback" not in error
+
+
+def test_removed_partition_is_named_and_left_out_and_deleted_only_on_request(catalog: Path, surge: Command) -> None:
+    embed, everything = ("embed", catalog, "out", *MODEL), ("search", "out", "plums number 0", *MODEL, "-k", 40)
+    assert surge.json(*embed)["partitions_removed"] == []
+    shutil.rmtree(catalog / "partition=plums")
+    assert surge.json(*embed)["partitions_removed"] == ["plums"]
+    assert "1 partition removed from the source: 'plums'. Readers leave out" in surge.printed
+    assert "2 fresh, 0 failed, 1 removed from the source; there was" in surge(*embed)[1]
+    found = [{hit["key"] for hit in surge.json(*everything, *asked)["hits"]} for asked in ((), ("--removed",))]
+    assert found == [{"apples", "pears"}, {"apples", "pears", "plums"}]
+    [violation] = surge.json("verify", catalog, "out", *MODEL, expected=1)["violations"]
+    assert (violation["key"], violation["kind"]) == ("plums", "orphan")
+    assert surge.json(*embed, "--removed-partitions", "delete")["partitions_removed"] == ["plums"]
+    assert surge.json("verify", catalog, "out", *MODEL)["violations"] == []
+    shutil.rmtree(catalog / "partition=pears")
+    shutil.rmtree(catalog / "partition=apples")
+    write_partition(catalog, "figs", 1)
+    code, out, error = surge(*embed, "--removed-partitions", "delete")
+    assert code == 1 and "2 of 3 partitions were removed from the source" in error and "1 partition written" in out
+    assert {hit["key"] for hit in surge.json(*everything)["hits"]} == {"apples", "pears", "figs"}
 
 
 def test_search_follows_a_switch_which_needs_a_complete_space(

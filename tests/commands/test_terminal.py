@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from surge_dagster import __version__, terminal
-from surge_dagster.commands import cli
+from surge_dagster import __version__, local_run, terminal
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.meters import InFlight
 from surge_dagster.engine.run.report import Event
@@ -73,9 +72,9 @@ def test_progress_of_a_run_goes_on_within_a_superbatch(monkeypatch: pytest.Monke
         assert shown.wait(60), "before the SuperBatch is an event"
         yield from ()
 
-    monkeypatch.setattr(cli, "progress_bar", progress_bar)
-    monkeypatch.setattr(cli, "_UPDATE_SECONDS", 0.01)
-    cli._follow(cast(EmbeddingRun, run), events(), 100, quiet=False)
+    monkeypatch.setattr(local_run, "progress_bar", progress_bar)
+    monkeypatch.setattr(local_run, "_UPDATE_SECONDS", 0.01)
+    local_run._follow(cast(EmbeddingRun, run), events(), 100, quiet=False)
 
 
 def test_package_runs_as_a_module(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
+from surge_dagster import open_embeddings
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
@@ -58,12 +59,23 @@ def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
         assert bench.nightly().success
         assert history(bench, "b") == ["removed", "v1"]
     assert registered(bench) == ["a", "b", "c"] and bench.file("b").exists()
+    assert open_embeddings(bench.output).keys() == ["a", "c"], "readers leave it out"
     quiet = bench.tick()
     assert quiet.skip_message == "3 partitions: 2 up to date, 1 removed from the source"
     assert not quiet.run_requests, "the sensor leaves it alone"
     bench.write("b")
     bench.tick()
     assert history(bench, "b") == ["v1", "removed", "v1"]
+    assert bench.nightly().success and open_embeddings(bench.output).keys() == ["a", "b", "c"]
+
+
+def test_file_of_a_removed_partition_that_dagster_does_not_have_is_deleted_too(bench: Workbench) -> None:
+    catalog_of(bench, *"ab")
+    file = bench.file("b")
+    remove(bench, "b")
+    bench.instance.delete_dynamic_partition(NAMES.partitions_name, "b")
+    assert bench.refresh(removed_partitions="delete").success
+    assert registered(bench) == ["a"] and not file.exists()
 
 
 def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(bench: Workbench) -> None:
@@ -100,7 +112,8 @@ def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> No
     ran = bench.nightly()
     assert not ran.success and "new" in ran.materialized(), "everything else is embedded"
     assert "3 of 21 partitions were removed from the source, such as 'p00'. Nothing was deleted" in ran.failure()
-    assert "delete them in Dagster" in ran.failure()
+    assert "and delete them in Dagster" in ran.failure()
+    assert open_embeddings(bench.output).keys() == sorted([*keys, "new"]), "nor is anything hidden from readers"
     assert set(keys) < set(registered(bench)) and bench.file("p00").exists()
     assert [history(bench, key)[0] for key in keys[:4]] == ["removed", "removed", "removed", "v1"]
     bench.write("p00")

@@ -48,6 +48,7 @@ class Output:
         content: str = "0",
         dimension: int | None = None,
         precision: str = "fp32",
+        source_version: str = "v1",
     ) -> np.ndarray:
         """Publish a partition of random vectors with the ids 0, 1, …; gives the vectors."""
         d = dimension or self.space.dimension
@@ -57,7 +58,9 @@ class Output:
         named = space or self.space.name
         version = desired_version(content, named)
         columns = schema(ids.type, d, self.space.dtype, include_text=include_text)
-        facts = FileFacts(key, named, "m", precision, "v1", content, version, rows, d, 0)
+        facts = FileFacts(
+            key, named, "m", precision, source_version, content, version, rows, d, 0, rows_version=f"{key} {rows}"
+        )
         with (
             self.store.create(self.name(key)) as upload,
             new_writer(self.space.file_format, upload.sink, columns, facts) as writer,

@@ -12,9 +12,9 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces
+from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces, write_document
 from surge_dagster.engine.store.store import Store
 
 CURRENT_FILE = "current_space.json"
@@ -122,13 +122,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
             raise SwitchedMeanwhile(f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again.")
 
     document = {"format": _FORMAT, "space": new.space, "previous": new.previous, "number": new.number}
-    try:
-        with store.create(CURRENT_FILE) as upload:
-            upload.sink.write(json.dumps(document, indent=2).encode() + b"\n")
-            upload.publish(require_as_seen)
-        store.sync("")
-    except OSError as error:
-        raise TransientError(f"cannot write {store.location(CURRENT_FILE)!r}: {error}. Then switch again.") from error
+    write_document(store, CURRENT_FILE, document, require_as_seen)
     return new
 
 

@@ -12,7 +12,7 @@ import base64
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -106,7 +106,15 @@ class OutputState:
         A file that was replaced after the listing is a `FileNotFoundError`, so that these files are one state of the
         output.
         """
-        names = sorted(self._listed) if keys is None else [name for name in self._names(keys) if name in self._listed]
+        return self._found(
+            sorted(self._listed) if keys is None else [name for name in self._names(keys) if name in self._listed]
+        )
+
+    def files_beside(self, keys: Iterable[str]) -> dict[str, Found | TransientError]:
+        """The listed files of all other partitions, as `files` gives them."""
+        return self._found(sorted(self._listed.keys() - set(self._names(keys))))
+
+    def _found(self, names: Sequence[str]) -> dict[str, Found | TransientError]:
         unread = [name for name in names if name not in self._known]
         # Loading the cache takes longer than reading a few files.
         with self._cached() if self.store.is_remote and len(unread) > CONCURRENT_READS else contextlib.nullcontext():

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -260,12 +260,16 @@ def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRe
                 if "catalog" in document and known.catalog != seen:
                     known.holding(catalog_from_json(document["catalog"]), store)
 
-    name = f"{space.name}/{SPACE_FILE}"
+    write_document(store, f"{space.name}/{SPACE_FILE}", document, require_as_claimed)
+
+
+def write_document(store: Store, name: str, document: Mapping[str, Any], still_wanted: Callable[[], None]) -> None:
+    """Publish a small JSON object as `Upload.publish` does; `TransientError` where the disk does not take it."""
     try:
         with store.create(name) as upload:
             upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
-            upload.publish(require_as_claimed)
-        store.sync(space.name)
+            upload.publish(still_wanted)
+        store.sync(name.rpartition("/")[0])
     except OSError as error:
         raise TransientError(
             f"cannot write {store.location(name)!r}: {error}. Make room on the disk, then run again."

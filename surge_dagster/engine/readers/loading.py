@@ -23,25 +23,26 @@ from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.files.rows import carried_columns, embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.freshness import Found, OutputState
+from surge_dagster.engine.readers.removed_partitions import recorded_removed, without_removed
 from surge_dagster.engine.readers.tables import as_dataset, as_lazy_frame
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import named
 from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow.dataset as ds
 
-_NAMED = 5
-
 
 class Embeddings:
     """The embeddings of one space, as they were when this was opened; made by `open_embeddings`."""
 
-    def __init__(self, store: Store, space: Space) -> None:
+    def __init__(self, store: Store, space: Space, *, removed: bool = False) -> None:
         self.store = store
         self.space = space
+        self._removed = {} if removed else recorded_removed(store, space)
         self._files = OutputState(store, space.name, space.file_format)
 
     @property
@@ -71,7 +72,7 @@ class Embeddings:
         There is no text column when no file has one; where some files have one, the others give null.
 
         Args:
-            partitions: keys, in the requested order; None is every partition.
+            partitions: keys, in the requested order, removed ones too; None is every partition that `keys` gives.
             text_hash: also give the column text_hash, 16 bytes of BLAKE2b of each text.
 
         Raises:
@@ -101,19 +102,22 @@ class Embeddings:
         return as_dataset(self.store, files, self._schema(files, text_hash, stored), self.space.file_format)
 
     def each_file(self) -> dict[str, PublishedFile | DataError | TransientError]:
-        """Every file by its name in the store: those that can be loaded, and what is wrong with the others."""
+        """Every file that is not left out, by its name in the store: usable, or what is wrong with it."""
         files: dict[str, PublishedFile | DataError | TransientError] = {}
-        for name, listed in self._files.files().items():
+        for name, listed in self._present().items():
             try:
                 files[name] = usable_file(self.store, self.space, name, listed)
             except (DataError, TransientError) as error:
                 files[name] = error
         return files
 
+    def _present(self) -> dict[str, Found | TransientError]:
+        return without_removed(self._files.files(), self._removed)
+
     def _loadable(self) -> list[PublishedFile]:
         """All files that can be loaded, sorted by name; raises `TransientError` where one cannot be read now."""
         files = []
-        for name, listed in self._files.files().items():
+        for name, listed in self._present().items():
             if not isinstance(listed, FileNotFoundError):  # it was removed or replaced since
                 with contextlib.suppress(DataError):
                     files.append(usable_file(self.store, self.space, name, listed))
@@ -124,13 +128,12 @@ class Embeddings:
         if isinstance(partitions, str):
             partitions = [partitions]
         keys = None if partitions is None else list(partitions)
-        listed = self._files.files(keys)
+        listed = self._present() if keys is None else self._files.files(keys)
         names = {file_name(self.space.name, key, self.space.file_format): key for key in keys or []}
         if missing := [key for name, key in names.items() if name not in listed]:
-            more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
             raise ConfigError(
                 f"{self.store.location(self.space.name)!r} has no embeddings of "
-                f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
+                f"{named(map(repr, missing), 5)}. Embed them first "
                 "(`surge-dagster embed`, or materialize `embeddings`), or choose among keys()."
             )
         files = [usable_file(self.store, self.space, name, file) for name, file in listed.items()]
@@ -170,7 +173,7 @@ class Embeddings:
         )
 
 
-def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:
+def open_embeddings(output: str | Path | Store, space: str | None = None, *, removed: bool = False) -> Embeddings:
     """Open the embeddings of an output for loading.
 
     Lists the space once; the footers of the chosen partitions are read when they are needed.
@@ -179,9 +182,10 @@ def open_embeddings(output: str | Path | Store, space: str | None = None) -> Emb
     Args:
         output: a path, URL or open store: the folder that holds the spaces.
         space: name of a space's folder; None is the current space, or the only one.
+        removed: whether to give partitions too that were removed from the source and still have files.
 
     Raises:
         ConfigError: there are no embeddings, no such space, or several spaces of which none is current or named.
     """
     store = open_store(output) if isinstance(output, (str, Path)) else output
-    return Embeddings(store, space_of_readers(store) if space is None else named_space(store, space))
+    return Embeddings(store, space_of_readers(store) if space is None else named_space(store, space), removed=removed)

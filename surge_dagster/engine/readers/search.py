@@ -18,6 +18,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.readers.removed_partitions import recorded_removed, without_removed
 from surge_dagster.engine.store.store import Store
 
 _TINY = np.finfo(np.float32).tiny
@@ -35,7 +36,13 @@ class Hit:
 
 
 def search(
-    store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5, space: Space | None = None
+    store: Store,
+    pool: EncoderPool,
+    queries: Sequence[str],
+    k: int = 5,
+    space: Space | None = None,
+    *,
+    removed: bool = False,
 ) -> list[list[Hit]]:
     """The `k` nearest rows of the pool's space for each query, best first.
 
@@ -48,6 +55,7 @@ def search(
     Args:
         pool: for queries: `EncoderPool(spec, task="query")`.
         space: one that is derived from the pool's; None is the pool's own.
+        removed: whether to search partitions too that were removed from the source and still have files.
 
     Raises:
         ConfigError: the pool encodes documents and not queries, or into another space, or the output has no embeddings
@@ -67,6 +75,7 @@ def search(
     space.require_tokenizer(pool.start().tokenizer)
     vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
+    files = files if removed else without_removed(files, recorded_removed(store, space))
     nearest_of_each = [_Nearest(k) for _ in queries]
     for name, file in files.items():
         with open_listed(store, space, usable_file(store, space, name, file)) as reader:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from surge_dagster.engine.errors import DataError, PlaceTaken, SurgeError, TransientError
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.superbatch import PartitionToRead
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, located
 
 
 def require_unchanged(partition: Partition) -> None:
@@ -39,7 +39,8 @@ def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
         except (SurgeError, OSError):
             changed = "Its source changed while it was read; run again."
             return Failure(partition.key, f"{error} {changed}", transient=True, remedy=changed)
-        return Failure(partition.key, str(error), remedy=error.remedy, in_source=not isinstance(error, PlaceTaken))
+        is_taken = isinstance(error, PlaceTaken)
+        return Failure(partition.key, str(located(partition, error)), remedy=error.remedy, in_source=not is_taken)
     if isinstance(error, SurgeError):
         return Failure(partition.key, str(error), transient=isinstance(error, TransientError))
     remedy = "Run again when its storage answers."

@@ -38,6 +38,7 @@ from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, PartitionToRead, ReadPartition, Segment, StagedRows
+from surge_dagster.engine.sources.partition import located
 from surge_dagster.engine.support.waiting import in_background
 
 log = logging.getLogger(__name__)
@@ -283,7 +284,7 @@ class Publisher:
             case Cancelled():
                 return None
             case DataError():
-                failure = Failure(key, str(error), remedy=error.remedy)
+                failure = Failure(key, str(located(partition.source, error)), remedy=error.remedy)
             case StoreUnavailable():
                 with self._finished:
                     self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
 from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.values import Buffer, value_streams
 
@@ -109,19 +109,21 @@ def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
     if not len(repeated):
         return
     suspects = repeated[:_SUSPECTS]  # more would take much memory, and so many do not share their hashes by chance
-    seen: dict[object, int] = {}
+    seen: dict[object, str] = {}
     row = 0
     for batch in partition.read():
         for offset in np.flatnonzero(np.isin(id_keys(batch.ids), suspects)):
-            value = batch.ids[int(offset)].as_py()
+            value, offset = batch.ids[int(offset)].as_py(), int(offset)
+            place = batch.place(offset) if batch.place else row_in_words(row + offset)
             if value in seen:
                 raise DataError(
                     partition.key,
-                    f"the id {value!r} stands at row {seen[value]} already; ids must be unique within a partition",
+                    f"the id {value!r} stands at {seen[value]} already; ids must be unique within a partition",
                     "Remove one of the two rows or give it another id.",
-                    row + int(offset),
+                    row + offset,
+                    place,
                 )
-            seen[value] = row + int(offset)
+            seen[value] = place
         row += len(batch)
 
 

@@ -24,7 +24,7 @@ from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
 from surge_dagster.engine.sources.listing import FIRST_BYTES, UNREADABLE_FOLDER, SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer
-from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, RowBatch
+from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, Place, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import not_given
@@ -136,7 +136,9 @@ class FolderCatalog:
         id_type: pa.DataType | None = None
         for file in group.files:
             opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
-            for batch in self._batches(key, opened, first_row):
+            of_file = f" of {file.shown}" if len(group.files) > 1 else ""
+            place = partial(lambda first, of, row: f"row {row - first:,}{of}", first_row, of_file)
+            for batch in self._batches(key, opened, first_row, place):
                 if id_type is not None and batch.ids.type != id_type:
                     first = group.files[0].shown
                     raise DataError(
@@ -146,10 +148,10 @@ class FolderCatalog:
                 first_row += len(batch) + batch.skipped
                 yield batch
 
-    def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:
+    def _batches(self, key: str, file: SourceFile, first_row: int, place: Place) -> Iterator[RowBatch]:
         try:
             read = batches(file, self.selection.columns, key=key, encoding=self.selection.encoding)
-            yield from self.selection.rows(key, read, first_row)
+            yield from self.selection.rows(key, read, first_row, place)
         except TransientError as error:
             if error.key is not None or isinstance(error, StoreUnavailable):
                 raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -26,6 +27,7 @@ from surge_dagster.engine.sources.endings import ENDING
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.nested import names_with_fields, nested_fields, outer_columns, select
 from surge_dagster.engine.sources.parquet_files import rows_per_read
+from surge_dagster.engine.sources.partition import row_in_words
 from surge_dagster.engine.sources.rows import small, together
 from surge_dagster.engine.support.keys import is_text
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
@@ -42,7 +44,7 @@ _ENCODING = "Set encoding to that of its text, such as cp1252 or utf-16."
 _JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _LARGE_INTEGER = re.compile(r"couldn't parse:\s*-?\d+(?: in row \d+)?$")
 _IN_ROW = re.compile(r" in row (\d+)$")
-_CSV_ROW = re.compile(r"(?<=Row #)\d+")  # of a block, in what pyarrow says
+_CSV_ROW = re.compile(r"Row #(\d+)")  # of a block, counted from 1, in what pyarrow says
 
 
 def batches(
@@ -207,7 +209,7 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
     done = 0
 
     def unfinished(reason: str, remedy: str) -> SurgeError:
-        return problem(f"{reason} after Row #{done:,}", remedy)  # pyarrow counts the header, too
+        return problem(f"{reason} in {row_in_words(max(0, done - 1))}", remedy)  # the header was read, too
 
     for block in csv_blocks(stream, delimiter, len(names), unfinished, _BLOCK_BYTES):
         # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
@@ -216,7 +218,7 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
         try:
             table = pacsv.read_csv(content, options, parse, convert)
         except pa.ArrowInvalid as error:
-            reason = _CSV_ROW.sub(lambda row, done=done: f"{int(row[0]) + done:,}", first_line(error), count=1)
+            reason = _CSV_ROW.sub(lambda row, done=done: row_in_words(done + int(row[1]) - 2), first_line(error), 1)
             raise problem(f"cannot be read ({reason})", _QUOTE) from error
         yield from table.slice(0 if done else 1).combine_chunks().to_batches()
         done += len(table)
@@ -284,15 +286,11 @@ def _json_type(block: bytes, path: tuple[str, ...]) -> pa.DataType:
     """The type of a column's values that are not null, or that of its first ones, where others differ from them."""
     first_other = dict[pa.DataType, int]()
     for kind in _JSON_TYPES:
-        try:
-            _read_json(block, pa.schema(nested_fields({path: kind})))
-        except pa.ArrowInvalid as error:
-            if pa.types.is_integer(kind) and _LARGE_INTEGER.search(first_line(error)):
-                return kind  # as a floating-point number it would be another one
-            row = _IN_ROW.search(first_line(error))
-            first_other[kind] = int(row[1]) if row else 0
-        else:
-            return kind
+        reason = _json_error(block, pa.schema(nested_fields({path: kind})))
+        if reason is None or (pa.types.is_integer(kind) and _LARGE_INTEGER.search(reason)):
+            return kind  # a large integer would be another one as a floating-point number
+        row = _IN_ROW.search(reason)
+        first_other[kind] = int(row[1]) if row else 0
     return max(first_other, key=lambda kind: first_other[kind])
 
 
@@ -302,16 +300,23 @@ def _read_json(block: bytes, schema: pa.Schema) -> pa.Table:
     return pajson.read_json(pa.BufferReader(block), options, parse) if block else schema.empty_table()
 
 
+def _json_error(block: bytes, schema: pa.Schema) -> str | None:
+    try:
+        _read_json(block, schema)
+    except pa.ArrowInvalid as error:
+        return first_line(error)
+
+
 def _json_rows(block: bytes, schema: pa.Schema, first_row: int, problem: _Problem) -> pa.RecordBatch:
     try:
         table = _read_json(block, schema)
     except pa.ArrowInvalid as error:
-        reason = first_line(error)
-        at = _IN_ROW.search(reason)
-        row = f"row {first_row + int(at[1]):,}" if at else f"a row from {first_row:,} on"
+        lines = list(filter(bytes.strip, block.split(b"\n")))
+        ends = range(len(lines) - 1)
+        row = bisect_left(ends, True, key=lambda end: bool(_json_error(b"\n".join(lines[: end + 1]), schema)))
+        reason = f"{row_in_words(first_row + row)} ({_IN_ROW.sub('', first_line(error))})"
         raise problem(
-            f"cannot be read at {row} ({_IN_ROW.sub('', reason)}); the types of its columns are those of its first "
-            "values",
+            f"cannot be read at {reason}; the types of its columns are those of its first values",
             "Write each value of a column with the same type, for example all ids in quotes, lists and objects as "
             "strings, and one object per line.",
         ) from error

@@ -6,6 +6,7 @@ A new kind of source implements `Source`. A `Selection` checks and converts the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.errors import DataError, SurgeError
 from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.values import value_sizes
 
@@ -21,6 +22,7 @@ KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
 UNREADABLE_VERSION = "unreadable"  # the source version of a partition whose files could not be listed
 
+Place = Callable[[int], str]  # says where the source has a row, such as "row 5 of part-1.csv"
 _INT64 = pa.int64()
 
 
@@ -64,6 +66,7 @@ class RowBatch:
         ids: string, int64 or binary, without nulls; so are the texts.
         skipped: rows of the source that were left out in front of, between or behind these.
         carried: as many rows of further columns, which may be null.
+        place: of one of these rows.
         carried_sizes: bytes of these columns in each row, int64 [rows].
         id_offsets: where each id starts in its values, one entry more than rows; None where ids are numbers.
         id_values: the bytes of the ids, one behind the other; of numbers eight each.
@@ -73,6 +76,7 @@ class RowBatch:
     texts: pa.LargeStringArray
     skipped: int = 0
     carried: pa.RecordBatch | None = None
+    place: Place | None = field(default=None, repr=False, compare=False)
     # Computed once: every stage needs them, and a batch may have only ten rows.
     id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)
     id_values: memoryview = field(init=False, repr=False, compare=False)
@@ -110,6 +114,23 @@ class RowBatch:
         """Rows start..stop as a batch of their own, without a copy."""
         carried = None if self.carried is None else self.carried.slice(start, stop - start)
         return RowBatch(self.ids[start:stop], self.texts[start:stop], carried=carried)  # pyright: ignore[reportArgumentType]
+
+
+def row_in_words(row: int) -> str:
+    """A zero-based row as messages name it; a CSV file's header is none."""
+    return f"row {row:,}"
+
+
+def located(partition: Partition, error: DataError) -> DataError:
+    """An error whose row was counted among the rows that were read, with its place, for which they are read again."""
+    row = error.row or 0
+    with contextlib.suppress(SurgeError, OSError):
+        for batch in partition.read() if error.row is not None and error.place is None else ():
+            if row < len(batch):
+                place = batch.place and batch.place(row)
+                return DataError(error.key, error.reason, error.remedy, error.row, place)
+            row -= len(batch)
+    return error
 
 
 def read_rows(partition: Partition) -> Iterator[RowBatch]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources.partition import RowBatch
+from surge_dagster.engine.sources.partition import Place, RowBatch
 from surge_dagster.engine.support.columns import value_lengths, value_parts
 from surge_dagster.engine.support.values import stored_type
 
@@ -32,8 +32,9 @@ def row_batch(
     max_text_bytes: int,
     skipped: int = 0,
     carried: pa.RecordBatch | None = None,
+    place: Place | None = None,
 ) -> RowBatch:
-    """Check and convert one batch; `rows` are its zero-based numbers in the partition, for messages."""
+    """Check and convert one batch; `rows` are its zero-based numbers in the partition, which `place` puts in words."""
     ids = _canonical_ids(key, without_dictionary(raw_ids))
     texts = canonical_texts(key, without_dictionary(raw_texts))
     for name, column in (("id", ids), ("text", texts)):
@@ -54,7 +55,7 @@ def row_batch(
     if carried is not None:
         for name, column in zip(carried.schema.names, carried.columns, strict=True):
             _require_valid(key, name, column, rows)
-    return RowBatch(ids, texts, skipped, carried)
+    return RowBatch(ids, texts, skipped, carried, place and (lambda row: place(int(rows[row]))))
 
 
 def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataError:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.partition import RowBatch
+from surge_dagster.engine.sources.partition import Place, RowBatch, row_in_words
 from surge_dagster.engine.sources.rows import (
     DEFAULT_MAX_TEXT_BYTES,
     canonical_texts,
@@ -94,39 +94,49 @@ class Selection:
             unusual["encoding"] = self.encoding
         return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
 
-    def rows(self, key: str, batches: Iterable[pa.RecordBatch], first_row: int = 0) -> Iterator[RowBatch]:
+    def rows(
+        self, key: str, batches: Iterable[pa.RecordBatch], first_row: int = 0, place: Place = row_in_words
+    ) -> Iterator[RowBatch]:
         """The rows of consecutive batches, of which the first one begins with this row of the partition."""
         for batch in batches:
-            yield from self.row_batches(key, batch, first_row)
+            yield from self.row_batches(key, batch, first_row, place)
             first_row += len(batch)
 
-    def row_batches(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[RowBatch]:
+    def row_batches(
+        self, key: str, batch: pa.RecordBatch, first_row: int, place: Place = row_in_words
+    ) -> Iterator[RowBatch]:
         """Check and convert consecutive rows of a partition; what is yielded holds or counts all of them, in order.
 
         Args:
             batch: at least the selected `columns`, each once, dictionary-encoded or not; a few megabytes.
             first_row: zero-based, in the partition.
+            place: of a row of the partition.
         """
-        carried_rows = carried_columns(key, batch, self.carried) if self.carried else None
-        for part, texts in self._texts(key, batch, first_row):
-            ids, carried = batch.column(self.id)[part], None if carried_rows is None else carried_rows[part]
-            rows: Sequence[int] | np.ndarray = range(first_row + part.start, first_row + part.stop)
-            skipped = 0
-            if self.missing_text == "empty":
-                texts = texts.fill_null("")
-            elif self.missing_text != "refuse_nulls" and texts.null_count:
-                present = texts.is_valid()
-                has_text, skipped = present.to_numpy(zero_copy_only=False), texts.null_count
-                if self.missing_text == "refuse":
-                    raise DataError(
-                        key,
-                        "the text is null or blank; every row needs one",
-                        "Fill it or drop the row in the source, or set missing_text to skip or empty.",
-                        rows[int(np.argmin(has_text))],
-                    )
-                ids, texts, rows = ids.filter(present), texts.drop_null(), np.flatnonzero(has_text) + rows[0]
-                carried = None if carried is None else carried.filter(present)
-            yield row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried)
+        try:
+            carried_rows = carried_columns(key, batch, self.carried) if self.carried else None
+            for part, texts in self._texts(key, batch, first_row):
+                ids, carried = batch.column(self.id)[part], None if carried_rows is None else carried_rows[part]
+                rows: Sequence[int] | np.ndarray = range(first_row + part.start, first_row + part.stop)
+                skipped = 0
+                if self.missing_text == "empty":
+                    texts = texts.fill_null("")
+                elif self.missing_text != "refuse_nulls" and texts.null_count:
+                    present = texts.is_valid()
+                    has_text, skipped = present.to_numpy(zero_copy_only=False), texts.null_count
+                    if self.missing_text == "refuse":
+                        raise DataError(
+                            key,
+                            "the text is null or blank; every row needs one",
+                            "Fill it or drop the row in the source, or set missing_text to skip or empty.",
+                            rows[int(np.argmin(has_text))],
+                        )
+                    ids, texts, rows = ids.filter(present), texts.drop_null(), np.flatnonzero(has_text) + rows[0]
+                    carried = None if carried is None else carried.filter(present)
+                yield row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
+        except DataError as error:
+            if error.row is None:
+                raise
+            raise DataError(error.key, error.reason, error.remedy, error.row, place(error.row)) from error
 
     def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[slice, pa.Array]]:
         """The texts in pieces, with the rows of the batch that they belong to; null where they are missing."""

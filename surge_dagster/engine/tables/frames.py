@@ -9,6 +9,7 @@ files, so that a frame that was made anew makes stale only what differs; finding
 from __future__ import annotations
 
 import hashlib
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.sources.nested import names_with_fields, outer_columns, select
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition, Place, RowBatch, row_in_words
 from surge_dagster.engine.sources.rows import canonical_type, small, without_dictionary
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
@@ -115,19 +116,21 @@ class FrameTable:
         rows = pa.Table.from_batches([block.rows for block in blocks])
         of_rows = np.concatenate([codes_of_rows(block, codes) for block in blocks])
         groups = np.split(np.argsort(of_rows, kind="stable"), np.cumsum(np.bincount(of_rows))[:-1])
-        taken = {key: partial(_taken, rows, group) for key, group in zip(codes, groups, strict=True)}
-        return [self._partition(key, _digested(key, taken[key]), taken[key]) for key in sorted(taken, key=str.encode)]
+        keys = sorted(zip(codes, groups, strict=True), key=lambda each: each[0].encode())
+        taken = [(key, partial(_taken, rows, group), group.item) for key, group in keys]
+        return [self._partition(key, _digested(key, batches), batches, row_of) for key, batches, row_of in taken]
 
     def _on_disk(self, frame: Frame) -> list[Partition]:
         place = disk_cache.place("frames/rows")
         disk_cache.make_folder(place.parent)
         folder = tempfile.TemporaryDirectory(dir=place.parent)
         groups = sorted(grouped(self._blocks(frame), Path(folder.name, "rows")), key=lambda group: group.key.encode())
-        return [self._partition(group.key, group, partial(_stored, folder, group)) for group in groups]
+        parts = [(group, partial(_stored, folder, group)) for group in groups]
+        return [self._partition(each.key, each, partial(of, 0), partial(_row_of, partial(of, 1))) for each, of in parts]
 
-    def _partition(self, key: str, group: Group, batches: _Open) -> Partition:
+    def _partition(self, key: str, group: Group, batches: _Open, row_of: Callable[[int], int]) -> Partition:
         version = group.digest + self.selection.version_suffix
-        name, read = key, partial(_read, key, batches, self.selection)
+        name, read = key, partial(_read, key, batches, self.selection, lambda row: row_in_words(row_of(row)))
         if key == NO_KEY:
             name, read = NO_KEY_NAME, partial(self._refuse, group)
         return Partition(name, version, read, partial(str, version), group.rows, group.value_bytes)
@@ -163,15 +166,20 @@ def _taken(table: pa.Table, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
             yield from _pieces(batch)
 
 
-def _stored(folder: tempfile.TemporaryDirectory[str], group: Group) -> Iterator[pa.RecordBatch]:
+def _stored(folder: tempfile.TemporaryDirectory[str], group: Group, part: int) -> Iterator[Any]:
+    """The columns of the batches of a group (part 0), or the rows of the frame that they were (part 1)."""
     # The folder lives as long as one of its partitions.
     with open_groups(Path(folder.name, "rows"), group.file) as reader:
         for place in range(group.first_batch, group.first_batch + group.batches):
-            yield rows_of(reader.get_batch(place))[0]
+            yield rows_of(reader.get_batch(place))[part]
 
 
-def _read(key: str, batches: _Open, selection: Selection) -> Iterator[RowBatch]:
-    return selection.rows(key, batches())
+def _row_of(rows: Callable[[], Iterator[pa.Array]], row: int) -> int:
+    return next(itertools.islice(itertools.chain.from_iterable(rows()), row, None)).as_py()
+
+
+def _read(key: str, batches: _Open, selection: Selection, place: Place = row_in_words) -> Iterator[RowBatch]:
+    return selection.rows(key, batches(), place=place)
 
 
 def _digested(key: str, batches: _Open) -> Group:

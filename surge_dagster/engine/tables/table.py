@@ -35,6 +35,7 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.unreadable import UNREADABLE
 from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows, without_key
 
@@ -207,7 +208,7 @@ class TableSource:
                 with self._alone():
                     try:
                         self._open(index.version, index.groups)
-                    except (OSError, pa.ArrowInvalid):  # there are none, or a part of them
+                    except (*UNREADABLE, ValueError):  # there are none, or a part of them
                         shutil.rmtree(self._folder(index.version), ignore_errors=True)
                         self._group(self._rows(index), index.version)
             return self._opened[1]
@@ -226,15 +227,14 @@ class TableSource:
             for columns, table_row in read:
                 digest.update_raw(columns)
                 try:
-                    yield from self._selection.row_batches(group.key, columns, row)
-                except DataError as error:
+                    yield from self._selection.row_batches(
+                        group.key, columns, row, lambda row, *, first=row, of=table_row: index.shown(of(row - first))
+                    )
+                except DataError:
                     for rest, _ in read:
                         digest.update_raw(rest)
                     self._require(group, digest)  # what is refused is a row of the table, and no damage of a copy
-                    if error.row is None:
-                        raise
-                    where = index.shown(table_row(error.row - row))
-                    raise DataError(error.key, f"{error.reason} ({where})", error.remedy, error.row) from error
+                    raise
                 row += len(columns)
         self._require(group, digest)
 
@@ -254,8 +254,8 @@ class TableSource:
             reader = self._grouped_rows(index)[group.file]
             for place in range(group.first_batch, group.first_batch + group.batches):
                 columns, rows = rows_of(reader.get_batch(place))
-                yield columns, lambda row, rows=rows: rows[row].as_py()
-        except (OSError, pa.ArrowException) as error:
+                yield columns.select(self._selection.columns), lambda row, rows=rows: rows[row].as_py()
+        except (*UNREADABLE, KeyError, ValueError) as error:
             self.close()  # what is damaged is made again
             raise TransientError(
                 f"partition {group.key!r}: the grouped rows of the table {self.url!r} cannot be read ({error}). "

@@ -34,7 +34,7 @@ from surge_dagster.engine.verify.reencoding import SampledRows
 
 Samples = SampledRows | DerivedRows
 _FileKind = Literal[
-    "missing", "refused", "damaged", "space", "stale", "rows", "dimension", "source", "unread", "orphan"
+    "missing", "refused", "damaged", "space", "stale", "rows", "dimension", "source", "unread", "orphan", "unused"
 ]
 Kind = _FileKind | Literal["ids", "texts", "columns", "finite", "length", "vectors"]
 _RUN_AGAIN = "Run again."

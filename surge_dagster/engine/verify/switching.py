@@ -17,9 +17,9 @@ from surge_dagster.engine.output.current_space import CurrentSpace, read_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import named
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
 
-_NAMED = 10
 _INCOMPLETE: dict[str, tuple[Kind, str, str]] = {
     "stale": ("stale", "its file was made from an earlier source version.", ""),
     "foreign": ("space", "its file holds vectors of another space.", "Move it away."),
@@ -48,10 +48,9 @@ class SwitchRefused(SurgeError):
         self.violations = violations
         self.counts = Counter(violation.kind for violation in violations)
         what = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
-        named = ", ".join(f"{violation.key!r} ({violation.kind})" for violation in violations[:_NAMED])
-        more = f" and {len(violations) - _NAMED:,} more" if len(violations) > _NAMED else ""
+        which = named((f"{violation.key!r} ({violation.kind})" for violation in violations), 10)
         super().__init__(
-            f"the space {space!r} does not become the current one: of {partitions:,} partitions, {what}: {named}{more}."
+            f"the space {space!r} does not become the current one: of {partitions:,} partitions, {what}: {which}."
             f" The first one: {violations[0].reason} Embed into it what it lacks, then switch again."
         )
 
@@ -85,7 +84,7 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
     for event in verify(source, store, space):
         if isinstance(event, Verified):
             verified, rows = verified + 1, rows + event.rows
-        elif isinstance(event, Violation) and event.kind != "orphan":
+        elif isinstance(event, Violation) and event.kind not in ("orphan", "unused"):
             violations.append(event)
     if violations and all(violation.kind == "unread" for violation in violations):
         raise TransientError(

@@ -40,8 +40,9 @@ class Violation:
     Attributes:
         key: the partition, or the file's name where its partition is unknown.
         kind: what is at fault; "unread" is a file or source that could not be read now, "refused" a partition with
-            invalid data, which correctly has no file. One kind is only a warning: "orphan" (a valid file, or staged
-            segments, whose partition was removed from the source; or staged segments beside a complete file).
+            invalid data, which correctly has no file, "orphan" a valid file whose partition was removed from the
+            source. One kind is only a warning: "unused" (staged segments that no run needs, or a file of another
+            format than its space's).
         remedy: "" where the finding says it, or the caller knows it.
     """
 
@@ -56,7 +57,7 @@ class Violation:
 
     @property
     def is_warning(self) -> bool:
-        return self.kind == "orphan"
+        return self.kind == "unused"
 
     @property
     def has_no_file(self) -> bool:
@@ -185,10 +186,10 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     location = repr(store.location(name))
     if name.startswith(f"{STAGING}/"):
         finding = f"{location} holds staged segments of a partition that is complete or was removed from the source."
-        return Violation(name, "orphan", finding, "The next run removes the former; remove the latter by hand.")
+        return Violation(name, "unused", finding, "The next run removes the former; remove the latter by hand.")
     if format_of(name) != space.file_format:
         finding = f"{location} is never read: the files of its space have the format {space.file_format!r}."
-        return Violation(name, "orphan", finding, "Remove it.")
+        return Violation(name, "unused", finding, "Remove it.")
     try:
         with opened(store, space, name) as reader:
             for _ in reader.read():
@@ -199,4 +200,5 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     except Fault as fault:
         return Violation(name, fault.kind, f"{fault.finding} Its partition was removed from the source: remove it.")
     finding = f"{location} is valid, but its partition was removed from the source."
-    return Violation(key, "orphan", finding, "Remove it if the partition does not come back.")
+    how = "derive --removed delete" if space.derived else "embed --removed-partitions delete"
+    return Violation(key, "orphan", finding, f"If it does not come back, `surge-dagster {how}` deletes its file.")

@@ -142,7 +142,7 @@ class TestDamage:
         output.put("a", 2)
         output.put("b", 2, id_type=pa.int64())
         opened = open_embeddings(output.root)
-        with pytest.raises(ConfigError, match=r"no embeddings of 'k0', .*'k4' and 2 more. Embed them first"):
+        with pytest.raises(ConfigError, match=r"no embeddings of 'k0', .*'k4' and 2 others. Embed them first"):
             opened.lazy(["a", *(f"k{number}" for number in range(7))])
         with pytest.raises(ConfigError, match="no embeddings of 'c'"):
             opened.facts("c")

@@ -280,13 +280,19 @@ class TestGroupedRows:
         list(table_of(write_csv(tmp_path / "t.csv", SORTED)))
         assert self.folders(own_cache) == []
 
-    def test_damaged_group_is_found_and_never_read_as_rows(self, tmp_path: Path, own_cache: Path) -> None:
-        listed = list(table_of(write_csv(tmp_path / "t.csv", ROWS)))
+    @pytest.mark.parametrize("damaged", ["a batch", "the name of a column", "the number of batches"])
+    def test_damaged_group_is_never_read_as_rows_and_made_again(
+        self, tmp_path: Path, own_cache: Path, damaged: str
+    ) -> None:
+        list(table_of(write_csv(tmp_path / "t.csv", ROWS)))
         for path in own_cache.glob("tables/*/rows/*/groups-*.arrow"):
             content = bytearray(path.read_bytes())
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
-        good = 0
+            content[len(content) // 2 if damaged == "a batch" else content.rindex(b"text")] ^= 1
+            if damaged == "the number of batches":
+                pa.ipc.new_file(path, pa.ipc.open_file(path).schema).close()
+            else:
+                path.write_bytes(content)
+        listed, good = list(table_of(tmp_path / "t.csv")), 0  # in another process
         for partition in listed:
             try:
                 rows = [row for batch in partition.read() for row in batch.ids.to_pylist()]

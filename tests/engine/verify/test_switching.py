@@ -83,7 +83,7 @@ def test_refusal_counts_all_violations_and_names_the_first(made: Spaces) -> None
     for number in range(30):
         write_partition(made.root / "catalog", f"n{number:02}", [("x", "y")])
     change_the_source(made)
-    with pytest.raises(SwitchRefused, match=r"of 33 partitions, 30 missing, 1 stale: 'b'.* and 21 more") as refused:
+    with pytest.raises(SwitchRefused, match=r"of 33 partitions, 30 missing, 1 stale: 'b'.* and 21 others") as refused:
         switch_space(made.source, made.store, made.of("hash://24"))
     assert refused.value.counts == {"missing": 30, "stale": 1}
     assert not made.pointer.exists()

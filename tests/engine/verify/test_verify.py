@@ -271,10 +271,11 @@ def test_refused_partition_is_a_violation_also_without_a_file(copy: Path, pool: 
     assert "row 39" in refused.reason
 
 
-def test_orphan_file_is_a_warning_only_if_it_is_valid(copy: Path, pool: EncoderPool) -> None:
+def test_file_of_a_removed_partition_is_a_violation(copy: Path, pool: EncoderPool) -> None:
     shutil.rmtree(copy / "catalog" / "partition=a")
     [orphan] = violations(copy, pool)
-    assert (orphan.key, orphan.kind, orphan.is_warning) == ("a", "orphan", True)
+    assert (orphan.key, orphan.kind, orphan.is_warning) == ("a", "orphan", False)
+    assert "surge-dagster embed --removed-partitions delete" in orphan.remedy
     with output_file(copy, pool).open("r+b") as file:
         file.truncate(100)
     assert [violation.is_warning for violation in violations(copy, pool)] == [False]
