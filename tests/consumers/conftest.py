@@ -6,6 +6,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,8 @@ from surge_dagster.consumers.target import Target
 
 
 @pytest.fixture(scope="session")
-def postgres_with_vectors() -> Iterator[str]:
-    """Its URL, without a database.
-
-    The server runs as another user where this one is root. Its folder is not one of pytest's: each session of pytest
+def postgres_server() -> Iterator[Any]:
+    """The server runs as another user where this one is root. Its folder is not one of pytest's: each session of pytest
     closes those to other users.
     """
     pgserver = pytest.importorskip("pgserver", reason="not installed: pgserver of the extra 'dev'")
@@ -26,8 +25,28 @@ def postgres_with_vectors() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="surge-pgserver-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         server = pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
-        yield server.get_uri()
+        yield server
         server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def postgres_with_vectors(postgres_server: Any) -> str:
+    """Its URL, without a database."""
+    return postgres_server.get_uri()
+
+
+@pytest.fixture
+def restart_postgres(postgres_server: Any) -> Callable[[object], None]:
+    """Shuts the server down as a crash would, and starts it again."""
+
+    def restart(_: object) -> None:
+        from pgserver._commands import pg_ctl  # pyright: ignore[reportAttributeAccessIssue]
+
+        how = ["-m", "immediate", "-w", "-t", "300", "-l", str(postgres_server.log), "restart"]
+        pg_ctl(how, postgres_server.pgdata, user=postgres_server.system_user)
+        postgres_server.ensure_postgres_running()
+
+    return restart
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""A hand-over that kills its own process with SIGKILL when it passes a point for the n-th time.
+"""A hand-over that kills its own process with SIGKILL, or tells the one that started it, at its n-th point.
 
-    python -m tests.consumers.killed_hand_over KIND PLACE OUTPUT N
+    python -m tests.consumers.killed_hand_over KIND PLACE OUTPUT N [writes] [told]
 
-Points are steps: before and after each batch that is applied, each write to a table, and the confirmation. Prints how
-many there are where it is not killed.
+Points are before and after each batch that is applied, each write to a table, the comparison, and the confirmation;
+with `writes`, batches do not count. With `told`, it prints a line at the point and goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from surge_dagster.consumers import lance
+from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable, _Pending
 from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import HandOver, Target
@@ -27,13 +29,15 @@ def open_target(kind: str, place: str) -> Target:
     return LanceTable(place, "products") if kind == "lancedb" else PgVectorTable(place, "products")
 
 
-def main(kind: str, place: str, output: str, at: int) -> None:
+def main(kind: str, place: str, output: str, at: int, *modes: str) -> None:
     passed = 0
 
     def point() -> None:
         nonlocal passed
         passed += 1
-        if passed == at:
+        if passed == at and "told" in modes:
+            print("passed", flush=True)
+        elif passed == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def marked(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,15 +57,21 @@ def main(kind: str, place: str, output: str, at: int) -> None:
             yield step
             point()
 
-    HandOver.steps = each
+    def judge(feed: Changes, target: Target) -> dict[str, str]:
+        compared = compare(feed, target)
+        assert not compared.wrong and not compared.interrupted, compared
+        return {}
+
+    if "writes" not in modes:
+        HandOver.steps = each
     Changes.confirm = marked(Changes.confirm)
     _Pending.flush, _Pending._merge = marked(_Pending.flush), marked(_Pending._merge)
     PgVectorTable._write_versions = marked(PgVectorTable._write_versions)
     PgVectorTable._build_index = marked(PgVectorTable._build_index)
-    open_target(kind, place).apply(partial(changes, output, CONSUMER))
-    print(passed)
+    lance._MERGED_BYTES = 10_000  # so that a hand-over of a hundred partitions is several commits
+    open_target(kind, place).apply(partial(changes, output, CONSUMER), marked(judge))
 
 
 if __name__ == "__main__":
-    _, kind, place, output, at = sys.argv
-    main(kind, place, output, int(at))
+    _, kind, place, output, at, *modes = sys.argv
+    main(kind, place, output, int(at), *modes)

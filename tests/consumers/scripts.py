@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from surge_dagster.consumers.comparison import compare
+from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.feed.changes import Changes, changes
 from tests.engine.feeds import Output
@@ -31,14 +35,26 @@ class Follower:
         return self.target.apply(opened, judge if judged else None)
 
     def assert_equal(self) -> None:
-        """The target has the rows of the files: as many in each partition, and each with its own vector."""
+        """The target has the rows of the files, each once, with its own text and vector, and no others."""
         expected = self.output.expected()
         assert self.target.counts() == {key: len(rows) for key, rows in expected.items()}
-        for key, rows in expected.items():
-            found = self.target.vectors(key, list(rows))
-            assert {row: vector.tobytes() for row, vector in found.items()} == {
-                row: vector for row, (_, vector) in rows.items()
-            }
+        assert sorted(stored_rows(self.target)) == sorted(
+            (key, row, text, vector) for key, rows in expected.items() for row, (text, vector) in rows.items()
+        )
+
+
+def stored_rows(target: Any) -> list[tuple[str, Any, str, bytes]]:
+    """Partition, id, text and vector of every row that the table of a target has."""
+    columns = ("partition", "id", "text", "embedding")
+    if isinstance(target, LanceTable):
+        if (table := target._open()) is None:
+            return []
+        rows = [tuple(row[name] for name in columns) for row in table.to_arrow().to_pylist()]
+        return [(*row, np.array(vector, np.float32).tobytes()) for *row, vector in rows]
+    with target._connected() as connection:
+        query = target._sql(f"SELECT {', '.join(columns)} FROM {{table}}")
+        rows = connection.cursor(binary=True).execute(query).fetchall() if target._columns(connection) else []
+        return [(*row, vector.to_numpy().astype(np.float32).tobytes()) for *row, vector in rows]
 
 
 def follow_a_script(follower: Follower) -> Mapping[str, HandOver]:
