@@ -142,8 +142,11 @@ class Changes:
         files = self.files()
         filled = sorted(key for key, file in files.items() if file.facts.rows)
         if sample is not None:
-            filled = random.sample(filled, min(sample.partitions, len(filled)))
+            random.shuffle(filled)
+        drawn = 0
         for key in filled:
+            if sample is not None and drawn >= sample.rows:
+                return
             try:
                 with open_listed(self.store, self.space, files[key]) as reader:
                     groups = list(range(reader.groups)) if sample is None else [random.randrange(reader.groups)]
@@ -153,22 +156,24 @@ class Changes:
                         if sample is None:
                             yield key, batch
                         elif not random.randrange(number + 1):  # each one has the same chance
-                            places = random.sample(range(len(batch)), min(sample.rows, len(batch)))
+                            places = random.sample(range(len(batch)), min(sample.of_partition, len(batch)))
                             chosen = batch.take(pa.array(sorted(places)))
                     if chosen is not None:
+                        drawn += len(chosen)
                         yield key, chosen
             except StoreUnavailable:
                 raise
             except (DataError, TransientError) as error:
+                drawn += 0 if sample is None else sample.of_partition
                 yield key, error
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How much `Changes.vectors` draws: so many partitions, and so many rows of each."""
+    """How much `Changes.vectors` draws: so many rows or a few more, and at most so many of a partition."""
 
-    partitions: int
     rows: int
+    of_partition: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -220,10 +221,11 @@ def test_sample_has_rows_of_the_files_that_the_consumer_has(output: Output) -> N
     assert set(feed.files()) == {"a"}
     apply(feed, {})
     expected = output.expected()
-    for sample in (Sample(partitions=2, rows=2), None):
+    for sample in (Sample(rows=4, of_partition=2), None):
         rows = [(key, row) for key, batch in feed.vectors(sample) for row in batch.to_pylist()]  # pyright: ignore[reportAttributeAccessIssue]
-        assert len({key for key, _ in rows}) == (2 if sample else 3)
-        assert 2 <= len(rows) <= 4 if sample else len(rows) == 30
+        drawn = Counter(key for key, _ in rows)
+        assert set(drawn.values()) == {10} and len(drawn) == 3 if sample is None else max(drawn.values()) <= 2
+        assert sample is None or 4 <= len(rows) <= 5 or len(drawn) == 3
         for key, row in rows:
             assert row["embedding"] == list(memoryview(expected[key][row["id"]][1]).cast("f"))
 
@@ -240,7 +242,7 @@ def test_sample_goes_on_after_partitions_that_cannot_be_read_and_names_them(outp
     errors: set[tuple[type, str]] = set()
     random.seed(3)
     for _ in range(9):
-        sampled = dict(feed.vectors(Sample(partitions=3, rows=20)))
+        sampled = dict(feed.vectors(Sample(rows=60, of_partition=20)))
         errors |= {(type(each), key) for key, each in sampled.items() if isinstance(each, (DataError, TransientError))}
         assert len(sampled["a"]) and len(sampled) == 3  # pyright: ignore[reportArgumentType]
     assert errors == {(DataError, "damaged"), (TransientError, "removed")}
