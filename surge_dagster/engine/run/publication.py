@@ -71,7 +71,7 @@ class Publication:
             target.store.location(stored.name),
             superbatch=batch.index,
             texts_per_second=self.texts_per_second,
-            cosines=(*partition.cosines, *self.encoded.cosines.get(segment.start, ())),
+            cosines=(*partition.cosines, *self.encoded.cosines.get((segment.start, segment.stop), ())),
         )
         with self.lock:
             self.receipts.append(receipt)

@@ -224,7 +224,7 @@ class Publisher:
             split = self._split.setdefault(partition, _SplitPartition(cosines=list(partition.cosines)))
             if segment.start in publication.staged and segment.start < segment.stop:
                 split.staged.append(publication.staged[segment.start])
-            split.cosines += publication.encoded.cosines.get(segment.start, ())
+            split.cosines += publication.encoded.cosines.get((segment.start, segment.stop), ())
             if segment.read is not None:
                 split.read, split.superbatch = segment.read, publication.encoded.batch.index
                 split.texts_per_second = publication.texts_per_second

@@ -182,7 +182,7 @@ class EncodedSuperBatch:
     Attributes:
         duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
         deduplicated: texts that got the vector of an equal text of the same SuperBatch.
-        cosines: of new vectors to those of the old file, by the segment's start.
+        cosines: of new vectors to those of the old file, by the segment's start and stop.
     """
 
     batch: SuperBatch
@@ -191,7 +191,7 @@ class EncodedSuperBatch:
     pace_ratio: float | None = None
     encode_span: Span | None = None
     deduplicated: int = 0
-    cosines: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    cosines: Mapping[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def published_texts(self) -> int:

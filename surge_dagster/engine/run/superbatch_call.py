@@ -42,12 +42,12 @@ class SuperBatchCall:
 
     Attributes:
         deduplicated: rows that get the vector of an equal text.
-        cosines: of new vectors to those of the old file, by the segment's start.
+        cosines: of new vectors to those of the old file, by the segment's start and stop.
     """
 
     def __init__(self, pool: EncoderPool, batch: SuperBatch, memory: RunMemory, dropped: DroppedPartitions) -> None:
         self.batch = batch
-        self.cosines: dict[int, tuple[float, ...]] = {}
+        self.cosines: dict[tuple[int, int], tuple[float, ...]] = {}
         self._pool = pool
         self._slot = slot = batch.slot
         self._dropped = dropped
@@ -149,19 +149,19 @@ class SuperBatchCall:
         sampled, old_vectors = self._sampled[is_encoded], self._old_vectors[is_encoded]
         self._sampled, self._old_vectors = self._sampled[~is_encoded], self._old_vectors[~is_encoded]
         matrix = self._slot.matrix(0, len(self._slot))
-        wrong: dict[int, Segment] = {}
+        wrong: dict[tuple[int, int], Segment] = {}
         for start in range(0, len(sampled), _ROWS_AT_A_TIME):
             rows, old = sampled[start : start + _ROWS_AT_A_TIME], old_vectors[start : start + _ROWS_AT_A_TIME]
             for row, cosine in zip(rows.tolist(), cosines(matrix[rows], old).tolist(), strict=True):
                 [segment] = self._segments_of(np.array([row]))
-                place = segment.start
+                place = segment.start, segment.stop  # an empty one before it has the same start
                 self.cosines[place] = (*self.cosines.get(place, ()), cosine)
                 if cosine < self._lowest_cosine and place not in wrong:
                     wrong[place] = segment
                     log.warning(
                         "partition %r: row %d has a cosine of %.6f to its vector in the old file, and %g is promised: "
                         "the model or a device gives other vectors than before, so the whole partition is encoded",
-                        *(segment.partition.key, segment.first_row + row - place, cosine, self._lowest_cosine),
+                        *(segment.partition.key, segment.first_row + row - segment.start, cosine, self._lowest_cosine),
                     )
             matrix[rows] = old
         for place, segment in wrong.items():

@@ -104,14 +104,16 @@ def test_every_text_is_encoded_where_the_comparison_has_no_memory(hash_pool: Enc
 def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: EncoderPool) -> None:
     texts = [f"text {row}" for row in range(8)]
     nearly = hash_vectors(texts, DIMENSION)[[1, 2, 5, 6]] * np.float32(1 + 1e-6)
-    with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known([1, 2, 5, 6], nearly, [2, 5])) as batch:
+    with batch_of(
+        hash_pool, {"a": texts[:4], "empty": [], "b": texts[4:]}, known([1, 2, 5, 6], nearly, [2, 5])
+    ) as batch:
         call = call_of(hash_pool, batch)
         metrics = call.result()
         assert metrics is not None and metrics.costs.texts_computed == 4 + 2, "those without a vector, and the sample"
         assert np.array_equal(batch.slot.matrix(0, 8)[[1, 2, 5, 6]], nearly)
         assert is_right(batch.slot, texts)[[0, 3, 4, 7]].all()
         assert batch.slot.reused(0, 8) == 4
-        assert {start: len(cosines) for start, cosines in call.cosines.items()} == {0: 1, 4: 1}
+        assert {rows: len(cosines) for rows, cosines in call.cosines.items()} == {(0, 4): 1, (4, 8): 1}
 
 
 def test_partition_whose_sample_differs_is_dropped_and_read_again(
