@@ -131,13 +131,24 @@ def read_embedded(output: Path, space: str, key: str) -> Embedded:
     return Embedded(facts, table["id"].to_pylist(), texts, table["text_hash"].to_pylist(), matrix)
 
 
-def assert_embedded(output: Path, space: str, key: str, rows: Rows) -> FileFacts:
+def assert_hash_vectors(matrix: np.ndarray, texts: list[str]) -> None:
+    """Each text has the vector that `hash_pool` gives it."""
+    np.testing.assert_array_equal(matrix, hash_vectors(texts, DIMENSION))
+
+
+def assert_embedded(
+    output: Path,
+    space: str,
+    key: str,
+    rows: Rows,
+    assert_vectors: Callable[[np.ndarray, list[str]], None] = assert_hash_vectors,
+) -> FileFacts:
     """Promise 1: row i of the output is row i of the source, with its own vector."""
     found = read_embedded(output, space, key)
     assert found.ids == [row[0] for row in rows]
     assert found.texts == [row[1] for row in rows]
     assert found.text_hashes == [blake2b(row[1].encode(), digest_size=16).digest() for row in rows]
-    np.testing.assert_array_equal(found.matrix, hash_vectors([row[1] for row in rows], DIMENSION))
+    assert_vectors(found.matrix, [row[1] for row in rows])
     assert (found.facts.partition_key, found.facts.rows, found.facts.space) == (key, len(rows), space)
     return found.facts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from tests.small_catalogs import Rows
@@ -9,8 +10,8 @@ from tests.small_catalogs import Rows
 EDITS = ("insert", "delete", "edit", "move", "swap ids", "duplicate")
 
 
-def edited(rows: Rows, edits: list[str], random: Random) -> Rows:
-    """The rows after some edits, each at a random place; ids stay unique."""
+def edited(rows: Rows, edits: list[str], random: Random, texts: Sequence[str] = ()) -> Rows:
+    """The rows after some edits, each at a random place; ids stay unique, and so do new texts but for given ones."""
     found, taken = list(rows), {row_id for row_id, _ in rows}
     for number, edit in enumerate(edits):
         fresh = f"{random.getrandbits(40):x}.{number}"
@@ -18,13 +19,14 @@ def edited(rows: Rows, edits: list[str], random: Random) -> Rows:
             fresh += "."
         place, other = (random.randrange(len(found)) if found else 0 for _ in range(2))
         if edit == "insert":
-            found.insert(place, (fresh, f"inserted {fresh}"))
+            found.insert(place, (fresh, random.choice(texts) if texts else f"inserted {fresh}"))
         elif not found:
             continue
         elif edit == "delete":
             del found[place]
         elif edit == "edit":
-            found[place] = found[place][0], f"edited {fresh}" + " long" * random.choice([0, 0, 600])
+            text = random.choice(texts) if texts else f"edited {fresh}" + " long" * random.choice([0, 0, 600])
+            found[place] = found[place][0], text
         elif edit == "move":
             found.insert(other, found.pop(place))
         elif edit == "swap ids":

@@ -1,4 +1,4 @@
-"""One pool with the real model for all tests of this folder: starting it is what costs."""
+"""Shared by the tests of the encoder: models, faulty workers, and texts through a pool."""
 
 from __future__ import annotations
 
@@ -12,20 +12,11 @@ import pytest
 
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.faulty_pools import no_leaks, open_descriptors
 
 HERE = Path(__file__).parent
 
 __all__ = ["no_leaks", "open_descriptors"]
-
-
-@pytest.fixture(scope="session")
-def model_pool(cache_folder: Path, demo_folder: Path) -> Iterator[EncoderPool]:
-    """The default model in fp32 on the CPU, with whatever backend is the best one installed."""
-    with EncoderPool(EncodingSpec(model=str(demo_folder)), devices="cpu") as pool:
-        pool.start()
-        yield pool
 
 
 def tiny_model(architecture: str, folder: Path) -> Path:

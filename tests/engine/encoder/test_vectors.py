@@ -26,6 +26,7 @@ from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support import disk_cache
 from tests.engine.encoder.conftest import encode, filled_slot
+from tests.engine.odd_texts import odd_texts
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -36,30 +37,12 @@ pytestmark = pytest.mark.timeout(400)
 FLOOR = 0.99999
 # Those of a pool's worker.
 _SETTINGS = BackendSettings("cpu", "fp32", worker_threads(choose_devices("cpu")))
-_SENTENCE = "Return the rows whose key stands in the index, in the order of the index. "
-
-
-def _texts() -> list[str]:
-    rng = np.random.default_rng(5)
-    words = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "unbelievably"]
-    texts = ["", " ", "a", "\n\t", "�", "e\u0301cole", "word " * 256, _SENTENCE * 40, "x" * 3_000, "東" * 400]
-    texts += [" ".join(rng.choice(words, int(count))) for count in rng.integers(1, 30, 120)]
-    texts += [_SENTENCE * int(count) for count in rng.integers(1, 20, 20)]
-    return [texts[row] for row in rng.permutation(len(texts))]
-
-
-@pytest.fixture(scope="module")
-def reference(demo_folder: Path) -> SentenceTransformer:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(demo_folder), device="cpu")
 
 
 def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
     model_pool: EncoderPool, reference: SentenceTransformer
 ) -> None:
-    texts = _texts()
+    texts = odd_texts()
     with filled_slot(model_pool, texts) as slot:
         costs = model_pool.encode(slot).costs
         flags = slot.truncation(0, len(texts)).tolist()
@@ -76,7 +59,7 @@ def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
 def test_vector_does_not_depend_on_the_texts_in_its_batch_or_on_the_chunks(
     model_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = _texts()
+    texts = odd_texts()
     together = encode(model_pool, texts)
     assert parity.lowest_cosine(together, encode(model_pool, texts[::-1])[::-1]) >= FLOOR
     for row in range(0, len(texts), 31):
@@ -107,7 +90,7 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
 ) -> None:
     """All options of a spec together, on torch."""
     spec = EncodingSpec(str(demo_folder), document_prompt="query: ", max_length=12, dimension=100, dtype="float16")
-    texts, space = _texts(), spec.resolve()
+    texts, space = odd_texts(), spec.resolve()
     backend = load_torch(space, _SETTINGS)
     found, flags = np.empty((len(texts), space.dimension), space.dtype), np.empty(len(texts), np.uint8)
     backend.forward(backend.prepare(texts), Rows.of_all(found, flags), lambda: None)
