@@ -39,15 +39,13 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 
 CHECK = "every_partition_is_derived"
+_SENSOR_TAG = "dagster/sensor_name"
 _MEASURED_SHARE = 0.5  # of the catalog's partitions, before the sensor's run finds the ranges of int8
 
 
 class DeriveConfig(dg.Config):
     delete_removed: bool = Field(
         False, description="delete files whose partition was removed from the parent; only a run of the job finds them"
-    )
-    unattended: bool = Field(
-        False, description="set by the sensor: begin no int8 space before half of the catalog is embedded"
     )
 
 
@@ -163,7 +161,7 @@ def _run(
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
         for each in wanted:
-            if config.unattended and _is_early(names, context, store, parent, each):
+            if _SENSOR_TAG in context.run_tags and _is_early(names, context, store, parent, each):
                 continue
             removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)

@@ -52,31 +52,31 @@ BUDGETS: dict[str, int] = {
     "commands": 830,
     "demo": 180,
     "definitions": 110,
-    "local_run": 150,
-    "terminal": 110,
+    "local_run": 210,
+    "terminal": 120,
     "catalogs": 420,
-    "automation": 360,
-    "assets": 1_040,
-    "orchestration": 3_090,
+    "automation": 420,
+    "assets": 1_160,
+    "orchestration": 3_240,
     "event_storage": 90,
     "resources": 370,
-    "config": 630,
+    "config": 650,
     "consumers": 930,
-    "engine.derived": 620,
-    "engine.feed": 730,
-    "engine.inference": 1_050,
-    "engine.plan": 870,
-    "engine.readers": 470,
-    "engine.tables": 1_400,
-    "engine.verify": 620,
-    "engine.run": 3_940,
-    "engine.output": 730,
-    "engine.encoder": 4_010,
-    "engine.sources": 2_120,
-    "engine.files": 1_080,
-    "engine.model": 1_090,
+    "engine.derived": 700,
+    "engine.feed": 740,
+    "engine.inference": 1_340,
+    "engine.plan": 1_180,
+    "engine.readers": 590,
+    "engine.tables": 1_480,
+    "engine.verify": 630,
+    "engine.run": 3_960,
+    "engine.output": 760,
+    "engine.encoder": 3_810,
+    "engine.sources": 2_250,
+    "engine.files": 1_090,
+    "engine.model": 1_140,
     "engine.store": 1_490,
-    "engine.support": 1_050,
+    "engine.support": 1_080,
     "engine.errors": 80,
     "version": 8,
 }
@@ -183,9 +183,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 29_600
-    assert lines_of(ROOT / "tests") <= 34_600
-    assert lines_of(ROOT / "benchmarks") <= 5_750
+    assert product <= 31_100
+    assert lines_of(ROOT / "tests") <= 36_050
+    assert lines_of(ROOT / "benchmarks") <= 5_780
 
 
 RUN_OF_THE_CORE = """

@@ -41,8 +41,7 @@ def hand_over_changes(names: CatalogNames, settings: Settings, jobs: Sequence[Jo
     derived = [names.derived(each.label) for each in settings.derived]
     follows = {names.derive_job: [names.embeddings], names.hand_over_job: [names.embeddings, *derived]}
     delete = settings.removed_partitions == "delete"
-    config = {"ops": {names.derive_all_op: {"config": {"unattended": True, "delete_removed": delete}}}}
-    configs = {names.derive_job: config}
+    configs = {names.derive_job: {"ops": {names.derive_all_op: {"config": {"delete_removed": delete}}}}}
 
     @dg.sensor(
         name=names.hand_over_sensor,

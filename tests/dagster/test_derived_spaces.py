@@ -141,7 +141,7 @@ def test_run_of_the_sensor_deletes_what_was_removed_where_the_settings_say_so(
 ) -> None:
     bench.settings["removed_partitions"] = removed
     [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
-    config = {"unattended": True, "delete_removed": removed == "delete"}
+    config = {"delete_removed": removed == "delete"}
     assert request.run_config == {"ops": {NAMES.derive_all_op: {"config": config}}}
 
 

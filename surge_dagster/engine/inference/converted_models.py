@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.calibration import cache_key
-from surge_dagster.engine.encoder.worker.backends.token_backend import is_out_of_memory
+from surge_dagster.engine.encoder.worker.backends.base import is_out_of_memory
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import canonical_json, read_document, sha256_of

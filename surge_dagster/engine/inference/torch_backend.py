@@ -20,8 +20,6 @@ import numpy as np
 
 from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, PaddedBackend
-from surge_dagster.engine.encoder.worker.passes import TokenBatch, longest_first
 from surge_dagster.engine.encoder.worker.sentence_model import (
     ReferenceBackend,
     embedder,
@@ -29,6 +27,8 @@ from surge_dagster.engine.encoder.worker.sentence_model import (
     tokenizer_facts,
 )
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.inference.passes import TokenBatch, longest_first
+from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:

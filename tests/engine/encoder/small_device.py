@@ -15,9 +15,9 @@ import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, PaddedBackend
-from surge_dagster.engine.encoder.worker.passes import TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.inference.passes import TokenBatch
+from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 
 DIMENSION = 4
@@ -80,7 +80,7 @@ class SmallDeviceBackend(PaddedBackend):
     name = "small"
     detail = "a simulated device"
     machine = "simulated"
-    budget_candidates = (64, 256)
+    budget_candidates: tuple[int, ...] = (64, 256)
 
     def __init__(self, device: Device, *, token_budget: int, streams: int = 1) -> None:
         self.device = device

@@ -16,6 +16,7 @@ from surge_dagster.engine.encoder.calibration import Calibration, calibration_na
 from surge_dagster.engine.encoder.devices import library_versions, processor
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.spec import Space
@@ -91,9 +92,6 @@ def make_backend(name: str, space: Space, settings: BackendSettings) -> Backend:
 
 
 def _attempt(space: Space, name: str, settings: BackendSettings, notes: tuple[str, ...]) -> Loaded:
-    # Imported here: a worker of another backend starts a fifth sooner without the tokenizers.
-    from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
-
     backend = make_backend(name, space, settings)
     _probe(backend, space)
     calibration = _calibration(space, backend, settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts, is_out_of_memory
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
@@ -68,7 +68,6 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
 
 def _reference(space: Space, device: str) -> np.ndarray:
     """On the device, or on the CPU where the model does not fit there a second time, in fp32."""
-    from surge_dagster.engine.encoder.worker.backends.token_backend import is_out_of_memory
     from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
     try:

@@ -12,8 +12,7 @@ not one budget. This takes less than three seconds; a model that is too slow for
 from __future__ import annotations
 
 from surge_dagster.engine.encoder.calibration import MEASURING_LOCK, Calibration
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
-from surge_dagster.engine.encoder.worker.backends.token_backend import TokenBackend
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, BudgetedBackend, encode_texts
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
@@ -31,7 +30,7 @@ _TEXTS = (
 
 def set_token_budget(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> None:
     """Gives `backend` the best budget for this machine, unless one was requested or it has none."""
-    if settings.token_budget is not None or not isinstance(backend, TokenBackend):
+    if settings.token_budget is not None or not isinstance(backend, BudgetedBackend):
         return
     cached = calibration.read("token_budget")
     if cached is None:
@@ -61,7 +60,7 @@ def saturation_budget(rates: dict[int, float], candidates: tuple[int, ...], defa
     return max(saturated, default) if cut_short else saturated
 
 
-def measure_rates(backend: TokenBackend, space: Space) -> dict[int, float]:
+def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
     """Tokens per second at each of the backend's budgets that fits into memory and can be measured in time.
 
     Sets the backend's budget to the largest one that fits, but at least to its default.
@@ -93,7 +92,7 @@ def measure_rates(backend: TokenBackend, space: Space) -> dict[int, float]:
     return rates
 
 
-def _run(backend: TokenBackend, space: Space, lengths: list[int], budget: int, passes: int) -> tuple[float, float]:
+def _run(backend: BudgetedBackend, space: Space, lengths: list[int], budget: int, passes: int) -> tuple[float, float]:
     """Tokens per second and seconds of so many full passes; lowers the backend's budget to `budget` or less."""
     texts: list[str] = []
     for number in range(passes):

@@ -29,7 +29,7 @@ _CALIBRATION = Calibration("calibration/tests.json")
 class TimedBackend(SmallDeviceBackend):
     """A device on which a pass costs as much as `pass_price` tokens, plus its own tokens."""
 
-    budget_candidates = _CANDIDATES
+    budget_candidates: tuple[int, ...] = _CANDIDATES
 
     def __init__(self, *, pass_price: int, token_seconds: float = 1e-5, limit: int = 100_000) -> None:
         super().__init__(Device(limit), token_budget=_DEFAULT)

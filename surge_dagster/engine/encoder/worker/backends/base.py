@@ -17,6 +17,17 @@ from surge_dagster.engine.encoder.metrics import Costs
 Progress = Callable[[], None]
 
 
+# Messages of libraries without an error type for it: torch on the CPU and on CUDA, cuBLAS, OpenVINO, C++.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "failed to allocate",
+    "bad_alloc",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
     """The settings of a worker.
@@ -85,6 +96,20 @@ class TextsFromBytes(Protocol):
         ...
 
 
+@runtime_checkable
+class BudgetedBackend(Backend, Protocol):
+    """A `Backend` whose passes have at most so many tokens.
+
+    Attributes:
+        budget_candidates: token budgets to measure at a first start, ascending.
+        streams: concurrent passes.
+    """
+
+    token_budget: int
+    budget_candidates: tuple[int, ...]
+    streams: int
+
+
 def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str) -> tuple[np.ndarray, Costs]:
     """The vectors, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
@@ -96,3 +121,9 @@ def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str)
     else:
         prepared = backend.prepare(texts)
     return matrix, backend.forward(prepared, rows, lambda: None)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)

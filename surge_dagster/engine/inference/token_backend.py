@@ -22,22 +22,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
-from surge_dagster.engine.encoder.worker.passes import plan_batches
+from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows, is_out_of_memory
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import EncoderError
+from surge_dagster.engine.inference.passes import plan_batches
 
 log = logging.getLogger(__name__)
-
-# Messages of libraries without an error type for it: torch on the CPU and on CUDA, cuBLAS, OpenVINO, C++.
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "cublas_status_alloc_failed",
-    "failed to allocate",
-    "bad_alloc",
-)
 
 
 class Batch(Protocol):
@@ -223,9 +213,3 @@ class PaddedBackend(TokenBackend):
     @abstractmethod
     def _passes(self, tokens: Tokens, rows: Rows) -> AbstractContextManager[ChunkPasses]:
         """Sets up the passes of a chunk; at its end every one of its rows has its vector."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.worker.passes import longest_first, plan_batches
+from surge_dagster.engine.inference.passes import longest_first, plan_batches
 
 _LENGTHS = st.lists(st.integers(0, 300), max_size=300)
 
