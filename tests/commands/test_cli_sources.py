@@ -32,7 +32,7 @@ def test_catalog_in_a_bucket_is_embedded_planned_and_verified(in_bucket: str, ou
     embedded = CliRunner().invoke(app, ["embed", in_bucket, output, *MODEL])
     assert embedded.exit_code == 0, embedded.output
     assert "3 partitions" in embedded.output and "15 texts" in embedded.output
-    planned = CliRunner().invoke(app, ["plan", in_bucket, "--texts-per-second", "100"])
+    planned = CliRunner().invoke(app, ["plan", in_bucket, "--texts-per-second", "100", "--explain"])
     assert planned.exit_code == 0 and "3 partitions, 15 texts, the largest has 6" in planned.output
     verified = CliRunner().invoke(app, ["verify", in_bucket, output, *MODEL, "--reencode", "all"])
     assert verified.exit_code == 0 and "15 texts read" in verified.output, verified.output

@@ -52,7 +52,9 @@ def test_demo_embeds_checks_and_searches_without_warnings_and_repeating_it_encod
     assert set(bench.instance.get_materialized_partitions(dg.AssetKey("embeddings"))) == set(packages)
     assert len(packages) > 20
 
-    screen = CliRunner().invoke(app, ["plan", catalog, str(tmp_path / "new"), "--model", "hash://16", "--b-min", "100"])
+    screen = CliRunner().invoke(
+        app, ["plan", catalog, str(tmp_path / "new"), "--model", "hash://16", "--b-min", "100", "--explain"]
+    )
     assert f"SuperBatches   {printed.count('  SuperBatch ')}, of 100 to" in screen.stdout
     assert len(screen.stdout.splitlines()) <= 24
     charts = Ran(bench.instance, runs["catalog_refresh"].run_id, success=True).charts()

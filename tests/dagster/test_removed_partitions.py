@@ -74,7 +74,7 @@ def test_file_of_a_removed_partition_that_dagster_does_not_have_is_deleted_too(b
     file = bench.file("b")
     remove(bench, "b")
     bench.instance.delete_dynamic_partition(NAMES.partitions_name, "b")
-    assert bench.refresh(removed_partitions="delete").success
+    assert bench.refresh(unattended=DELETING).success
     assert registered(bench) == ["a"] and not file.exists()
 
 

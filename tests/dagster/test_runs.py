@@ -243,7 +243,7 @@ def test_last_line_of_a_terminated_run_says_what_is_published_and_who_embeds_the
         if isinstance(event, Receipt):
             raise dg.DagsterExecutionInterruptedError
 
-    monkeypatch.setattr(Progress, "after", interrupt)
+    monkeypatch.setattr(Progress, "count", interrupt)
     tags = {"dagster/sensor_name": sensor} if sensor else {}
     ran = bench.embed_keys(tags, keys=["a", "b", "c", "d"])
     published = len(list(bench.output.glob("*/*.parquet")))
