@@ -40,9 +40,12 @@ class PostgresServer:
         return f"postgresql+psycopg2://{_USER}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str, like: str = "template1") -> str:
-        """Create a database as a copy of one without connections; gives its URL."""
+        """Create a database as a copy of one that nobody uses any more; gives its URL."""
         with contextlib.closing(_connect(self.port)) as connection:
             connection.autocommit = True
+            # Postgres does not copy a database to which somebody is connected, and a closed pool may still be.
+            ended = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s"
+            connection.cursor().execute(ended, [like])
             connection.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
         return self.url(name)
 
