@@ -55,7 +55,7 @@ BUDGETS: dict[str, int] = {
     "local_run": 210,
     "terminal": 120,
     "catalogs": 420,
-    "automation": 420,
+    "automation": 430,
     "assets": 1_160,
     "orchestration": 3_240,
     "event_storage": 90,

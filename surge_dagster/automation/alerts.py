@@ -46,7 +46,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
     url = settings.alert_webhook.get_secret_value()
     options = {"minimum_interval_seconds": _SENSOR_SECONDS, "default_status": dg.DefaultSensorStatus.RUNNING}
 
-    def post(log: logging.Logger, message: str, keys: list[str], run_id: str) -> None:
+    def post(log: logging.Logger, message: str, keys: list[str], run_id: str) -> bool:
         alert = {
             "catalog": names.name or "",
             "run_id": run_id,
@@ -57,6 +57,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
         }
         if problem := _post(url, alert):
             log.error(f"the alert of {f'run {run_id}' if run_id else 'failed ticks'} was not delivered: {problem}")
+        return not problem
 
     # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's own job, belongs to no
     # job of this catalog.
@@ -106,11 +107,11 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             tick = last_tick(context, name)
             if tick is None or tick.error is None or tick.consecutive_failure_count < fewest:
                 continue
-            failing.append(name)
-            if name not in posted:
-                error = (tick.error.cause or tick.error).message.strip()  # Dagster's own error names the sensor alone
-                count = counted(tick.consecutive_failure_count, "tick")
-                post(context.log, f"The last {count} of {name} failed.\n{error}"[:_MESSAGE_CHARACTERS], [], "")
+            error = (tick.error.cause or tick.error).message.strip()  # Dagster's own error names the sensor alone
+            count = counted(tick.consecutive_failure_count, "tick")
+            message = f"The last {count} of {name} failed.\n{error}"[:_MESSAGE_CHARACTERS]
+            if name in posted or post(context.log, message, [], ""):  # else the next tick posts it
+                failing.append(name)
         context.update_cursor(json.dumps(failing))
         return dg.SkipReason(f"ticks fail of: {', '.join(failing) or 'nothing'}")
 

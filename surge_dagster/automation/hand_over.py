@@ -56,7 +56,8 @@ def hand_over_changes(names: CatalogNames, settings: Settings, jobs: Sequence[Jo
         if run := next(active_runs(instance, concerned), None):
             return dg.SkipReason(f"waiting for run {run.run_id}, which embeds or hands over")
         reasons = list[str]()
-        for job_name in job_names:
+        # The one whose turn is longer ago: embeddings that change all the time keep no job back.
+        for job_name in sorted(job_names, key=lambda name: _last_time(instance, name)):
             events = [instance.fetch_materializations(asset, limit=1).records for asset in follows[job_name]]
             if not events[0]:
                 return dg.SkipReason("nothing is embedded")
@@ -71,3 +72,9 @@ def hand_over_changes(names: CatalogNames, settings: Settings, jobs: Sequence[Jo
         return dg.SkipReason("; ".join(reasons))
 
     return [sensor]
+
+
+def _last_time(instance: dg.DagsterInstance, job_name: str) -> float:
+    """When the newest run of a job was created, in seconds; 0 where there was none."""
+    records = instance.get_run_records(dg.RunsFilter(job_name=job_name), limit=1)
+    return records[0].create_timestamp.timestamp() if records else 0.0

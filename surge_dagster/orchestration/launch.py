@@ -203,7 +203,7 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     folder = Path(str(spec["model"])).expanduser()
     if folder.is_absolute() or folder.is_dir():
         spec["model"] = "a folder"  # on another machine it may have another path
-    columns = resources.catalog.model_dump(include={"id", "text", "missing_text", "columns"})
+    columns = resources.catalog.model_dump(include={"id", "text", "missing_text", "columns", "encoding"})
     return json.dumps({name: _short(value) for name, value in (columns | spec).items()}, sort_keys=True)
 
 
@@ -213,6 +213,11 @@ def _short(value: Any) -> Any:
     return value if len(text) <= _LONGEST else f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
+def is_by_operator(tags: Mapping[str, str]) -> bool:
+    """Whether somebody executes a run again; Dagster copies the tags of the first one."""
+    return "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags
+
+
 def require_expected_settings(tags: Mapping[str, str], resources: CatalogResources) -> None:
     """Refuse to encode with other settings than the run was requested with.
 
@@ -220,11 +225,10 @@ def require_expected_settings(tags: Mapping[str, str], resources: CatalogResourc
     the space with vectors of other texts. A launch by an operator expects nothing, and one who executes a run again may
     have fixed a setting, so that run is not refused.
     """
-    by_operator = "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags
     requested = Unattended.of(tags)
     expected = requested.expected_settings if requested else None
     here = settings_of_vectors(resources)
-    if expected is not None and expected != here and not by_operator:
+    if expected is not None and expected != here and not is_by_operator(tags):
         was, now = json.loads(expected), json.loads(here)
         differing = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
         values = [f"{name} is {now.get(name)!r} and was {was.get(name)!r}" for name in differing]

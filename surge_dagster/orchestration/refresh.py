@@ -30,7 +30,7 @@ from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import known_space
-from surge_dagster.orchestration.launch import LaunchConfig, Unattended, require_expected_settings
+from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
@@ -87,7 +87,8 @@ class Refresh:
             space = self._bring_up_to_date(candidates)
         report_readers_space(self._names, self._context, self._store)
         if self._unattended and self._unattended.removed_partitions:
-            action = self._unattended.removed_partitions
+            # Who executes an old run again may not know that it deletes.
+            action = "report" if is_by_operator(self._context.run_tags) else self._unattended.removed_partitions
             handle_removed_partitions(self._names, self._context, action, self._store, space)
         release(source)
 

@@ -239,6 +239,10 @@ def test_ticks_that_fail_ten_times_in_a_row_are_posted_once_until_one_succeeds(
     for alert, what in zip(alerts, series, strict=True):
         message = f"The last {what} failed.{reason}"
         assert alert == empty | {"message": message, "text": message}
+    listener.status = 500
+    assert look(succeeds, fails, name=NAMES.check_schedule) == 4 and look() == 5, "it is posted until it is delivered"
+    listener.status = 200
+    assert look() == look() == 6
 
 
 def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:

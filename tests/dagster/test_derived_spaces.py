@@ -126,6 +126,7 @@ def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(bench
     ran = bench.run(NAMES.derive_job, derive.run_config, derive.tags)
     hand_over = tick()
     assert ran.success and hand_over is not None and hand_over.job_name == NAMES.hand_over_job
+    bench.pretend_run(NAMES.hand_over_job, dg.DagsterRunStatus.SUCCESS, tags=hand_over.tags)
     bench.write("a", 5, version="v2")
     assert bench.refresh().success
     derive = tick()
@@ -133,6 +134,20 @@ def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(bench
     bench.pretend_run(NAMES.derive_job, dg.DagsterRunStatus.FAILURE, tags=derive.tags)
     waiting = tick()
     assert waiting is not None and waiting.job_name == NAMES.hand_over_job
+
+
+def test_embeddings_that_change_all_the_time_keep_neither_tables_nor_derived_spaces_back(
+    bench: Workbench, made: Spaces
+) -> None:
+    bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
+    launched = list[str | None]()
+    for key in "defg":
+        [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
+        launched.append(request.job_name)
+        bench.pretend_run(str(request.job_name), dg.DagsterRunStatus.SUCCESS, tags=request.tags)
+        bench.write(key)
+        assert bench.refresh().success
+    assert launched == [NAMES.derive_job, NAMES.hand_over_job] * 2
 
 
 @pytest.mark.parametrize("removed", ["report", "delete"])
