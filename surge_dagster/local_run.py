@@ -195,10 +195,10 @@ def _with_settings(signature: inspect.Signature) -> inspect.Signature:
     """The signature with each setting in the place of `**settings`, for help and completion."""
     *own, _ = signature.parameters.values()
     keyword, fields = inspect.Parameter.KEYWORD_ONLY, {name: Settings.model_fields[name] for name in sorted(_SETTINGS)}
-    named = [
+    settings = [
         inspect.Parameter(name, keyword, default=None, annotation=field.annotation) for name, field in fields.items()
     ]
-    return signature.replace(parameters=[*own, *named])
+    return signature.replace(parameters=[*own, *settings])
 
 
 embed.__signature__ = _with_settings(inspect.signature(embed))  # pyright: ignore[reportFunctionMemberAccess]

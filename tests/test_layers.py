@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 430,
     "assets": 1_160,
-    "orchestration": 3_240,
+    "orchestration": 3_250,
     "event_storage": 90,
     "resources": 370,
     "config": 650,
@@ -183,7 +183,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 31_100
+    assert product <= 31_120
     assert lines_of(ROOT / "tests") <= 36_050
     assert lines_of(ROOT / "benchmarks") <= 5_780
 

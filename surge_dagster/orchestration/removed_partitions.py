@@ -16,7 +16,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.readers.removed_partitions import find_removed, is_removed, record_removed
+from surge_dagster.engine.readers.removed_partitions import find_removed, is_removed, may_be_removed, record_removed
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import held_by_active_runs
@@ -55,6 +55,14 @@ def handle_removed_partitions(
         if refusal:
             context.log.warning(f"{refusal}.")
         return
+    registered = len(listing.catalogued.registered)
+    without_file = [key for key in keys if key not in files]
+    if not refusal and not may_be_removed(len(without_file), registered):
+        refusal = (
+            f"{len(without_file):,} of {counted(registered, 'partition')} were removed from the source and have no "
+            f"file in {space.name}, such as {without_file[0]!r}. Nothing was deleted. If the source's listing is "
+            "incomplete, fix it. Else remove what is left of them"
+        )
     if refusal:
         raise ConfigError(f"{refusal}, and delete them in Dagster on the page of the asset source_partitions.")
     for key in keys:

@@ -78,6 +78,16 @@ def test_file_of_a_removed_partition_that_dagster_does_not_have_is_deleted_too(b
     assert registered(bench) == ["a"] and not file.exists()
 
 
+def test_many_keys_without_a_file_in_the_space_are_not_deleted(bench: Workbench) -> None:
+    catalog_of(bench, *"abcd")
+    for key in "bcd":
+        bench.file(key).unlink()
+        remove(bench, key)
+    refused = bench.refresh(unattended=DELETING)
+    assert "3 of 4 partitions were removed from the source and have no file" in refused.failure()
+    assert sorted(registered(bench)) == list("abcd")
+
+
 def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(bench: Workbench) -> None:
     bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, *"abc")

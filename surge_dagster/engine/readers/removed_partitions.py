@@ -33,6 +33,11 @@ def is_removed(key: str, listed: Container[str]) -> bool:
     return key not in listed and not (is_hashed(name := encode_key(key)) and name in listed)
 
 
+def may_be_removed(partitions: int, total: int) -> bool:
+    """Whether so many of a catalog's partitions may have been removed at a time."""
+    return partitions <= max(1, int(_LARGEST_SHARE * total))
+
+
 def find_removed(outputs: OutputState, space: Space, listed: Collection[str]) -> dict[str, PublishedFile]:
     """The valid files, by key, whose partitions the source does not list; list the files first, then the source."""
     files: dict[str, PublishedFile] = {}
@@ -52,7 +57,7 @@ def record_removed(store: Store, space: Space, files: Mapping[str, PublishedFile
     """
     known, found = recorded_removed(store, space), {key: _version(file) for key, file in files.items()}
     new, total = sorted(key for key in found if known.get(key) != found[key]), listed + len(found)
-    is_trusted = not new or (listed > 0 and len(new) <= max(1, int(_LARGEST_SHARE * total)))
+    is_trusted = not new or (listed > 0 and may_be_removed(len(new), total))
     entries = {key: version for key, version in found.items() if is_trusted or key not in new}
     if entries != known:
         write_document(store, _name(space), {"partitions": entries}, lambda: None)
