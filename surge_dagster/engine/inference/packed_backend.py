@@ -193,12 +193,15 @@ class PackedBackend(TokenBackend):
                 features = module(features)
         return features["sentence_embedding"][:, : self._space.dimension].float()
 
-    def _try(self) -> None:
-        """A pass of either kind: of a text in a cell, and of a longer one."""
-        offsets = np.array([0, 1, 1 + min(2 * LONGEST_IN_CELLS, self._space.max_length)])
-        tokens = Tokens(np.full(offsets[-1], self._pad_id, np.int32), offsets, np.zeros(2, np.bool_), self._pad_id)
-        vectors = np.empty((2, self._space.dimension), self._space.dtype)
-        self.forward(tokens, Rows.of_all(vectors, np.empty(2, np.uint8)), lambda: None)
+    def _try(self, tokens: int = 1) -> None:
+        """A pass of either kind, each of about so many tokens: of texts in cells, and of longer ones."""
+        longer = min(2 * LONGEST_IN_CELLS, self._space.max_length)
+        lengths = np.concatenate([np.full(-(-tokens // length), length) for length in (1, longer)])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ids = np.full(offsets[-1], self._pad_id, np.int32)
+        vectors = np.empty((len(lengths), self._space.dimension), self._space.dtype)
+        rows = Rows.of_all(vectors, np.empty(len(lengths), np.uint8))
+        self.forward(Tokens(ids, offsets, np.zeros(len(lengths), np.bool_), self._pad_id), rows, lambda: None)
 
     def _take_landing(self, vectors: torch.Tensor) -> torch.Tensor:
         """A buffer of at least as many rows that no chunk has."""
@@ -218,7 +221,8 @@ class PackedBackend(TokenBackend):
         for layer in layers:
             layer.forward = compiled.__get__(layer)
         try:
-            self._try()
+            # A whole pass: the compiler takes those variants of its kernels that are fastest the first time.
+            self._try(self.token_budget)
         except Exception as error:  # a compiler, its cache or its tools: each has its own error
             log.warning("layers are not compiled: %s", error)
             for layer in layers:
