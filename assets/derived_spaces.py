@@ -34,7 +34,7 @@ from surge_dagster.orchestration.asset_events import derived_embedding
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.events import BATCH_EVENTS, report_events
 from surge_dagster.orchestration.failures import RETRIES, errors_as_failures, failed_metadata, failure_table
-from surge_dagster.orchestration.launch import job_of
+from surge_dagster.orchestration.launch import is_by_operator, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 
@@ -161,7 +161,8 @@ def _run(
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
         for each in wanted:
-            if _SENSOR_TAG in context.run_tags and _is_early(names, context, store, parent, each):
+            by_sensor = _SENSOR_TAG in context.run_tags and not is_by_operator(context.run_tags)
+            if by_sensor and _is_early(names, context, store, parent, each):
                 continue
             removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)

@@ -20,13 +20,13 @@ import dagster as dg
 from surge_dagster.assets.catalog_check import repeat_checks
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.config.check_policy import CheckPolicy
-from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, TransientError
+from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import failure_of, report_failures
-from surge_dagster.orchestration.launch import POOL, LaunchConfig, differing_settings, job_of
+from surge_dagster.orchestration.launch import POOL, LaunchConfig, MistypedKeys, differing_settings, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.refresh import Refresh
@@ -175,10 +175,8 @@ class _Attempts:
                 if _may_retry(context):
                     raise self._retry(context, outcome) from error
             outcome.ended_by = error
-            # An operator's mistake in the keys says nothing about the asset: its checks stay what they are.
-            is_mistyped = (
-                isinstance(error, ConfigError) and not outcome.partitions and config.is_typed(context.run_tags)
-            )
+            # Its checks stay what they are, unless an earlier attempt has begun.
+            is_mistyped = isinstance(error, MistypedKeys) and not outcome.partitions
             if is_mistyped:
                 context.log.info(outcome.sum_up())
             else:

@@ -90,6 +90,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             message = "\n".join((f"{context.dagster_run.job_name} found errors.", *found))
             post(context.log, message[:_MESSAGE_CHARACTERS], _failed_keys(wrong), context.dagster_run.run_id)
 
+    # `lost_runs` is that of all catalogs, and each posts that it fails: each may have a URL of its own.
     sensors = (names.sensor, names.hand_over_sensor, LOST_RUNS, names.failure_alerts, names.check_alerts)
     watched = dict.fromkeys(sensors, _FAILED_TICKS) | dict.fromkeys((names.schedule, names.check_schedule), 1)
 

@@ -75,6 +75,10 @@ class Unattended:
         return {_UNATTENDED_TAG: json.dumps(asdict(self))}
 
 
+class MistypedKeys(ConfigError):
+    """The partition keys of a launch are an operator's mistake, which says nothing about the catalog."""
+
+
 class LaunchConfig(dg.Config):
     """Options of a run; a launch by hand needs none of them."""
 
@@ -105,7 +109,7 @@ class LaunchConfig(dg.Config):
         named = keys_of(self.keys, self.keys_file)
         if self.is_typed(tags) and not named:
             place = "keys" if self.keys_file is None else f"keys_file {self.keys_file!r}"
-            raise ConfigError(
+            raise MistypedKeys(
                 f"{place} holds no partition key, so that there is nothing to do. Name at least one, or leave keys and "
                 "keys_file out for everything that the run was launched for."
             )
@@ -124,7 +128,7 @@ def read_keys(path: str) -> list[str]:
             return [line for line in text.splitlines() if line.strip()]
         return [str(key) for key in json.loads(text)]
     except (OSError, ValueError) as error:
-        raise ConfigError(
+        raise MistypedKeys(
             f"the list of partition keys {path!r} cannot be read ({error}). Such a file holds a JSON list, or a key "
             "in each line, the first without a bracket before it. Correct or replace the file, then launch a new run."
         ) from error
@@ -147,12 +151,12 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
         else:
             selected[escaped] = None
     if unknown:
-        raise ConfigError(
+        raise MistypedKeys(
             f"the catalog {catalog!r} does not have {counted(len(unknown), 'key')}: {named(unknown)}. Nothing was "
             "encoded. Correct them or take them out, and launch again; the asset source_partitions shows all keys."
         )
     if unclear:
-        raise ConfigError(f"partition keys are unclear: {named(unclear)}. Nothing was encoded. Give the other form.")
+        raise MistypedKeys(f"partition keys are unclear: {named(unclear)}. Nothing was encoded. Give the other form.")
     return list(selected)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from surge_dagster.engine.run.meters import InFlight
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
@@ -18,20 +18,20 @@ class Progress:
 
     Args:
         todo: the partitions of the run.
-        in_flight: `EmbeddingRun.in_flight`, asked for each line.
+        run: asked for each line.
     """
 
     def __init__(
         self,
         todo: Sequence[Partition],
-        in_flight: Callable[[], InFlight | None],
+        run: EmbeddingRun,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rows = {partition.key: partition.rows for partition in todo}
         known = [rows for rows in self._rows.values() if rows is not None]
         self._all_texts = sum(known) if len(known) == len(self._rows) else None
         self._partitions = self._not_encoded = 0
-        self._in_flight, self._now, self._begun = in_flight, now, now()
+        self._run, self._now, self._begun = run, now, now()
 
     def count(self, event: Event) -> None:
         """Count an event of the engine."""
@@ -48,10 +48,10 @@ class Progress:
 
     def line(self) -> str:
         """What is done by now, and how long the rest takes."""
-        seconds, in_flight = self._now() - self._begun, self._in_flight()
+        seconds, in_flight = self._now() - self._begun, self._run.in_flight
         of_partitions = f"Progress: {self._partitions:,} of {counted(len(self._rows), 'partition')}"
         if in_flight is None:
-            return f"{of_partitions}; the encoder has been starting for {_duration(seconds)}"
+            return f"{of_partitions} in {_duration(seconds)}; {self._run.preparing}"
         texts = in_flight.encoded + self._not_encoded
         rate = texts / seconds
         of_texts = counted(texts, "text")

@@ -193,7 +193,7 @@ class Refresh:
         """Run, then check the footers of what was published; returns receipts of what the run found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
-        progress = Progress(work.todo, lambda: run.in_flight)
+        progress = Progress(work.todo, run)
         log_progress = lambda: self._context.log.info(progress.line())  # noqa: E731
         try:
             with (

@@ -43,13 +43,15 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
 from tests.dagster.databases import close_databases, quick_databases
 from tests.dagster.dev_server import CHILD_PATH
-from tests.dagster.postgres_server import NoPostgres, PostgresServer, postgres_server
+from tests.dagster.postgres_fixtures import postgres as postgres
+from tests.dagster.postgres_fixtures import postgres_bench as postgres_bench
+from tests.dagster.postgres_fixtures import postgres_home as postgres_home
+from tests.dagster.postgres_fixtures import recorded as recorded
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = CatalogNames()
-_TABLES = "with_tables"
 # What code locations load, by their settings: the same in all tests that begin with the same ones.
 _DEFINITIONS: dict[str, dg.Definitions] = {}
 
@@ -353,49 +355,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATED_BACKEND", "1")
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """A server with one database that has Dagster's tables, for copying."""
-    try:
-        with postgres_server(durable=False) as server:
-            yield server
-    except NoPostgres as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.fixture(scope="session")
-def postgres_home(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("postgres-home")
-    postgres.create_database(_TABLES)
-    _write_settings(home, postgres.url(_TABLES))
-    with dg.DagsterInstance.from_config(str(home)) as instance:
-        instance.get_dynamic_partitions("catalog")
-    return home
-
-
-@pytest.fixture
-def postgres_bench(bench: Workbench, postgres: PostgresServer, postgres_home: Path) -> Iterator[Workbench]:
-    home = bench.root / "postgres"
-    shutil.copytree(postgres_home, home)
-    _write_settings(home, postgres.create_database(bench.root.name, like=_TABLES))
-    with dg.DagsterInstance.from_config(str(home)) as instance:
-        bench.instance = instance
-        yield bench
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Workbench:
-    return bench if request.param == "sqlite" else request.getfixturevalue("postgres_bench")
-
-
 def _settings() -> dict[str, Any]:
     """The project's settings; what a step prints is not recorded, which takes four processes for each run."""
     nothing = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
     return yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text()) | {"compute_logs": nothing}
-
-
-def _write_settings(home: Path, url: str) -> None:
-    settings = _settings()
-    del settings["event_log_storage"]
-    settings["storage"] = {"postgres": {"postgres_url": url}}
-    (home / "dagster.yaml").write_text(yaml.safe_dump(settings))

@@ -116,13 +116,13 @@ def test_a_failed_run_is_posted_once_with_its_partitions(bench: Workbench, liste
     assert "and 5 more" in alert["text"] and ran.run_id in alert["text"]
 
 
-def test_runs_that_are_launched_again_and_runs_of_other_catalogs_are_not_posted(
+def test_runs_that_are_launched_again_are_not_posted_and_others_once_for_their_catalog(
     bench: Workbench, listener: Listener
 ) -> None:
     shop, docs = CatalogNames("shop"), CatalogNames("docs")
     definitions = dg.Definitions.merge(
         embedding_catalog(name="shop", source="c", output="o", alert_webhook=listener.url),
-        embedding_catalog(name="docs", source="c", output="o"),
+        embedding_catalog(name="docs", source="c", output="o", alert_webhook=listener.url),
         dg.Definitions(
             jobs=[
                 dg.define_asset_job("ours", selection=[shop.embeddings]),
@@ -130,8 +130,9 @@ def test_runs_that_are_launched_again_and_runs_of_other_catalogs_are_not_posted(
             ]
         ),
     )
-    ticks = Ticks(bench, shop.failure_alerts, definitions)
-    ticks.look()
+    ticks = [Ticks(bench, names.failure_alerts, definitions) for names in (shop, docs)]
+    for each in ticks:
+        each.look()
 
     def fail(job: str, **how: Any) -> str:
         run = bench.instance.create_run_for_job(definitions.get_repository_def().get_job(job), **how)
@@ -141,17 +142,18 @@ def test_runs_that_are_launched_again_and_runs_of_other_catalogs_are_not_posted(
     for_good = {"dagster/max_retries": "0"}
     in_the_ui = definitions.resolve_implicit_global_asset_job_def()
     fail(shop.refresh_job)
-    fail("docs_catalog_refresh", tags=for_good)
-    fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({docs.embeddings}))
+    of_docs = [fail(docs.refresh_job, tags=for_good)]
+    of_docs.append(fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({docs.embeddings})))
     check = fail(shop.check_job, tags=for_good)
     chosen = fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({shop.embeddings}))
-    fail("theirs", tags=for_good)
+    of_docs.append(fail("theirs", tags=for_good))
     own = [fail(job, tags=for_good) for job in ("ours", shop.switch_job)]
-    for _ in range(8):
-        ticks.look()
-    posted = listener.alerts()
+    for each in ticks * 8:
+        each.look()
+    posted = sorted(listener.alerts(), key=lambda alert: alert["catalog"] != "shop")
     assert [(alert["catalog"], alert["run_id"], alert["failed_count"]) for alert in posted] == [
-        ("shop", run_id, 0) for run_id in (check, chosen, *own)
+        *(("shop", run_id, 0) for run_id in (check, chosen, *own)),
+        *(("docs", run_id, 0) for run_id in of_docs),
     ]
     assert posted[0]["message"] == "shop_catalog_check failed.\nThe process is gone."
 

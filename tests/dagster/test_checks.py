@@ -139,7 +139,8 @@ def test_each_kind_of_violation_has_its_own_check(embedded: Workbench) -> None:
         "few_texts_are_truncated": [],  # it could judge none of them
     }
     damaged = reported["files_are_whole"]
-    assert "launch embed_partitions with its key and force: true" in damaged and "Remove" not in damaged
+    remedy = "launch the catalog's job embed_partitions with this key and force: true"
+    assert remedy in damaged and "Remove" not in damaged
 
 
 def test_orphan_file_is_only_a_warning(embedded: Workbench) -> None:

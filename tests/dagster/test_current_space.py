@@ -140,7 +140,10 @@ def test_check_switch_and_reader_name_one_remedy_of_a_damaged_file(bench: Workbe
     found.append(switch(bench).failure())
     write_current(made.store, made.of("hash://24").name, seen=read_current(made.store))
     found.append(bench.run_downstream(report).failure())
-    remedy = "In Dagster, launch embed_partitions with its key and force: true; without Dagster, remove the file"
+    remedy = (
+        "In Dagster, launch the catalog's job embed_partitions with this key and force: true; without Dagster, remove "
+        "the file"
+    )
     assert [text.count(remedy) for text in found] == [1, 1, 1], found
     assert bench.embed_keys(keys=["b"], force=True).success and bench.run_downstream(report).success
 

@@ -114,6 +114,15 @@ def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(bench: W
     assert list(ran.materialized(INT8)) == [*KEYS, *"defg"]
 
 
+def test_run_of_the_sensor_that_an_operator_executes_again_begins_an_int8_space(bench: Workbench, made: Spaces) -> None:
+    for key in "defg":
+        bench.write(key)
+    bench.tick()  # registers them
+    [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
+    again = bench.run(NAMES.derive_job, request.run_config, {**request.tags, "dagster/parent_run_id": "of the sensor"})
+    assert again.success and list(again.materialized(INT8)) == list(KEYS)
+
+
 def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(bench: Workbench, made: Spaces) -> None:
     bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
 

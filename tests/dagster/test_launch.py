@@ -57,6 +57,19 @@ def test_mistyped_key_leaves_the_checks_of_the_asset_as_they_are(bench: Workbenc
     assert latest[NAMES.run_check].status is AssetCheckExecutionRecordStatus.SUCCEEDED
 
 
+@pytest.mark.parametrize("missing", ["catalog", "output"])
+def test_missing_source_or_output_fails_the_check_also_where_keys_are_typed(bench: Workbench, missing: str) -> None:
+    bench.write("a")
+    assert bench.refresh().success
+    (bench.root / missing).rename(bench.root / "elsewhere")
+    if missing == "output":
+        bench.output.write_text("a file")
+    ran = bench.embed_keys(keys=["a"])
+    check = ran.checks()[NAMES.run_check.name]
+    assert not ran.success and not check.passed
+    assert ("no catalog at" if missing == "catalog" else "is a file") in str(check.description)
+
+
 def test_typed_key_is_accepted_in_both_spellings_unless_they_match_two_partitions() -> None:
     known = ["a,b", "a%2Cb", "100%", "plain"]
     assert catalog_keys(["100%", "100%25", "a,b", "a%252Cb", "plain"], known, "catalog") == [

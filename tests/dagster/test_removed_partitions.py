@@ -105,6 +105,17 @@ def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_em
     assert ran.success and set(ran.materialized()) == {"b"} and file.exists()
 
 
+def test_nightly_run_that_an_operator_executes_again_reports_what_it_would_have_deleted(bench: Workbench) -> None:
+    catalog_of(bench, *"ab")
+    remove(bench, "b")
+    by_operator = {"dagster/parent_run_id": "of last night"}
+    assert bench.run(NAMES.refresh_job, tags=DELETING.tags | by_operator).success
+    assert registered(bench) == ["a", "b"] and bench.file("b").exists() and history(bench, "b") == ["removed", "v1"]
+    by_dagster = by_operator | {"dagster/retry_number": "1"}
+    assert bench.run(NAMES.refresh_job, tags=DELETING.tags | by_dagster).success
+    assert registered(bench) == ["a"] and history(bench, "b")[0] == "deleted"
+
+
 def test_a_run_that_no_schedule_requested_leaves_removed_partitions_alone(bench: Workbench) -> None:
     bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, *"ab")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from unittest import mock
 
 import dagster as dg
 import pytest
@@ -107,10 +108,10 @@ def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_sup
 
     clock = iter([0.0, 8.0, 20.0, 20.0, 31.0])
     todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
-    started, in_flight = False, InFlight()
-    progress = Progress(todo, lambda: in_flight if started else None, lambda: next(clock))
-    assert progress.line() == "Progress: 0 of 4 partitions; the encoder has been starting for 8 s"
-    started = True
+    in_flight, run = InFlight(), mock.Mock(in_flight=None, preparing="the encoder is starting")
+    progress = Progress(todo, run, lambda: next(clock))
+    assert progress.line() == "Progress: 0 of 4 partitions in 8 s; the encoder is starting"
+    run.in_flight = in_flight
     in_flight.add(150)
     assert progress.line() == "Progress: 0 of 4 partitions, 0 of 400 texts; 150 in flight"
     in_flight.encoded = 50

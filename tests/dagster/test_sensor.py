@@ -255,7 +255,7 @@ def test_run_with_other_settings_than_requested_begins_no_space(bench: Workbench
     assert space.requested.model == "hash://16"
 
 
-def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
+def test_columns_and_encoding_must_be_those_of_the_request_while_paths_may_differ() -> None:
     def resources(model: str, **catalog: Any) -> CatalogResources:
         source: dict[str, Any] = {"url": "/mnt/catalog", **catalog}
         encoder: dict[str, Any] = {"model": model}
@@ -264,13 +264,14 @@ def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
 
     requested = unattended(resources("/models/minilm"), None).tags
     require_expected_settings(requested, resources("/mnt/e5", url="/data/catalog"))
-    other = resources("/mnt/e5", text="title")
     by_dagster = {"dagster/parent_run_id": "r", "dagster/retry_number": "1"}
-    for tags in ({}, by_dagster):
-        with pytest.raises(ConfigError, match="the same SURGE_ variables"):
-            require_expected_settings(requested | tags, other)
-    require_expected_settings(requested | {"dagster/parent_run_id": "r"}, other)  # executed again by an operator
-    require_expected_settings({}, other)  # launched by an operator
+    for name, value, was in (("text", "title", "text"), ("encoding", "cp1252", "utf-8")):
+        other = resources("/mnt/e5", **{name: value})
+        for tags in ({}, by_dagster):
+            with pytest.raises(ConfigError, match=f"{name} is '{value}' and was '{was}'.* the same SURGE_ variables"):
+                require_expected_settings(requested | tags, other)
+        require_expected_settings(requested | {"dagster/parent_run_id": "r"}, other)  # executed again by an operator
+        require_expected_settings({}, other)  # launched by an operator
 
 
 def test_long_settings_fit_into_the_tag_of_a_requested_run() -> None:

@@ -114,8 +114,8 @@ def remedy_of(space: Space, flaw: Flaw = "damaged") -> str:
     if flaw == "space":
         return "Move it away and run again."
     return (
-        "In Dagster, launch embed_partitions with its key and force: true; without Dagster, remove the file and run "
-        "again."
+        "In Dagster, launch the catalog's job embed_partitions with this key and force: true; without Dagster, remove "
+        "the file and run again."
     )
 
 

@@ -76,6 +76,7 @@ class EmbeddingRun:
     Attributes:
         report: the metrics, live.
         space: the vector space that the run writes; as the output has it, once the run has begun.
+        preparing: what the run does before it has texts in flight, in words.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class EmbeddingRun:
             catalog.require_apart(store)
         self.report = RunReport()
         self.space = pool.space
+        self.preparing = "the files of the output are being compared with the source"
         self._memory: RunMemory | None = None
         self._partitions = partitions
         self._pool = pool
@@ -172,6 +174,7 @@ class EmbeddingRun:
                 decisions = decide(self._partitions, self._listed_outputs(), self._stop, force=self._force)
                 due = yield from self._first_due(decisions, fresh_keys)
                 if due is not None:
+                    self.preparing = "the encoder is starting"
                     self._pool.start()
                 if self._stop.stopping.is_set():
                     return
@@ -246,6 +249,7 @@ class EmbeddingRun:
     def _begin(self) -> RunMemory:
         """Divide the memory, claim the space, and describe both in the report."""
         pool, store, started = self._pool, self._store, self._pool.start()
+        self.preparing = "the output is being prepared"
         threads = self._publish_threads or publishing_threads(store, pool.workers)
         bounds, plan = fit_memory(
             self._thresholds,

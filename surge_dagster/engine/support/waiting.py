@@ -7,6 +7,7 @@ happens in an endless wait. Code that may run in a main thread therefore waits i
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 from surge_dagster.engine.errors import Cancelled
 
+log = logging.getLogger(__name__)
 TURN_SECONDS = 0.1
 _IDLE = "surge-idle"
 T = TypeVar("T")
@@ -124,12 +126,15 @@ def rest(seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
 
 @contextmanager
 def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[None]:
-    """Call it again and again, in a thread, as long as the block runs."""
+    """Call it again and again, in a thread, as long as the block runs; what it raises is logged."""
     over = threading.Event()
 
     def repeat() -> None:
         while not over.wait(seconds):
-            call()
+            try:
+                call()
+            except Exception as error:
+                log.warning("%s: %s: %s; it goes on in %g s", name, type(error).__name__, error, seconds)
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()

@@ -68,7 +68,7 @@ class TestDamage:
         elif damage == "another partition's":
             shutil.copy(output.path("a"), output.path("b"))
         opened = open_embeddings(output.root)
-        refused = r"partition 'b': .*b\.(parquet|arrow)' cannot be read because .*launch embed_partitions with"
+        refused = r"partition 'b': .*b\.(parquet|arrow)' cannot be read because .*the catalog's job embed_partitions"
         with pytest.raises(DataError, match=refused):
             opened.lazy()
         with pytest.raises(DataError, match="partition 'b'"):
@@ -82,7 +82,7 @@ class TestDamage:
         damaged[10_000] ^= 1
         output.path("b").write_bytes(damaged)
         opened = open_embeddings(output.root)
-        refused = r"partition 'b': .* because .*checksum verification failed.*launch embed_partitions with"
+        refused = r"partition 'b': .* because .*checksum verification failed.*launch the catalog's job embed_partitions"
         for engine in ("in-memory", "streaming"):
             with pytest.raises(DataError, match=refused):
                 opened.lazy().collect(engine=engine)  # pyright: ignore[reportArgumentType]

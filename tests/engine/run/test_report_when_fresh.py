@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,26 @@ def test_run_without_work_records_its_catalog(hash_pool: EncoderPool, complete: 
     finish(idle_run(hash_pool, CATALOG, complete, catalog=CatalogRecord("/shop")))
     recorded = recorded_catalog(LocalStore(complete), hash_pool.space)
     assert recorded is not None and recorded.place == "/shop"
+
+
+def test_run_says_what_it_does_before_it_encodes(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, start = list[str](), hash_pool.start
+
+    def say(*_: object, **__: object) -> None:
+        said.append(run.preparing)
+
+    def partitions() -> Iterator[Partition]:
+        say()
+        yield from CATALOG
+
+    monkeypatch.setattr(hash_pool, "start", lambda: say() or start())
+    monkeypatch.setattr("surge_dagster.engine.run.embedding_run.sweep_orphan_files", say)
+    run = make_run(hash_pool, partitions(), tmp_path)
+    finish(run)
+    deciding = "the files of the output are being compared with the source"
+    assert list(dict.fromkeys(said)) == [deciding, "the encoder is starting", "the output is being prepared"]
 
 
 @pytest.mark.parametrize("more", [partition_of("c", []), partition_of("b", [], version="v2")], ids=["new", "changed"])

@@ -17,6 +17,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.request_errors import RequestFailed
 from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.support.waiting import (
+    every,
     in_background,
     next_item,
     rest,
@@ -44,6 +45,19 @@ def held(opened: threading.Event) -> threading.Thread:
     thread = threading.Thread(target=opened.wait)
     thread.start()
     return thread
+
+
+def test_error_in_a_repeated_call_is_logged_and_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    called_again = threading.Event()
+
+    def call() -> None:
+        if caplog.messages:
+            called_again.set()
+        raise OSError("database is locked")
+
+    with every(0.01, call, "surge-progress"):
+        assert called_again.wait(30)
+    assert caplog.messages[0] == "surge-progress: OSError: database is locked; it goes on in 0.01 s"
 
 
 @pytest.mark.parametrize("seconds", [None, TEN_MINUTES])
