@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TOKEN_BUDGET = 65_536
-_BUDGETS = (16_384, 32_768, 65_536, 131_072, 262_144)
+_BUDGETS = (65_536, 131_072, 262_144)
 _FEATURES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "apart"})
 
 
@@ -196,7 +196,7 @@ class PackedBackend(TokenBackend):
     def _try(self, tokens: int = 1) -> None:
         """A pass of either kind, each of about so many tokens: of texts in cells, and of longer ones."""
         longer = min(2 * LONGEST_IN_CELLS, self._space.max_length)
-        lengths = np.concatenate([np.full(-(-tokens // length), length) for length in (1, longer)])
+        lengths = np.concatenate([np.full(max(1, tokens // length - 1), length) for length in (1, longer)])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.full(offsets[-1], self._pad_id, np.int32)
         vectors = np.empty((len(lengths), self._space.dimension), self._space.dtype)

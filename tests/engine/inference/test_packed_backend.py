@@ -186,6 +186,29 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     assert flags.any()
 
 
+@pytest.mark.parametrize("name", ["bert_several_poolings", "modernbert_cls", "xlm_roberta_with_dense"])
+def test_queuing_a_chunk_asks_the_device_for_no_value(name: str, tmp_path: Path) -> None:
+    """An `item()` or a `nonzero()` lets the host wait for everything queued so far."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    asked: list[str] = []
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+                asked.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    backend, space, _ = _loaded(tiny_model(name, tmp_path))
+    matrix = np.empty((len(texts()), space.dimension), np.float32)
+    prepared = backend.prepare(texts())
+    with Asked():
+        finish = backend.launch(prepared, Rows.of_all(matrix, np.empty(len(matrix), np.uint8)), lambda: None)
+    assert finish().tokens > 0
+    assert not asked
+
+
 def test_pooling_sums_the_tokens_of_each_text_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -205,11 +228,21 @@ def test_layers_are_compiled_once_for_all_lengths(
 ) -> None:
     import torch
 
+    from surge_dagster.engine.inference.packed_backend import PackedBackend
+
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    embed, passes = PackedBackend._embed, list[int]()
+
+    def counted(self: PackedBackend, *arguments: Any) -> Any:
+        passes.append(arguments[-1].tokens)
+        return embed(self, *arguments)
+
+    monkeypatch.setattr(PackedBackend, "_embed", counted)
     backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), is_compiled=True)
     assert backend.detail.endswith("packed and compiled")
+    assert min(passes[2:]) > 120, "kernels are chosen by whole passes of 200 tokens"
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert compiled <= 2, "one for texts in cells, and one for longer texts"
     rng = np.random.default_rng(3)
