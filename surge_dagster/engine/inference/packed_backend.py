@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
@@ -27,6 +26,7 @@ from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.device import CudaDevice, Device, HostDevice, Mark
+from surge_dagster.engine.inference.host_waits import SumsInOrder
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
 from surge_dagster.engine.inference.token_backend import ChunkPasses, TokenBackend
@@ -188,7 +188,7 @@ class PackedBackend(TokenBackend):
             features["prompt_length"] = self._prompt_length
         transformer, *others = self._model
         features = transformer(features)
-        with _SumsInOrder():
+        with SumsInOrder():
             for module in others:
                 features = module(features)
         return features["sentence_embedding"][:, : self._space.dimension].float()
@@ -236,20 +236,6 @@ def _put(landing: torch.Tensor, rows: Rows) -> None:
         torch.from_numpy(rows.matrix[rows.places[0] : rows.places[-1] + 1]).copy_(landing)
     else:
         torch.from_numpy(rows.matrix).index_copy_(0, torch.from_numpy(rows.places), landing)
-
-
-class _SumsInOrder(TorchFunctionMode):
-    """Sums the tokens of each text in their order, where sentence-transformers' pooling would add them in any order.
-
-    torch's own deterministic sums would do that too, but sort the tokens and let the host wait for the device.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.Tensor.index_add:
-            return func(*args, **(kwargs or {}))
-        zeros, _, numbers, values = args  # the numbers of texts ascend
-        borders = torch.searchsorted(numbers, torch.arange(len(zeros) + 1, device=numbers.device))
-        return torch.segment_reduce(values, "sum", offsets=borders, axis=0, initial=0, unsafe=True)
 
 
 def _vector_of_empty_text(model: SentenceTransformer, space: Space) -> torch.Tensor:

@@ -186,40 +186,58 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     assert flags.any()
 
 
-@pytest.mark.parametrize("name", ["bert_several_poolings", "modernbert_cls", "xlm_roberta_with_dense"])
+@pytest.mark.parametrize("name", ["bert_several_poolings", "modernbert_cls", "xlm_roberta_with_dense", "t5_with_dense"])
 def test_queuing_a_chunk_asks_the_device_for_no_value(name: str, tmp_path: Path) -> None:
     """An `item()` or a `nonzero()` lets the host wait for everything queued so far."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    asked: list[str] = []
+    aten, asked = torch.ops.aten, list[str]()
+    questions = (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero)
 
     class Asked(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            if func.overloadpacket in questions:
                 asked.append(str(func))
             return func(*args, **(kwargs or {}))
 
-    backend, space, _ = _loaded(tiny_model(name, tmp_path))
+    backend: Any
+    if name == "t5_with_dense":
+        space = EncodingSpec(str(tiny_model(name, tmp_path))).resolve()
+        backend = torch_backend.load_torch(space, _settings())
+    else:
+        backend, space, _ = _loaded(tiny_model(name, tmp_path))
     matrix = np.empty((len(texts()), space.dimension), np.float32)
     prepared = backend.prepare(texts())
     with Asked():
-        finish = backend.launch(prepared, Rows.of_all(matrix, np.empty(len(matrix), np.uint8)), lambda: None)
-    assert finish().tokens > 0
+        work = getattr(backend, "launch", backend.forward)
+        work(prepared, Rows.of_all(matrix, np.empty(len(matrix), np.uint8)), lambda: None)
     assert not asked
 
 
 def test_pooling_sums_the_tokens_of_each_text_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from surge_dagster.engine.inference.packed_backend import _SumsInOrder
+    from surge_dagster.engine.inference.host_waits import SumsInOrder
 
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_: pytest.fail("lets the host wait"))
     numbers = torch.tensor([0, 0, 0, 2, 2, 4])
     values = torch.tensor([[1e8], [1.0], [-1e8], [2.0], [3.0], [5.0]])
-    with _SumsInOrder():
+    with SumsInOrder():
         found = torch.zeros(6, 1).index_add(0, numbers, values)
     assert found.ravel().tolist() == [0, 0, 5, 0, 5, 0], "1e8 + 1 is 1e8 in fp32: no other order"
+
+
+def test_operator_of_flash_attention_takes_what_it_is_given() -> None:
+    """No CPU runs it. torch 2.6.0, the oldest one allowed, declares the same arguments in its native_functions.yaml."""
+    import torch
+
+    declared = torch.ops.aten._flash_attention_forward.default._schema.arguments
+    positional = [one.name for one in declared if not one.kwarg_only]
+    named = {one.name for one in declared if one.kwarg_only}
+    states = ["query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"]
+    assert positional == [*states, "dropout_p", "is_causal", "return_debug_mask"]
+    assert {"scale", "window_size_left", "window_size_right"} <= named
 
 
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=[pytest.mark.soak, COMPILES])])
