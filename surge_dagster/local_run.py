@@ -52,7 +52,11 @@ class PartitionsFailed(SurgeError):
 
 
 class DeletionRefused(SurgeError):
-    """More partitions are missing in the source than are deleted at a time."""
+    """Removed partitions were too many to delete, or an error ended their handling; `report` is that of the run."""
+
+    def __init__(self, refusal: str, report: RunReport) -> None:
+        super().__init__(refusal)
+        self.report = report
 
 
 def embed(
@@ -84,7 +88,7 @@ def embed(
     Raises:
         PartitionsFailed: partitions were refused or could not be published; all others were.
         ConfigError, EncoderError, TransientError: there is no run, or it ended early; what was published stays.
-        DeletionRefused: files of removed partitions were to be deleted, and were too many; all else is done.
+        DeletionRefused: removed partitions were too many to delete, or an error ended their handling; all else is done.
     """
     if unknown := sorted(settings.keys() - _SETTINGS):
         raise ConfigError(f"embed has no setting {unknown[0]}; it has {', '.join(sorted(_SETTINGS))}")
@@ -99,7 +103,7 @@ def embed(
     if ended.report.partitions_failed and raise_on_failure:
         raise PartitionsFailed(ended.report)
     if ended.refusal and raise_on_failure:
-        raise DeletionRefused(ended.refusal)
+        raise DeletionRefused(ended.refusal, ended.report)
     return ended.report
 
 
@@ -109,7 +113,7 @@ class EndedRun:
 
     Attributes:
         removed: keys of partitions that the source has no more, and that have files, or had them until now.
-        refusal: why files of removed partitions were not deleted, although they were to be.
+        refusal: why files of removed partitions were not deleted, although they were to be, or the error itself.
     """
 
     report: RunReport
@@ -142,33 +146,44 @@ def run_catalog(
         total = sum(partition.rows or 0 for partition in partitions)
         _follow(run, learning(run, pool, store), total or None, quiet)
     removed, refusal = (), None
-    if record.name or record.place != _FRAMES:  # frames without a name may be a part of what the output holds
-        removed, refusal = _handle_removed(settings, catalog, partitions, store, run.space)
+    is_frames = record.place == _FRAMES
+    if record.name or not is_frames:  # frames without a name may be a part of what the output holds
+        source = partitions if is_frames else catalog  # listing frames again may compute them, and finds the same keys
+        removed, refusal = _handle_removed(settings, source, partitions, store, run.space)
     release(catalog)
     return EndedRun(run.report, removed, refusal)
 
 
 def _handle_removed(
-    settings: Settings, source: Source, listed: Iterable[Partition], store: Store, space: Space
+    settings: Settings, source: Iterable[Partition], listed: Iterable[Partition], store: Store, space: Space
 ) -> tuple[tuple[str, ...], str | None]:
     """Record partitions that are not `listed`, or delete their files; see `EndedRun`."""
-    outputs = OutputState(store, space.name, space.file_format)
-    keys = {partition.key for partition in listed}
-    files = find_removed(outputs, space, keys)
-    if files:  # another run may have embedded what was added since
-        keys = {partition.key for partition in source}
+    is_delete, removed = settings.removed_partitions == "delete", list[str]()
+    try:
+        outputs = OutputState(store, space.name, space.file_format)
+        keys = {partition.key for partition in listed}
         files = find_removed(outputs, space, keys)
-    refusal = record_removed(store, space, files, len(keys))
-    is_delete = settings.removed_partitions == "delete"
+        if files:  # another run may have embedded what was added since
+            keys = {partition.key for partition in source}
+            files = find_removed(outputs, space, keys)
+        refusal = record_removed(outputs, space, files, keys)
+        for key, file in files.items():
+            if is_delete and not refusal:
+                if not outputs.is_as_listed(file.stored.name):  # another run has published it since
+                    continue
+                store.delete(file.stored.name)
+            removed.append(key)
+    except SurgeError as error:
+        reason = f"Partitions that were removed from the source could not be handled: {error}".rstrip(".")
+        complain(f"{reason}.")
+        return tuple(removed), reason
     if refusal:
         complain(f"{refusal}.")
-    elif files:
-        for file in files.values() if is_delete else ():
-            store.delete(file.stored.name)
+    elif removed:
         kept = "Readers leave out the rows; with removed_partitions set to delete, a run deletes the files."
         what = "The files were deleted." if is_delete else kept
-        complain(f"{counted(len(files), 'partition')} removed from the source: {named(map(repr, files))}. {what}")
-    return tuple(files), refusal if is_delete else None
+        complain(f"{counted(len(removed), 'partition')} removed from the source: {named(map(repr, removed))}. {what}")
+    return tuple(removed), refusal if is_delete else None
 
 
 def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int | None, quiet: bool) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from surge_dagster import DeletionRefused, PartitionsFailed, embed, open_embeddings
+from surge_dagster import DeletionRefused, PartitionsFailed, embed, local_run, open_embeddings
 from surge_dagster.commands import cli
 from surge_dagster.engine.errors import ConfigError
 from tests.command import Command
@@ -54,10 +55,56 @@ def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
         embed({key: FRAME}, "pieces", **quiet)
     assert len(embedded("pieces")) == 9
     embed(frames, "whole", catalog_name="shop", **quiet)
-    with pytest.raises(DeletionRefused, match="2 of 3 partitions were removed from the source"):
+    with pytest.raises(DeletionRefused, match="2 of 3 partitions were removed from the source") as refused:
         embed({"a": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet)
+    copy = pickle.loads(pickle.dumps(refused.value))
+    assert (str(copy), copy.report) == (
+        str(refused.value),
+        refused.value.report,
+    ) and copy.report.partitions_skipped == 1
     embed({"a": FRAME, "b": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet)
     assert len(embedded("whole")) == 6
+
+
+def test_functions_that_open_frames_are_not_called_to_find_removed_partitions() -> None:
+    shop: dict[str, Any] = {"output": "out", "catalog_name": "shop", "quiet": True, **COLUMNS, **MODEL}
+    calls = list[str]()
+    embed({"a": FRAME, "b": FRAME}, **shop)
+    embed({"a": lambda: calls.append("a") or FRAME}, **shop)
+    assert calls == ["a"] and {key for key, *_ in embedded("out")} == {"a"}
+
+
+@pytest.mark.parametrize("action", ["report", "delete"])
+def test_error_in_handling_removed_partitions_hides_no_report(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shop: dict[str, Any] = {"output": "out", "catalog_name": "shop", "quiet": True, **COLUMNS, **MODEL}
+    embed({"a": FRAME, "b": FRAME}, **shop)
+    embed({"a": FRAME}, **shop)
+    [record] = Path("out").glob("*/removed_partitions.json")
+    record.write_text("{")
+    with pytest.raises(
+        DeletionRefused, match=r"could not be handled: '.*removed_partitions\.json' cannot be used"
+    ) as bad:
+        embed({"a": FRAME[:1]}, removed_partitions=action, **shop)
+    assert bad.value.report.partitions_written == 1 and f"{bad.value}." in capsys.readouterr().err
+    report = embed({"a": FRAME}, removed_partitions=action, **shop, raise_on_failure=False)
+    assert report.partitions_written == 1 and open_embeddings("out", removed=True).keys() == ["a", "b"]
+
+
+def test_file_that_another_run_published_since_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop: dict[str, Any] = {"output": "out", "catalog_name": "shop", "quiet": True, **COLUMNS, **MODEL}
+    frames = dict.fromkeys((f"{number:02}" for number in range(20)), FRAME)
+    embed(frames, **shop)
+    record = local_run.record_removed
+
+    def with_another_run(*found: Any) -> str | None:
+        monkeypatch.setattr(local_run, "record_removed", record)
+        refusal = record(*found)
+        embed(frames | {"00": FRAME[:1]}, **shop)
+        return refusal
+
+    monkeypatch.setattr(local_run, "record_removed", with_another_run)
+    embed(dict(list(frames.items())[2:]), removed_partitions="delete", **shop)
+    assert open_embeddings("out").keys() == ["00", *list(frames)[2:]]
 
 
 def test_failed_partitions_raise_at_the_end_and_the_others_are_published(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +116,8 @@ def test_failed_partitions_raise_at_the_end_and_the_others_are_published(capsys:
     assert message.startswith("12 partitions failed (1 written, 0 fresh):\npartition '00', row ")
     assert message.endswith("\n… and 2 more in report.partitions_failed") and "'10'" not in message
     assert "refused: partition '11', row " in capsys.readouterr().err
+    copy = pickle.loads(pickle.dumps(failed.value))
+    assert (type(copy), str(copy), copy.report) == (PartitionsFailed, message, report), "a process pool returns it"
     again = embed(frames, "out", **COLUMNS, **MODEL, quiet=True, raise_on_failure=False)
     assert (len(again.partitions_failed), again.partitions_skipped) == (12, 1)
 

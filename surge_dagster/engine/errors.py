@@ -8,9 +8,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SurgeError(Exception):
     """Base of every error that this project raises on purpose; its text is written for the operator."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a process pool pickles it, whatever arguments it was made with
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class ConfigError(SurgeError):

@@ -50,16 +50,16 @@ def handle_removed_partitions(
             f"{counted(len(removed), 'partition')} removed from the source, {len(new):,} of them since the last report"
         )
     keys = dict.fromkeys((*map(from_partition_key, removed), *files))
-    refusal = record_removed(store, space, files, len(listed))
+    refusal = record_removed(outputs, space, files, listed)
     if action == "report":
         if refusal:
             context.log.warning(f"{refusal}.")
         return
-    registered = len(listing.catalogued.registered)
     without_file = [key for key in keys if key not in files]
-    if not refusal and not may_be_removed(len(without_file), registered):
+    total = len(listed) + len(without_file)
+    if not refusal and not may_be_removed(len(without_file), total):
         refusal = (
-            f"{len(without_file):,} of {counted(registered, 'partition')} were removed from the source and have no "
+            f"{len(without_file):,} of {counted(total, 'partition')} were removed from the source and have no "
             f"file in {space.name}, such as {without_file[0]!r}. Nothing was deleted. If the source's listing is "
             "incomplete, fix it. Else remove what is left of them"
         )
@@ -67,7 +67,7 @@ def handle_removed_partitions(
         raise ConfigError(f"{refusal}, and delete them in Dagster on the page of the asset source_partitions.")
     for key in keys:
         partition_key, name = to_partition_key(key), file_name(space.name, key, space.file_format)
-        if partition_key in held:
+        if partition_key in held or not outputs.is_as_listed(name):  # a run may have published it since
             continue
         what = f"Its output {store.location(name)} and its key are deleted."
         if sources.get(partition_key) != _DELETED:

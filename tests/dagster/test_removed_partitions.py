@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -12,6 +13,7 @@ from surge_dagster import open_embeddings
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.orchestration import removed_partitions
 from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Workbench, requested, stale_status
@@ -78,14 +80,36 @@ def test_file_of_a_removed_partition_that_dagster_does_not_have_is_deleted_too(b
     assert registered(bench) == ["a"] and not file.exists()
 
 
-def test_many_keys_without_a_file_in_the_space_are_not_deleted(bench: Workbench) -> None:
-    catalog_of(bench, *"abcd")
-    for key in "bcd":
+@pytest.mark.parametrize(
+    ("keys", "removed", "without_file", "says"),
+    [("abcd", "bcd", "bcd", "3 of 4"), ("abcdefghijklmnopqrst", "abc", "bc", "2 of 19")],
+)
+def test_many_keys_without_a_file_in_the_space_are_not_deleted(
+    bench: Workbench, keys: str, removed: str, without_file: str, says: str
+) -> None:
+    catalog_of(bench, *keys)
+    for key in without_file:
         bench.file(key).unlink()
-        remove(bench, key)
+    remove(bench, *removed)
     refused = bench.refresh(unattended=DELETING)
-    assert "3 of 4 partitions were removed from the source and have no file" in refused.failure()
-    assert sorted(registered(bench)) == list("abcd")
+    assert f"{says} partitions were removed from the source and have no file" in refused.failure()
+    assert sorted(registered(bench)) == list(keys)
+
+
+def test_partition_that_a_run_publishes_before_it_is_deleted_stays(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog_of(bench, *"abc")
+    file, record = bench.file("b"), removed_partitions.record_removed
+    remove(bench, "b")
+
+    def published_since(*found: Any) -> str | None:
+        file.touch()
+        return record(*found)
+
+    monkeypatch.setattr(removed_partitions, "record_removed", published_since)
+    assert bench.refresh(unattended=DELETING).success
+    assert file.exists() and registered(bench) == ["a", "b", "c"] and history(bench, "b")[0] == "removed"
 
 
 def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(bench: Workbench) -> None:

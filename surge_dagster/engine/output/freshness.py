@@ -20,7 +20,7 @@ from typing import Literal
 import pyarrow as pa
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, facts_of, guarded_metadata
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, explained, facts_of, guarded_metadata
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, read_published_file
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.sources.partition import Partition
@@ -125,6 +125,17 @@ class OutputState:
             if isinstance(file, PublishedFile) and file.stored != self._listed[name]:
                 files[name] = FileNotFoundError(f"{self.store.location(name)!r} was replaced after it was listed")
         return files
+
+    def is_as_listed(self, name: str) -> bool:
+        """Whether what was listed under a name, a file or none, is there now; also false of a file that is not read."""
+        listed = self._listed.get(name)
+        if name in self._unreadable:
+            return False
+        try:
+            with explained(self.store.location(name)), self.store.open(name, listed):
+                return listed is not None
+        except FileNotFoundError:
+            return listed is None
 
     def freshness(self, partition: Partition) -> Freshness:
         """Whether a partition needs work; only a store that does not answer at all raises."""

@@ -2,7 +2,7 @@
 
 A run over the whole catalog finds them, records them in `removed_partitions.json`, which readers leave out, and deletes
 their files where that is set. An entry holds for one version of a file: a partition that is embedded again is read. One
-that comes back unchanged is read after the next such run.
+that comes back unchanged is read after the next such run. Of a file that cannot be read now the entry stays.
 
 A source that is mounted wrongly lists too little. So more than a tenth of the catalog at a time is neither recorded nor
 deleted; what was recorded before is no part of it.
@@ -15,7 +15,7 @@ from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Found, OutputState
@@ -49,16 +49,23 @@ def find_removed(outputs: OutputState, space: Space, listed: Collection[str]) ->
     return files
 
 
-def record_removed(store: Store, space: Space, files: Mapping[str, PublishedFile], listed: int) -> str | None:
-    """Record these files as those that readers leave out, beside so many partitions that the source lists.
+def record_removed(
+    outputs: OutputState, space: Space, files: Mapping[str, PublishedFile], listed: Collection[str]
+) -> str | None:
+    """Record these files, which `find_removed` gave for what the source lists, as those that readers leave out.
 
     Returns:
         Why the listing is not trusted; then those that are new stay readable, and nothing may be deleted.
     """
+    store = outputs.store
     known, found = recorded_removed(store, space), {key: _version(file) for key, file in files.items()}
-    new, total = sorted(key for key in found if known.get(key) != found[key]), listed + len(found)
-    is_trusted = not new or (listed > 0 and may_be_removed(len(new), total))
+    new = sorted(key for key in found if known.get(key) != found[key])
+    total = len(listed) + len(new)
+    is_trusted = not new or (len(listed) > 0 and may_be_removed(len(new), total))
     entries = {key: version for key, version in found.items() if is_trusted or key not in new}
+    unread = {name for name, file in outputs.files_beside(listed).items() if isinstance(file, TransientError)}
+    kept = [key for key in known if is_removed(key, listed) and file_name(space.name, key, space.file_format) in unread]
+    entries |= {key: known[key] for key in kept}
     if entries != known:
         write_document(store, _name(space), {"partitions": entries}, lambda: None)
     if is_trusted:

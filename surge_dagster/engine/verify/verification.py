@@ -200,5 +200,6 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     except Fault as fault:
         return Violation(name, fault.kind, f"{fault.finding} Its partition was removed from the source: remove it.")
     finding = f"{location} is valid, but its partition was removed from the source."
-    how = "derive --removed delete" if space.derived else "embed --removed-partitions delete"
-    return Violation(key, "orphan", finding, f"If it does not come back, `surge-dagster {how}` deletes its file.")
+    how = "`surge-dagster embed --removed-partitions delete`"
+    how += ", then `surge-dagster derive --removed delete`" if space.derived else ""
+    return Violation(key, "orphan", finding, f"If it does not come back, delete its file with {how}.")

@@ -130,6 +130,26 @@ def test_unreadable_file_is_named_and_neither_fresh_nor_missing(store: LocalStor
     assert state.freshness(partition_of("k", [])).status == "missing"
 
 
+def test_whether_a_name_is_as_listed_is_asked_of_the_store_and_not_said_of_an_unread_file(store: LocalStore) -> None:
+    for key in ("same", "replaced", "unread", "deleted"):
+        os.utime(publish(store, key), ns=(0, 0))
+    state = OutputState(store, "s")
+    publish(store, "replaced")
+    publish(store, "added")
+    (store.root / file_name("s", "deleted")).unlink()
+    (unread := store.root / file_name("s", "unread")).rename(hidden := store.root / "hidden")
+    unread.mkdir()
+    state.files(["unread"])
+    unread.rmdir()
+    hidden.rename(unread)
+    as_listed = {
+        key
+        for key in ("same", "replaced", "unread", "deleted", "added", "none")
+        if state.is_as_listed(file_name("s", key))
+    }
+    assert as_listed == {"same", "none"}
+
+
 def test_file_replaced_after_the_listing_counts_as_it_is_read(store: LocalStore) -> None:
     publish(store, "k")
     state = OutputState(store, "s")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from surge_dagster import changes, open_embeddings
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.removed_partitions import find_removed, record_removed, recorded_removed
+from surge_dagster.engine.store.local_store import LocalStore
 from tests.engine.outputs import Load, Output, both_ways, output
 
 __all__ = ["output"]
@@ -21,7 +23,7 @@ LONG = "long key " * 60
 def settle(output: Output, *listed: str) -> str | None:
     """Record what the source no longer lists; why nothing was, where the listing is not trusted."""
     outputs = OutputState(output.store, output.space.name, output.space.file_format)
-    return record_removed(output.store, output.space, find_removed(outputs, output.space, listed), len(listed))
+    return record_removed(outputs, output.space, find_removed(outputs, output.space, listed), listed)
 
 
 def recorded(output: Output) -> list[str]:
@@ -66,11 +68,27 @@ def test_listing_that_lacks_much_of_the_catalog_hides_nothing_and_keeps_what_is_
         output.put(key, 1)
     assert settle(output, *keys[:18]) is None and recorded(output) == ["p18", "p19"]
     refusal = settle(output, *listed)
-    assert refusal and f"{18 - len(listed)} of 20 partitions were removed" in refusal and recorded(output) == keys[18:]
-    assert settle(output, *keys[:16]) is None and recorded(output) == keys[16:], "a tenth more is taken"
+    assert refusal and f"{18 - len(listed)} of 18 partitions were removed" in refusal and recorded(output) == keys[18:]
+    assert settle(output, *keys[:16]) and recorded(output) == keys[18:], "what is hidden makes the catalog no larger"
+    assert settle(output, *keys[:17]) is None and recorded(output) == keys[17:], "a tenth more is taken"
     only = Output(tmp_path / "one", EncodingSpec("hash://16"))
     only.put("a", 1)
     assert settle(only) and open_embeddings(only.root).keys() == ["a"], "an empty source is never trusted"
+
+
+def test_removed_partition_whose_file_cannot_be_read_now_stays_left_out(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("a", "b", LONG):
+        output.put(key, 1)
+    for listed in (("a", "b"), ("a",)):
+        assert settle(output, *listed) is None
+    for key in ("b", LONG):
+        output.path(key).touch()  # else its facts may be remembered
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "read_end", Mock(side_effect=TransientError("the disk does not answer")))
+        assert settle(output, "a") is None
+    assert open_embeddings(output.root).keys() == ["a"]
 
 
 def test_long_key_that_is_listed_by_the_name_of_its_folder_is_not_removed(output: Output) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.files.parquet import read_facts
@@ -272,10 +273,18 @@ def test_refused_partition_is_a_violation_also_without_a_file(copy: Path, pool: 
 
 
 def test_file_of_a_removed_partition_is_a_violation(copy: Path, pool: EncoderPool) -> None:
+    derive = DeriveRun(open_store(copy / "out"), pool.space, "float32", 8)
+    list(derive.events())
     shutil.rmtree(copy / "catalog" / "partition=a")
     [orphan] = violations(copy, pool)
     assert (orphan.key, orphan.kind, orphan.is_warning) == ("a", "orphan", False)
-    assert "surge-dagster embed --removed-partitions delete" in orphan.remedy
+    deletes = "If it does not come back, delete its file with `surge-dagster embed --removed-partitions delete`"
+    assert orphan.remedy == f"{deletes}."
+    found = verify(open_source(copy / "catalog"), open_store(copy / "out"), derive.space)
+    [derived] = [event for event in found if isinstance(event, Violation)]
+    assert derived.remedy == f"{deletes}, then `surge-dagster derive --removed delete`.", (
+        "the parent still has the file"
+    )
     with output_file(copy, pool).open("r+b") as file:
         file.truncate(100)
     assert [violation.is_warning for violation in violations(copy, pool)] == [False]
