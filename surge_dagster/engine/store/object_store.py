@@ -25,7 +25,7 @@ from surge_dagster.engine.store.object_reader import TAIL_BYTES, ObjectReader, f
 from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
 from surge_dagster.engine.store.request_errors import request_errors
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject
+from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, plain_etag
 from surge_dagster.engine.support.urls import is_bare, split_url
 
 _HIDDEN = "."
@@ -70,7 +70,7 @@ class ObjectStore(Store):
                 else:
                     chunks = [obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]]
                 # What obstore says of an object takes more memory.
-                return [(meta["path"], meta["size"], meta["e_tag"] or "") for chunk in chunks for meta in chunk]
+                return [(meta["path"], meta["size"], plain_etag(meta["e_tag"])) for chunk in chunks for meta in chunk]
 
         for path, size, etag in self._retrier.call(f"LIST {base}", attempt):
             inner = path.removeprefix(base)
@@ -94,15 +94,14 @@ class ObjectStore(Store):
         """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the first request."""
         reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes, ahead=ahead)
         if listed is not None:
-            # Azure's listings leave out the quotes.
-            same = not listed.etag or not reader.etag or reader.etag.strip('"') == listed.etag.strip('"')
+            same = not (listed.etag and reader.etag) or plain_etag(reader.etag) == listed.etag
             if reader.size() != listed.size or not same:
                 raise FileNotFoundError(errno.ENOENT, "another object stands in its place now", self.location(name))
         return pa.PythonFile(reader, mode="r")
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
         whole, etag, content = fetch_end(self._store, self._key(name), self._retrier, size)
-        return ObjectEnd(StoredObject(name, whole, etag or ""), content)
+        return ObjectEnd(StoredObject(name, whole, plain_etag(etag)), content)
 
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
         """Whether the store gave an etag: it changes with the content, at any time."""

@@ -25,7 +25,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Pre
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.request_errors import classified, request_errors
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.store import PUBLISH_ROUNDS, StoredObject, Upload, replaced_by_others
+from surge_dagster.engine.store.store import PUBLISH_ROUNDS, StoredObject, Upload, plain_etag, replaced_by_others
 
 PIECE_BYTES = 1024 * 1024  # passed to obstore's writer in one call
 
@@ -103,7 +103,7 @@ class ObjectUpload(Upload):
             still_wanted()
             stored = self._retrier.call(f"PUT {self._key}", lambda c=current: self._put(c))
             if stored is not None:
-                return StoredObject(self._name, self._size, stored["e_tag"] or "")
+                return StoredObject(self._name, self._size, plain_etag(stored["e_tag"]))
             current = self._look()
         raise replaced_by_others(self._key)
 
@@ -144,7 +144,7 @@ class ObjectUpload(Upload):
             raise failure
         if stored is None:
             raise TransientError(f"{self._key!r} was removed as soon as it was published. Run again.")
-        return StoredObject(self._name, self._size, stored["e_tag"] or "")
+        return StoredObject(self._name, self._size, plain_etag(stored["e_tag"]))
 
     def _look(self) -> Any:
         """The object that stands at the name now, or None."""

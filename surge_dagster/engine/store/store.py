@@ -29,6 +29,11 @@ class StoredObject(NamedTuple):  # a listing makes and compares tens of thousand
     etag: str
 
 
+def plain_etag(etag: str | None) -> str:
+    """An etag without its quotes, which Azure's listings leave out."""
+    return (etag or "").strip('"')
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectEnd:
     """The last bytes of one version of an object, and which version that was."""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
@@ -117,6 +118,24 @@ class TestObjects:
         store.delete(NAME)
         with pytest.raises(FileNotFoundError):
             store.open(listed.name, listed)
+
+    def test_object_is_the_listed_one_where_only_the_listing_leaves_out_the_quotes_of_its_etag(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As Azure's listings do."""
+        own = obstore.list_with_delimiter
+
+        def listing(*arguments: Any, **settings: Any) -> Any:
+            found: Any = own(*arguments, **settings)
+            objects = [{**meta, "e_tag": meta["e_tag"].strip('"')} for meta in found["objects"]]
+            assert [meta["e_tag"] for meta in objects] != [meta["e_tag"] for meta in found["objects"]]
+            return {**found, "objects": objects}
+
+        monkeypatch.setattr(obstore, "list_with_delimiter", listing)
+        for content in (b"small", b"x" * 3 * PART):
+            stored = put(store, NAME, content)
+            assert list(store.list("space")) == [stored]
+            assert store.read_end(NAME, 3).stored == stored
 
     def test_listing_leaves_out_hidden_names_at_any_depth(self, store: ObjectStore) -> None:
         for name in ("space/a", "space/in/b", "space/.hidden/c", "space/.d", ".staged/e/f", "other/g", "top"):
