@@ -199,9 +199,10 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
     if not head.strip():
         raise problem("is empty", "Write its header, or remove it.")
     delimiter, names = csv_header(head, columns)
-    if not all(map(is_text, names)):
+    if not set(columns) <= set(names) and not all(map(is_text, names)):
         raise problem("has a header that is not UTF-8 text", _ENCODING)
     problem.require(columns, names)
+    names = [name if name in columns else "\0" for name in names]  # pyarrow takes no other text than UTF-8
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # Texts that are not UTF-8 refuse their own partition later, where their row is known.
     convert = pacsv.ConvertOptions(
