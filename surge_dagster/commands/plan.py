@@ -28,6 +28,7 @@ _USUAL_DIMENSION = 384
 _NOT_MEASURED = "not measured yet on this output, counted as free"
 _MORE = "--explain has the costs, SuperBatches, storage and memory that this follows from."
 _SHOWN_REASONS = 3
+_ALL_REFUSED = "Every partition that is left to encode is refused."
 _SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are counted when they are read."
 
 
@@ -105,7 +106,8 @@ def plan(
         lines = [*_lines(planned, price_per_hour), *lines]
         lines += ["", *_explained(planned, costs, pool, calibrated_on)] if explain else [_MORE]
     else:
-        lines.append(_SIZES_UNKNOWN if planned.partitions_uncounted else "Nothing is left to encode.")
+        nothing = _ALL_REFUSED if planned.partitions_refused else "Nothing is left to encode."
+        lines.append(_SIZES_UNKNOWN if planned.partitions_uncounted else nothing)
     print("\n".join(lines))
     if as_json:
         of_pool = (

@@ -101,7 +101,8 @@ def test_refused_partitions_are_named_with_the_reason_and_are_no_work(tmp_path: 
     assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 1
     shown = plan(*where).stdout.splitlines()
     assert shown[-4:-2] == ["1 partition fresh: not in this plan", "1 partition refused: not in this plan"]
-    assert "the id 'id-2' stands at row 2 already" in shown[-2] and shown[-1] == "Nothing is left to encode."
+    assert "the id 'id-2' stands at row 2 already" in shown[-2]
+    assert shown[-1] == "Every partition that is left to encode is refused."
     [refused] = document(*where)["partitions_refused"]
     assert refused["key"] == "b"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,7 @@ class CatalogSample:
     """Arrays have an entry for each partition.
 
     Attributes:
+        rows: without those that a run skips.
         text_bytes: of all rows.
         beside_bytes: of a row: its id and the columns that travel with it.
         rows_reused: rows whose texts are in the old file.
@@ -53,6 +54,7 @@ class CatalogSample:
         refused: of the partition at this place: why a run will refuse its first rows.
     """
 
+    rows: np.ndarray
     text_bytes: np.ndarray
     beside_bytes: float
     rows_reused: np.ndarray
@@ -64,9 +66,13 @@ class CatalogSample:
 
 @dataclass(frozen=True, slots=True)
 class _FirstRows:
-    """Of one partition; `sizes` and `keys` are those of the texts that need a vector, `tokenized` places among them."""
+    """Of one partition; `rows` leaves out those that a run skips, which `rows_read` counts.
+
+    `sizes` and `keys` are those of the texts that need a vector, `tokenized` places among them.
+    """
 
     rows: int
+    rows_read: int
     text_bytes: int
     beside_bytes: int
     sizes: np.ndarray
@@ -117,7 +123,7 @@ def sample_catalog(
         compare = is_reused if old[place] else None
         try:
             first = _read(place, partitions[place], count_tokens, compare, len(chosen))
-            if first.rows:
+            if first.rows_read:
                 read[place] = first
         except (SurgeError, OSError) as error:
             # Of other errors, and of sources that are being replaced, the run will say what is wrong.
@@ -125,7 +131,7 @@ def sample_catalog(
                 refused[place] = failure
     places = np.array(list(read), int)
     is_drawn = ~np.isin(places, largest)
-    scale = rows[places] / np.array([first.rows for first in read.values()])
+    scale = rows[places] / np.array([first.rows_read for first in read.values()])
     # Those drawn stand for those that were not read, or all do where there are no others.
     standing = is_drawn if is_drawn.any() else np.ones(len(places), np.bool_)
 
@@ -136,15 +142,17 @@ def sample_catalog(
         result[places] = found
         return result
 
+    texts = of_all([first.rows for first in read.values()], rows) if read else rows
     sizes = [first.text_bytes for first in read.values()]
     beside = of_all([first.beside_bytes for first in read.values()], rows)
     reused = of_all([first.rows - len(first.keys) for first in read.values()], np.where(old > 0, rows, 0.0))
     unread = sum(rows[others]) / max(1.0, rows[places[is_drawn]].sum())
     return CatalogSample(
+        rows=texts.round().astype(np.int64),
         # What a source lists is an estimate, which is scaled: the size of a Parquet file counts its other columns too.
         text_bytes=np.where(listed > 0, of_all(sizes, listed), of_all(sizes, rows)),
-        beside_bytes=float(beside[places].sum() / max(1.0, rows[places].sum())),
-        rows_reused=np.minimum(np.minimum(reused, rows), old).round().astype(np.int64),
+        beside_bytes=float(beside[places].sum() / max(1.0, texts[places].sum())),
+        rows_reused=np.minimum(np.minimum(reused, texts), old).round().astype(np.int64),
         texts=_as_call(list(read.values()), scale * np.where(is_drawn, unread, 1.0), superbatch_texts),
         texts_tokenized=sum(len(first.tokens) for first in read.values()),
         partitions_read=len(read),
@@ -156,7 +164,8 @@ def first_rows(partition: Partition, rows: int, most_bytes: float = float("inf")
     """So many rows at most, and none behind the batch in which their bytes reach the most."""
     with contextlib.closing(iter(read_rows(partition))) as batches:  # pyright: ignore[reportArgumentType]
         for batch in batches:
-            yield batch.rows(0, min(rows, len(batch)))
+            whole = len(batch) <= rows
+            yield batch if whole else replace(batch.rows(0, rows), skipped=batch.skipped * rows // len(batch))
             rows, most_bytes = rows - len(batch), most_bytes - batch.value_bytes
             if rows <= 0 or most_bytes <= 0:
                 return
@@ -178,6 +187,7 @@ def _read(
     tokenized = np.linspace(0, len(texts) - 1, min(len(texts), max(1, int(most / partitions)))).astype(int)
     return _FirstRows(
         rows=rows,
+        rows_read=rows + sum(batch.skipped for batch in batches),
         text_bytes=text_bytes,
         beside_bytes=sum(batch.value_bytes for batch in batches) - text_bytes,
         sizes=sizes,
@@ -193,23 +203,27 @@ def _as_call(read: Sequence[_FirstRows], weights: np.ndarray, superbatch_texts: 
     Their bytes are those of as many rows of the partition, as a forecast knows no others; bytes and tokens count rows
     too that are compared with the old file.
     """
-    counts = np.array([len(first.keys) for first in read], int)
-    before = np.repeat(np.cumsum(counts) - counts, counts)
-    keys = np.concatenate([np.empty(0, np.int64), *(first.keys for first in read)])
-    pairs = np.column_stack([before // (superbatch_texts or len(before) + 1), keys])
-    is_first = np.zeros(len(keys), np.bool_)
-    is_first[np.unique(pairs, axis=0, return_index=True)[1]] = True
-    firsts = np.split(is_first, np.cumsum(counts)[:-1]) if len(read) else []
-    texts = np.array([part.sum() for part in firsts], float)
-    text_bytes = np.array([first.text_bytes / first.rows for first in read]) * counts
+    firsts = _firsts(read, superbatch_texts)
+    counts = np.array([len(first.keys) for first in read], float)
+    texts = np.array([is_first.sum() for is_first in firsts], float)
     tokens = np.array([_tokens(*each) for each in zip(read, firsts, strict=True)], float)
-    of_byte = tokens.sum() / max(1, sum(first.sizes[part].sum() for first, part in zip(read, firsts, strict=True)))
-    compared = np.array([first.text_bytes / first.rows * rows_compared(first.rows - len(first.keys)) for first in read])
-    text_bytes, tokens = text_bytes + compared, tokens + compared * of_byte
-    texts, text_bytes, tokens, equal = (
-        (np.array([texts, text_bytes, tokens, counts - texts]) * weights).sum(axis=1).tolist()
-    )
+    encoded_bytes = sum(first.sizes[is_first].sum() for first, is_first in zip(read, firsts, strict=True))
+    row_bytes = np.array([first.text_bytes / max(1, first.rows) for first in read])
+    compared_bytes = row_bytes * [rows_compared(first.rows - len(first.keys)) for first in read]
+    tokens += compared_bytes * tokens.sum() / max(1, encoded_bytes)
+    of_partitions = np.array([texts, row_bytes * counts + compared_bytes, tokens, counts - texts])
+    texts, text_bytes, tokens, equal = (of_partitions * weights).sum(axis=1).tolist()
     return Call(texts, text_bytes, tokens, 0.0, equal)
+
+
+def _firsts(read: Sequence[_FirstRows], superbatch_texts: int) -> list[np.ndarray]:
+    """Of the texts of each partition that need a vector: whether none before it equals it, among so many."""
+    counts = np.array([len(first.keys) for first in read], int)
+    keys = np.concatenate([np.empty(0, np.int64), *(first.keys for first in read)])
+    superbatches = np.repeat(np.cumsum(counts) - counts, counts) // (superbatch_texts or len(keys) + 1)
+    is_first = np.zeros(len(keys), np.bool_)
+    is_first[np.unique(np.column_stack([superbatches, keys]), axis=0, return_index=True)[1]] = True
+    return np.split(is_first, np.cumsum(counts)[:-1]) if len(read) else []
 
 
 def _tokens(read: _FirstRows, is_first: np.ndarray) -> float:

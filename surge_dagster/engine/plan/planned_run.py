@@ -124,7 +124,7 @@ def plan_partitions(
     counted = [place for place in range(len(partitions)) if place not in {*uncounted, *sample.refused}]
     encode = costs.encode.of_texts([sample.texts]) if sample.texts.texts else costs.encode
     planned = planner.plan(
-        [partitions[place].rows or 0 for place in counted],
+        sample.rows[counted],
         sample.text_bytes[counted],
         replace(costs, encode=encode),
         bounds,

@@ -43,6 +43,8 @@ _QUOTE = "Give that row as many values as the header has, those with a delimiter
 _ENCODING = "Set encoding to that of its text, such as cp1252 or utf-16."
 _JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _LARGE_INTEGER = re.compile(r"couldn't parse:\s*-?\d+(?: in row \d+)?$")
+_NO_SPACE = re.compile(r"\S")
+_DECODER = json.JSONDecoder(parse_int=str)  # an integer may have any number of digits
 _IN_ROW = re.compile(r" in row (\d+)$")
 _CSV_ROW = re.compile(r"Row #(\d+)")  # of a block, counted from 1, in what pyarrow says
 
@@ -197,9 +199,10 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
     if not head.strip():
         raise problem("is empty", "Write its header, or remove it.")
     delimiter, names = csv_header(head, columns)
-    if not all(map(is_text, names)):
+    if not set(columns) <= set(names) and not all(map(is_text, names)):
         raise problem("has a header that is not UTF-8 text", _ENCODING)
     problem.require(columns, names)
+    names = [name if name in columns else "\0" for name in names]  # pyarrow takes no other text than UTF-8
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # Texts that are not UTF-8 refuse their own partition later, where their row is known.
     convert = pacsv.ConvertOptions(
@@ -231,8 +234,11 @@ def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> I
         )
     blocks = _lines(stream, problem)
     first = next(blocks, b"")
-    paths = _paths_in(first, columns) if first else {name: (name,) for name in columns}
+    paths = _paths_in(first, columns, problem) if first else {name: (name,) for name in columns}
     problem.require(columns, list(paths))
+    for name in columns:
+        if any(paths[name] == paths[other][: len(paths[name])] for other in columns if other != name):
+            raise problem(f"has objects in {name!r}, which are not read as a whole", "Name the needed fields of them.")
     schema = pa.schema(nested_fields({paths[name]: _json_type(first, paths[name]) for name in columns}))
     yield _empty(schema, columns)
     first_row = 0
@@ -258,20 +264,24 @@ def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
         yield rest
 
 
-def _paths_in(block: bytes, wanted: list[str]) -> dict[str, tuple[str, ...]]:
+def _paths_in(block: bytes, wanted: list[str], problem: _Problem) -> dict[str, tuple[str, ...]]:
     """The names in its objects, those inside of others with dots, and the path of each, until all wanted are found.
 
-    Where a line cannot be read, which reading it says, these are the wanted ones.
+    An object ends where it does for pyarrow, which may be amid a line; one that Python cannot read is passed over.
     """
-    paths = dict[str, tuple[str, ...]]()
-    for line in filter(bytes.strip, block.splitlines()):
+    paths, unread = dict[str, tuple[str, ...]](), list[int]()
+    text, place, row = block.decode("utf-8-sig", "replace"), 0, 0
+    while (missing := set(wanted) - paths.keys()) and (start := _NO_SPACE.search(text, place)):
         try:
-            found = list(_paths(json.loads(line)))
+            document, place = _DECODER.raw_decode(text, start.start())
+            paths = {".".join(path): path for path in sorted(_paths(document), key=len, reverse=True)} | paths
         except (ValueError, AttributeError, RecursionError):
-            return {name: (name,) for name in wanted}
-        paths = {".".join(path): path for path in sorted(found, key=len, reverse=True)} | paths
-        if paths.keys() >= set(wanted):
-            break
+            unread, place = [*unread, row], text.find("\n", start.start()) + 1 or len(text)
+        row += 1
+    if missing and unread:
+        reason = f"cannot be read at {row_in_words(unread[0])}, and no other of its first rows has"
+        remedy = "Write each row as one object that is not nested too deep, or name other columns."
+        raise problem(f"{reason} {', '.join(map(repr, sorted(missing)))}", remedy)
     return dict(sorted(paths.items(), key=lambda item: len(item[1])))
 
 

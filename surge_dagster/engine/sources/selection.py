@@ -56,9 +56,11 @@ class Selection:
     def __post_init__(self) -> None:
         try:
             "".encode(self.encoding)
+            codecs.getincrementaldecoder(self.encoding)().decode(pa.py_buffer(b""))  # as pyarrow calls it
             object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
-        except (LookupError, ValueError) as error:
-            raise ConfigError(f"the encoding {self.encoding!r} is unknown; expected one such as cp1252") from error
+        except (LookupError, ValueError, AttributeError, TypeError) as error:
+            reason = f"the encoding {self.encoding!r} is unknown, or not that of a file"
+            raise ConfigError(f"{reason}; expected one such as cp1252") from error
         is_template = "{" in self.text or "}" in self.text
         object.__setattr__(self, "_template", Template.compile(self.text) if is_template else None)
         for place, name in enumerate(self.carried):

@@ -1,7 +1,7 @@
 """A table or query of BigQuery as a `Source`: listed by one query, read by the Storage Read API in several streams.
 
     one aggregate query ──► key, rows, bytes and version of each partition
-    one query of the needed columns, at the first read ──► a result table, which BigQuery keeps for a day
+    one query of the needed columns, at the first session ──► a result table, which BigQuery keeps for a day
     read sessions on it, each for the next few keys ──► rows in memory, sorted by id ──► partitions
 
 BigQuery's rows have no order, so a partition's are sorted by id. Reading the result table costs nothing, and it does
@@ -239,7 +239,8 @@ class _Rows:
         self._held: dict[int, pa.Table] = {}  # by place in the listing
         self._next = 0  # the place behind the last session
         self._keys = 1  # of the last session
-        self._result = self._run(sql)
+        self._sql = sql
+        self._result: Any = None  # of a query that is billed for all rows: made for the first session
 
     def of(self, place: int, selection: Selection, sorted_query: Callable[[_Listed], str]) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, sorted by id."""
@@ -262,6 +263,7 @@ class _Rows:
             together.append(other)
             size += self.listed[other].bytes
         self._next = place + len(together)
+        self._result = self._result or self._run(self._sql)
         wanted = [self.listed[other] for other in together if None not in self.listed[other].values]
         keys = [f"surge_k{number}" for number in range(len(wanted[0].values))]
         batches, read = list[pa.RecordBatch](), 0

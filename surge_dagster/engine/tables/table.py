@@ -268,8 +268,9 @@ class TableSource:
             cursor, self._cursor = self._cursor, None
         if cursor is None or cursor.index is not index or cursor.row > group.first_row:
             cursor = _Cursor(index, self._rows(index), group.first_row)
-        for first_row, columns in cursor.read(group.first_row, group.first_row + group.rows):
-            yield columns, lambda row, first=first_row: first + row
+        with contextlib.suppress(GeneratorExit):  # the next partition goes on here, where a part was read
+            for first_row, columns in cursor.read(group.first_row, group.first_row + group.rows):
+                yield columns, lambda row, first=first_row: first + row
         with self._lock:
             self._cursor = cursor
 

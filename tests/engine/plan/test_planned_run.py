@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.plan import catalog_sample
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.plan.planned_run import plan
 from surge_dagster.engine.plan.planner import Plan
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store import open_store
 from tests.engine.priced_pool import C_IPC, C_TEXT, priced_pool
 from tests.engine.runs import make_run
@@ -90,6 +94,29 @@ def test_changes_of_many_partitions_are_estimated_from_some_of_them(priced_pool:
     assert planned.tokens == pytest.approx(report.costs.tokens, rel=0.1)
     assert planned.texts_encoded == pytest.approx(report.texts_encoded, rel=0.1)
     assert planned.partitions_sampled == 64
+
+
+def with_missing_texts(catalog: Mapping[str, Rows], version: str) -> Iterator[Partition]:
+    """Partitions of a source that skips rows without a text: three behind each of these rows."""
+    for key, rows in catalog.items():
+        texts = [value for _, text in rows for value in (text, None, "", None)]
+        columns = {"id": pa.array(map(str, range(len(texts)))), "text": pa.array(texts, pa.string())}
+        read = partial(Selection(missing_text="skip").rows, key, [pa.record_batch(columns)])
+        yield replace(partition_of(key, [], version=version), rows=len(texts), read=read)
+
+
+def test_rows_that_a_run_skips_are_no_texts(priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_sample, "_ROWS", 10)  # of each partition a part is read, and of 64 partitions
+    random, catalog = Random(3), {str(key): numbered_rows(str(key), 12 + key % 5) for key in range(70)}
+    for version in ("v1", "v2"):
+        partitions = list(with_missing_texts(catalog | {"none": [("id-0", "")]}, version))
+        planned, report = planned_and_embedded(priced_pool, partitions, tmp_path)
+        assert planned.texts == pytest.approx(report.texts_encoded + report.costs.rows_reused, rel=0.02)
+        assert planned.texts_encoded == pytest.approx(report.texts_encoded, rel=0.15)
+        assert planned.tokens == pytest.approx(report.costs.tokens, rel=0.15)
+        catalog = {key: edited(rows, 0.4, random) for key, rows in catalog.items()}
+    blank = list(with_missing_texts({"none": [("id-0", "")] * 4}, "v3"))
+    assert plan(blank, open_store(tmp_path / "other"), priced_pool, BOUNDS).texts == 0
 
 
 def test_partitions_that_a_run_refuses_are_no_work(priced_pool: Any, tmp_path: Path) -> None:

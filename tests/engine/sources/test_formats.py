@@ -107,7 +107,7 @@ class TestRows:
 
     def test_columns_of_json_lines_have_the_types_of_their_values(self, tmp_path: Path) -> None:
         deep = "[" * 5_000 + "]" * 5_000
-        lines = ['{"a": null, "b": 1, "c": 2}\n', f'{{"a": true, "unread": {deep}, "b": 1, "c": 0.5, "dü": null}}\n']
+        lines = [f'{{"a": null, "unread": {deep}, "b": 1, "c": 2}}\n', '{"a": true, "b": 1, "c": 0.5, "dü": null}\n']
         (tmp_path / "p.jsonl").write_text("".join(lines))
         assert rows_in(tmp_path / "p.jsonl", ["a", "b", "c", "dü"]) == [(None, 1, 2.0, None), (True, 1, 0.5, None)]
 
@@ -117,13 +117,36 @@ class TestRows:
             ('{"id": 18446744073709551615, "b": "x"}', "couldn't parse:18446744073709551615"),
             ('{"id": 1, "deep": {"b": "x"}}', "has no column 'b'"),
             ('{"id": 1, "word": "b"}', "has no column 'b'"),
+            ('{"id": 1, "unread": "\xff"}', "has no column 'b'"),
+            (f'{{"id": 1}}\n{{"b": {"[" * 5_000}{"]" * 5_000}}}', "row 1, and no other of its first rows has 'b'."),
         ],
     )
-    def test_integer_too_large_and_column_of_nested_objects_alone_are_refused(
+    def test_integer_too_large_and_columns_that_json_lines_do_not_have_are_refused(
         self, tmp_path: Path, line: str, reason: str
     ) -> None:
-        (tmp_path / "p.jsonl").write_text(f"{line}\n")
+        (tmp_path / "p.jsonl").write_text(f"{line}\n", "latin-1")
         assert reason in refused(tmp_path / "p.jsonl", ["id", "b"])
+
+    def test_objects_of_json_lines_are_refused_beside_their_fields(self, tmp_path: Path) -> None:
+        (tmp_path / "p.jsonl").write_text('{"doc": {"a": {"b": 1}}, "doc.c": {"d": 2}}')
+        assert rows_in(tmp_path / "p.jsonl", ["doc.a.b", "doc.c.d"]) == [(1, 2)]
+        for columns in (["doc", "doc.a.b"], ["doc.a.b", "doc.a", "doc.c.d"], ["doc.c.d", "doc.c"]):
+            assert "which are not read as a whole. Name the needed fields" in refused(tmp_path / "p.jsonl", columns)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b'{"unread": "caf\xe9", "doc": {"title": "a"}}\n{"doc": {"title": "b"}}',
+            b'{"doc": {"title": "a"}} {"doc": {"title": "b"}}',
+            b'{"doc":\n{"title": "a"}}\r\n{"doc": {"title": "b"}}',
+            b'{"unread": %s, "doc": {"title": "a"}}\n{"doc": {"title": "b"}}' % (b"9" * 5_000),
+            b'\xef\xbb\xbf{"doc": {"title": "a"}}\n\n{"doc": {"title": "b"}}',
+        ],
+        ids=["not UTF-8", "two in a line", "over two lines", "long integer", "mark"],
+    )
+    def test_fields_of_every_object_that_is_read_are_found(self, tmp_path: Path, line: bytes) -> None:
+        (tmp_path / "p.jsonl").write_bytes(line)
+        assert rows_in(tmp_path / "p.jsonl", ["doc.title"]) == [("a",), ("b",)]
 
     @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "jsonl"])
     @pytest.mark.parametrize("rows", [0, 3, 20_000])
@@ -214,7 +237,8 @@ class TestRefusedFiles:
     def test_csv_file_in_another_encoding_than_was_said_is_refused_with_the_setting(self, tmp_path: Path) -> None:
         path = tmp_path / "p.csv"
         path.write_bytes("id,größe\n1,a\n".encode("cp1252"))
-        assert "has a header that is not UTF-8 text. Set encoding to" in refused(path, ["id"])
+        assert rows_in(path, ["id"]) == [("1",)]
+        assert "has a header that is not UTF-8 text. Set encoding to" in refused(path, ["id", "größe"])
         path.write_bytes(b"id,text\n1,\x81\n")  # which cp1252 does not have
         with pytest.raises(ConfigError, match=r"p.csv is not text in cp1252 .*0x81.* Set encoding to that"):
             list(batches(source_file(path), ["id"], encoding="cp1252"))

@@ -77,6 +77,7 @@ def test_a_partition_larger_than_a_session_is_sorted_by_bigquery_and_streamed(
     assert rows_of(found["ß"]) == CATALOG["ß"]
     assert service.fake.queries[-1].endswith("WHERE surge_k0 IN ('ß')\nORDER BY `id`")
     assert len(list(found["ß"].read())) > 5  # message by message
+    assert not any(query.endswith(f"FROM `{TABLE}`") for query in service.fake.queries)  # of all rows
     assert rows_of(found["b"]) == CATALOG["b"]
 
 

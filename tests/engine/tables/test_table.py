@@ -361,6 +361,21 @@ def test_table_in_order_is_read_once_whatever_the_order_of_its_keys(
     assert len(opened) == 1
 
 
+def test_table_in_order_is_read_once_where_the_first_rows_of_each_partition_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", 256)  # of about 17 rows
+    rows = [(str(row), "x", f"key {row // 40:02}") for row in range(1_000)]
+    partitions = list(source := table_of(write_csv(tmp_path / "t.csv", rows)))
+    opened: list[int] = []
+    read = source._rows
+    monkeypatch.setattr(source, "_rows", lambda index: opened.append(1) or read(index))
+    firsts = [next(partition.read()) for partition in partitions[::2]]
+    assert [batch.ids[0].as_py() for batch in firsts] == [str(row) for row in range(0, 1_000, 80)]
+    assert max(map(len, firsts)) < 40 and len(opened) == 1
+    assert contents(source) == by_key(rows) and len(opened) == 2
+
+
 def test_csv_table_that_is_not_utf8_is_refused_with_the_setting_and_read_with_it(tmp_path: Path) -> None:
     path = tmp_path / "products.csv"
     rows = [("grün", "1", "Stiefel"), ("blau", "2", "Hüte"), ("grün", "3", "Schuhe")]
@@ -374,6 +389,6 @@ def test_csv_table_that_is_not_utf8_is_refused_with_the_setting_and_read_with_it
         "grün": [("1", "Stiefel"), ("3", "Schuhe")],
     }
     assert all(each.source_version.endswith("?encoding=cp1252") for each in read)
-    for name in ("cp-1252", "base64"):
+    for name in ("cp-1252", "base64", "punycode"):
         with pytest.raises(ConfigError, match=f"the encoding '{name}' is unknown"):
             open_source(path, partition_by="color", encoding=name)
