@@ -36,6 +36,8 @@ settings.register_profile(
 )
 settings.load_profile("surge")
 
+# As in every worker: OpenVINO would report each conversion to its vendor, from a process that it forks for the report.
+sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
 
 _IMPORTED = pytest.StashKey[frozenset[str]]()
 
