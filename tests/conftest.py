@@ -13,11 +13,14 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run import embedding_run
+from surge_dagster.engine.support.process_memory import MemoryGauge
 from tests.command import Command
 from tests.small_catalogs import DIMENSION
 from tests.spaces import Spaces, embed_into_three_spaces
@@ -139,6 +142,22 @@ def no_cloud() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         patch.setenv("NO_GCE_CHECK", "true")
+        yield
+
+
+class _ResidentGauge(MemoryGauge):
+    def _sample(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, psutil.Process().memory_info().rss)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_memory_samples() -> Iterator[None]:
+    """Let runs in this process sample its RSS: for PSS the kernel walks all pages, 0.05 s where torch is imported.
+
+    Runs in other processes and the tests of the gauge read PSS.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedding_run, "MemoryGauge", _ResidentGauge)
         yield
 
 
