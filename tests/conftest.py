@@ -39,6 +39,8 @@ settings.register_profile(
 )
 settings.load_profile("surge")
 
+gc.disable()  # until all tests are collected: nothing of that is garbage
+
 # As in every worker: OpenVINO would report each conversion to its vendor, from a process that it forks for the report.
 sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
 
@@ -95,6 +97,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Remember what collecting has imported, which each of four processes does, and keep it for good."""
     session.config.stash[_IMPORTED] = frozenset(sys.modules)
     gc.freeze()  # each full collection would look at what Dagster and the tests have defined: 0.1 s
+    gc.set_threshold(20_000, 20)
+    gc.enable()
 
 
 @pytest.fixture
