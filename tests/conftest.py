@@ -81,7 +81,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "models" if file in _OF_MODELS else file
+            return "models" if file in _OF_MODELS or "test_gpu_benchmark" in nodeid else file
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
