@@ -13,11 +13,14 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run import embedding_run
+from surge_dagster.engine.support.process_memory import MemoryGauge
 from tests.command import Command
 from tests.small_catalogs import DIMENSION
 from tests.spaces import Spaces, embed_into_three_spaces
@@ -36,6 +39,10 @@ settings.register_profile(
 )
 settings.load_profile("surge")
 
+gc.disable()  # until all tests are collected: nothing of that is garbage
+
+# As in every worker: OpenVINO would report each conversion to its vendor, from a process that it forks for the report.
+sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
 
 _IMPORTED = pytest.StashKey[frozenset[str]]()
 
@@ -74,7 +81,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "models" if file in _OF_MODELS else file
+            return "models" if file in _OF_MODELS or "test_gpu_benchmark" in nodeid else file
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
@@ -90,6 +97,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Remember what collecting has imported, which each of four processes does, and keep it for good."""
     session.config.stash[_IMPORTED] = frozenset(sys.modules)
     gc.freeze()  # each full collection would look at what Dagster and the tests have defined: 0.1 s
+    gc.set_threshold(20_000, 20)
+    gc.enable()
 
 
 @pytest.fixture
@@ -137,6 +146,22 @@ def no_cloud() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         patch.setenv("NO_GCE_CHECK", "true")
+        yield
+
+
+class _ResidentGauge(MemoryGauge):
+    def _sample(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, psutil.Process().memory_info().rss)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_memory_samples() -> Iterator[None]:
+    """Let runs in this process sample its RSS: for PSS the kernel walks all pages, 0.05 s where torch is imported.
+
+    Runs in other processes and the tests of the gauge read PSS.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedding_run, "MemoryGauge", _ResidentGauge)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -37,6 +38,8 @@ def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) ->
 
     handler = signal.signal(signal.SIGUSR2, end)
     interrupting = threading.Thread(target=interrupt)
+    collects = gc.isenabled()
+    gc.disable()  # `_current_frames` of Python 3.11 holds a lock for which a collection that it begins waits forever
     interrupting.start()
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -45,3 +48,5 @@ def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) ->
         left.set()
         interrupting.join()
         signal.signal(signal.SIGUSR2, handler)
+        if collects:
+            gc.enable()

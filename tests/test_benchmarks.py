@@ -63,22 +63,11 @@ def test_gpu_benchmark_measures_everything_where_there_is_no_dagster(tmp_path: P
     model = tiny_model("bert_cls", tmp_path)
     output_of("gpu_models", str(tmp_path / "carried"), str(model))
     (tmp_path / "carried" / "sitecustomize.py").write_text(WITHOUT)
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu",
-        "--model",
-        "model",
-        "--device",
-        "cpu",
-        "--quick",
-        "--out",
-        "results",
-    ]
+    options = ("--model", "model", "--device", "cpu", "--quick", "--out", "results")
+    command = [sys.executable, "-m", "benchmarks.gpu", *options]
     folder = str(tmp_path / "carried")
-    finished = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": folder}
+    finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "Everything was measured." in finished.stdout, finished.stdout[-3000:]
     rows = [json.loads(line) for line in (tmp_path / "carried" / "results" / "results.jsonl").read_text().splitlines()]

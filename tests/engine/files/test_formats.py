@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -153,8 +154,8 @@ def test_writer_refers_to_the_matrix_without_a_copy(monkeypatch: pytest.MonkeyPa
     assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data
 
 
-WRITE_IN_A_FRESH_PROCESS = """
-import os, sys, tempfile
+WRITE_EACH_SIZE = """
+import json, os, sys, tempfile
 import numpy as np, pyarrow as pa
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import write_file
@@ -163,45 +164,43 @@ from surge_dagster.engine.support.text_hash import text_hashes
 
 class Upload:
     # Drops what is written, and counts the copy that is written with one call.
-    sink, copied = pa.OSFile(tempfile.mktemp(dir=sys.argv[6]), "wb"), 0
+    def __init__(self):
+        self.sink, self.copied = pa.OSFile(tempfile.mktemp(dir=sys.argv[2]), "wb"), 0
     def write(self, data):
         self.copied = len(data)
-
-rows, dimension, text_bytes, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]  # zstd cannot make it much smaller
-texts, ids = pa.array([noise] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
-matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
-watched = pa.proxy_memory_pool(pa.default_memory_pool())
-pa.set_memory_pool(watched)
-upload = Upload()
-facts = FileFacts("k", "s-1", "m", "fp32", "v1", "0" * 32, "1" * 32, rows, dimension, 0)
-write_file(sys.argv[5], upload, FileRows([ids], pa.string(), texts, text_hashes(texts), matrix), facts)
-print(watched.max_memory() + upload.copied, flush=True)
-os._exit(0)  # the pool must outlive its buffers
+def peak(rows, dimension, text_bytes, dtype):
+    noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]  # zstd cannot make it much smaller
+    texts, ids = pa.array([noise] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
+    matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
+    pools.append(pa.proxy_memory_pool(pa.system_memory_pool()))
+    pa.set_memory_pool(pools[-1])
+    upload = Upload()
+    facts = FileFacts("k", "s-1", "m", "fp32", "v1", "0" * 32, "1" * 32, rows, dimension, 0)
+    write_file(sys.argv[1], upload, FileRows([ids], pa.string(), texts, text_hashes(texts), matrix), facts)
+    return pools[-1].max_memory() + upload.copied
+pools = []  # each outlives its buffers
+print(json.dumps([peak(*size) for size in json.loads(sys.argv[3])]), flush=True)
+os._exit(0)
 """
+_SIZES = (
+    (30_000, 384, 46, "float32"),
+    (30_000, 384, 300, "float16"),
+    (1_000, 16, 30_000, "float32"),
+    (1, 384, 46, "float32"),
+    (10, 384, 46, "float32"),
+    (35, 384, 46, "float32"),
+    (20, 16, 3_000, "float32"),
+    (10_000, 14, 200, "float32"),
+)
 
 
 @pytest.mark.parametrize("file_format", FILE_FORMATS)
-@pytest.mark.parametrize(
-    ("rows", "dimension", "text_bytes", "dtype"),
-    [
-        (30_000, 384, 46, "float32"),
-        (30_000, 384, 300, "float16"),
-        (1_000, 16, 30_000, "float32"),
-        (1, 384, 46, "float32"),
-        (10, 384, 46, "float32"),
-        (35, 384, 46, "float32"),
-        (20, 16, 3_000, "float32"),
-        (10_000, 14, 200, "float32"),
-    ],
-)
-def test_estimate_covers_the_memory_that_writing_takes(
-    tmp_path: Path, rows: int, dimension: int, text_bytes: int, dtype: str, file_format: FileFormat
-) -> None:
-    sizes = map(str, (rows, dimension, text_bytes))
-    command = [sys.executable, "-c", WRITE_IN_A_FRESH_PROCESS, *sizes, dtype, file_format, str(tmp_path)]
-    peak = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
-    itemsize = np.dtype(dtype).itemsize
-    strings = STRING_COPIES * min(rows * text_bytes, PAGE_BYTES + WRITE_BATCH_ROWS * text_bytes)
-    # Columns are written one after the other.
-    assert peak <= max(piece_bytes(rows, dimension, itemsize), piece_bytes(0, dimension, itemsize) + strings)
+def test_estimate_covers_the_memory_that_writing_takes(tmp_path: Path, file_format: FileFormat) -> None:
+    command = [sys.executable, "-c", WRITE_EACH_SIZE, file_format, str(tmp_path), json.dumps(_SIZES)]
+    peaks = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    for (rows, dimension, text_bytes, dtype), peak in zip(_SIZES, peaks, strict=True):
+        itemsize = np.dtype(dtype).itemsize
+        strings = STRING_COPIES * min(rows * text_bytes, PAGE_BYTES + WRITE_BATCH_ROWS * text_bytes)
+        # Columns are written one after the other.
+        covered = max(piece_bytes(rows, dimension, itemsize), piece_bytes(0, dimension, itemsize) + strings)
+        assert peak <= covered, (rows, dimension, text_bytes, dtype)
