@@ -52,27 +52,27 @@ BUDGETS: dict[str, int] = {
     "commands": 830,
     "demo": 180,
     "definitions": 110,
-    "local_run": 210,
+    "local_run": 220,
     "terminal": 120,
     "catalogs": 420,
     "automation": 430,
     "assets": 1_160,
-    "orchestration": 3_250,
+    "orchestration": 3_260,
     "event_storage": 90,
     "resources": 370,
     "config": 650,
     "consumers": 930,
     "engine.derived": 700,
     "engine.feed": 740,
-    "engine.inference": 1_340,
-    "engine.plan": 1_180,
-    "engine.readers": 590,
+    "engine.inference": 1_370,
+    "engine.plan": 1_190,
+    "engine.readers": 600,
     "engine.tables": 1_480,
     "engine.verify": 630,
-    "engine.run": 3_960,
-    "engine.output": 760,
+    "engine.run": 3_970,
+    "engine.output": 770,
     "engine.encoder": 3_810,
-    "engine.sources": 2_250,
+    "engine.sources": 2_260,
     "engine.files": 1_090,
     "engine.model": 1_140,
     "engine.store": 1_490,
@@ -183,9 +183,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 31_120
-    assert lines_of(ROOT / "tests") <= 36_050
-    assert lines_of(ROOT / "benchmarks") <= 5_780
+    assert product <= 31_240
+    assert lines_of(ROOT / "tests") <= 36_420
+    assert lines_of(ROOT / "benchmarks") <= 5_800
 
 
 RUN_OF_THE_CORE = """
