@@ -6,9 +6,9 @@ Most of the first texts of a call have a length of their own and so a forward pa
 that length share. Without the second term calls of a few texts make large ones look a third too slow. The last one is
 for bytes of long texts behind the tokens that the model reads: without it such texts make a token look dear.
 
-A start times a few calls of growing size; runs add their SuperBatches. A call weighs 1/seconds, because long times vary
-by more: the fitted seconds of all calls together are then close to the measured ones, and a long run outweighs a short
-measurement. The speed of a machine changes, so calls of runs weigh less with each minute of encoding after them.
+A start times a few calls of growing size; runs add their SuperBatches. A call weighs 1/fitted seconds, because long
+times vary by more: the fitted seconds of all calls together are then the measured ones, and a long run outweighs a
+short measurement. The speed of a machine changes, so calls of runs weigh less with each minute of encoding after them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _LENGTHS = 32  # texts of a call until a new one mostly has the length of an ear
 _HALF_LIFE_SECONDS = 60.0  # of encoding, after which a call of a run weighs half
 _READ_BYTES = 16  # at most, of a token: what a text has beyond them is not read
 _EQUAL = 1e-9
+_REFITS, _LEAST_OBSERVED_SECONDS, _MOST_TIMES_FITTED = 3, 1e-6, 10.0
 _NORMAL_95 = 1.96
 _LEAST_SECONDS = 1e-9  # of a text, so that speeds are finite
 _SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
@@ -74,13 +75,19 @@ class Fit:
 def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | float = 1.0) -> Fit:
     """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with fewest costs.
 
-    `amounts` are [observations, columns]; `weights` multiply that of 1/seconds.
+    `amounts` are [observations, columns]; `weights` multiply that of 1/seconds. It is 1/fitted seconds that count: with
+    those that were measured, one that took too little would outweigh another that took as much too much.
     """
+    least = np.maximum(seconds / _MOST_TIMES_FITTED, _LEAST_OBSERVED_SECONDS)
+    fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(seconds, least)))
+    for _ in range(_REFITS):
+        fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(fit.seconds(amounts), least)))
+    return fit
+
+
+def _fit(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray) -> Fit:
     rows, columns = amounts.shape
     best, values, covariance = np.inf, np.zeros(columns), None
-    if not rows:
-        return Fit(values)
-    weights = np.sqrt(weights / np.maximum(seconds, 1e-6))
     weighted, target = amounts * weights[:, None], seconds * weights
     for count in range(1, min(rows, columns) + 1):
         for chosen in map(list, itertools.combinations(range(columns), count)):

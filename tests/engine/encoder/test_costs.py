@@ -112,6 +112,13 @@ def test_long_runs_outweigh_the_short_measurement() -> None:
     assert predicted == pytest.approx(call(2_000, pace=1.2).seconds, rel=0.01)
 
 
+def test_calls_of_a_machine_that_changes_its_speed_add_up_to_what_they_took() -> None:
+    calls = [call(1_000 + 10 * number, pace=pace) for number, pace in enumerate((0.2, 1.8, 0.02, 1.98) * 3)]
+    costs = EncodeCosts.of(calls, [], workers=1)
+    texts, tokens = (np.array([getattr(each, name) for each in calls]) for name in ("texts", "tokens"))
+    assert costs.seconds(texts, tokens).sum() == pytest.approx(sum(each.seconds for each in calls), rel=0.01)
+
+
 def test_new_calls_outweigh_those_of_minutes_ago() -> None:
     slow, fast = ([call(20_000, pace=pace) for _ in range(count)] for count, pace in ((6, 2.0), (12, 1.0)))
     for runs, pace in ((slow + fast, 1.0), (fast + slow, 2.0)):  # as many seconds of each
