@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu
 
-Needs torch, transformers, sentence-transformers, pyarrow, filelock and psutil, and no network; `benchmarks.gpu_models`
-makes a folder of 50 MB to take to a GPU machine. Every result is printed, and appended to results.jsonl, as soon as it
-is known; an error ends its stage alone. `--device cpu --quick` is a rehearsal.
+Needs torch, transformers, sentence-transformers 6.2, pyarrow, filelock and psutil, and no network;
+`benchmarks.gpu_models` makes a folder of 50 MB to take to a GPU machine. Every result is printed, and appended to
+results.jsonl, as soon as it is known; an error ends its stage alone. `--device cpu --quick` is a rehearsal.
 """
 
 from __future__ import annotations
