@@ -71,7 +71,7 @@ BUDGETS: dict[str, int] = {
     "engine.verify": 630,
     "engine.run": 3_970,
     "engine.output": 770,
-    "engine.encoder": 3_810,
+    "engine.encoder": 3_820,
     "engine.sources": 2_260,
     "engine.files": 1_090,
     "engine.model": 1_140,
@@ -183,8 +183,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 31_240
-    assert lines_of(ROOT / "tests") <= 36_420
+    assert product <= 31_260
+    assert lines_of(ROOT / "tests") <= 36_460
     assert lines_of(ROOT / "benchmarks") <= 5_800
 
 

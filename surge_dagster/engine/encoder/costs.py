@@ -30,7 +30,7 @@ _LENGTHS = 32  # texts of a call until a new one mostly has the length of an ear
 _HALF_LIFE_SECONDS = 60.0  # of encoding, after which a call of a run weighs half
 _READ_BYTES = 16  # at most, of a token: what a text has beyond them is not read
 _EQUAL = 1e-9
-_REFITS, _LEAST_OBSERVED_SECONDS, _MOST_TIMES_FITTED = 3, 1e-6, 10.0
+_REFITS, _LEAST_OBSERVED_SECONDS, _MOST_TIMES_FITTED, _STALLED = 3, 1e-6, 10.0, 5.0
 _NORMAL_95 = 1.96
 _LEAST_SECONDS = 1e-9  # of a text, so that speeds are finite
 _SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
@@ -76,12 +76,16 @@ def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | fl
     """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with fewest costs.
 
     `amounts` are [observations, columns]; `weights` multiply that of 1/seconds. It is 1/fitted seconds that count: with
-    those that were measured, one that took too little would outweigh another that took as much too much.
+    those that were measured, one that took too little would outweigh another that took as much too much. One that was
+    stalled, by the usual pace, counts as five times as long as others.
     """
-    least = np.maximum(seconds / _MOST_TIMES_FITTED, _LEAST_OBSERVED_SECONDS)
-    fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(seconds, least)))
+    least = np.maximum(seconds, _LEAST_OBSERVED_SECONDS)
+    fit = _fit(amounts, seconds, np.sqrt(weights / least))
+    if (is_fitted := (fitted := fit.seconds(amounts)) > 0).any():
+        usual = np.median(seconds[is_fitted] / fitted[is_fitted])
+        seconds = np.where(is_fitted, np.minimum(seconds, _STALLED * usual * fitted), seconds)
     for _ in range(_REFITS):
-        fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(fit.seconds(amounts), least)))
+        fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(fit.seconds(amounts), least / _MOST_TIMES_FITTED)))
     return fit
 
 

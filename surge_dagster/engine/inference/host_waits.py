@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+NO = torch.tensor(False)  # on the host
+
 
 class SumsInOrder(TorchFunctionMode):
     """Sums the tokens of each text in their order, where sentence-transformers' pooling would add them in any order.
@@ -30,6 +32,6 @@ class MaskWithPadding(TorchFunctionMode):
         self._shape = shape
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.all and len(args) == 1 and args[0].shape == self._shape:
-            return False
+        if func is torch.Tensor.all and len(args) == 1 and not kwargs and args[0].shape == self._shape:
+            return NO
         return func(*args, **(kwargs or {}))

@@ -82,7 +82,10 @@ def recorded_removed(store: Store, space: Space) -> Versions:
     """The recorded files, those of a derived space as its parent has them; a `ConfigError` for a damaged record."""
     try:
         with store.open(_name(space)) as source:
-            return dict(json.loads(source.read())["partitions"])
+            entries = dict(json.loads(source.read())["partitions"])
+        for key in entries:
+            encode_key(key)
+        return entries
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -44,6 +44,7 @@ _ENCODING = "Set encoding to that of its text, such as cp1252 or utf-16."
 _JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _LARGE_INTEGER = re.compile(r"couldn't parse:\s*-?\d+(?: in row \d+)?$")
 _NO_SPACE = re.compile(r"\S")
+_BEFORE_VALUE = b"\xef\xbb\xbf \t\r\n"
 _DECODER = json.JSONDecoder(parse_int=str)  # an integer may have any number of digits
 _IN_ROW = re.compile(r" in row (\d+)$")
 _CSV_ROW = re.compile(r"Row #(\d+)")  # of a block, counted from 1, in what pyarrow says
@@ -269,17 +270,18 @@ def _paths_in(block: bytes, wanted: list[str], problem: _Problem) -> dict[str, t
 
     An object ends where it does for pyarrow, which may be amid a line; one that Python cannot read is passed over.
     """
-    paths, unread = dict[str, tuple[str, ...]](), list[int]()
+    paths, unread = dict[str, tuple[str, ...]](), ""
     text, place, row = block.decode("utf-8-sig", "replace"), 0, 0
     while (missing := set(wanted) - paths.keys()) and (start := _NO_SPACE.search(text, place)):
         try:
             document, place = _DECODER.raw_decode(text, start.start())
             paths = {".".join(path): path for path in sorted(_paths(document), key=len, reverse=True)} | paths
-        except (ValueError, AttributeError, RecursionError):
-            unread, place = [*unread, row], text.find("\n", start.start()) + 1 or len(text)
+        except (ValueError, AttributeError, RecursionError) as error:
+            unread = unread or f"{row_in_words(row)} ({first_line(error)})"
+            place = text.find("\n", start.start()) + 1 or len(text)
         row += 1
     if missing and unread:
-        reason = f"cannot be read at {row_in_words(unread[0])}, and no other of its first rows has"
+        reason = f"cannot be read at {unread}, and no other of its first rows has"
         remedy = "Write each row as one object that is not nested too deep, or name other columns."
         raise problem(f"{reason} {', '.join(map(repr, sorted(missing)))}", remedy)
     return dict(sorted(paths.items(), key=lambda item: len(item[1])))
@@ -307,6 +309,9 @@ def _json_type(block: bytes, path: tuple[str, ...]) -> pa.DataType:
 def _read_json(block: bytes, schema: pa.Schema) -> pa.Table:
     options = pajson.ReadOptions(use_threads=False, block_size=len(block) + 1)
     parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    first = block.lstrip(_BEFORE_VALUE)
+    if first.startswith(b"null"):  # which ends the process where a block begins with it
+        block = b"{}" + first[len(b"null") :]
     return pajson.read_json(pa.BufferReader(block), options, parse) if block else schema.empty_table()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,15 @@ def test_calls_of_a_machine_that_changes_its_speed_add_up_to_what_they_took() ->
     costs = EncodeCosts.of(calls, [], workers=1)
     texts, tokens = (np.array([getattr(each, name) for each in calls]) for name in ("texts", "tokens"))
     assert costs.seconds(texts, tokens).sum() == pytest.approx(sum(each.seconds for each in calls), rel=0.01)
+
+
+@pytest.mark.parametrize("stalled_seconds", [5.0, 600.0])
+def test_one_stalled_call_does_not_make_plans_much_longer(stalled_seconds: float) -> None:
+    measured = [call(texts, tokens) for texts, tokens in itertools.product((1, 4, 16, 64, 256), (10.0, 80.0))]
+    of_runs = [call(5_000 + 10 * number) for number in range(8)]
+    of_runs[3] = replace(of_runs[3], seconds=of_runs[3].seconds + stalled_seconds)
+    costs = EncodeCosts.of(measured, of_runs, workers=1)
+    assert costs.seconds(np.array([20_000]), np.array([240_000])) <= 1.6 * call(20_000).seconds
 
 
 def test_new_calls_outweigh_those_of_minutes_ago() -> None:

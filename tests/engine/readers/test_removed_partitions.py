@@ -98,12 +98,13 @@ def test_long_key_that_is_listed_by_the_name_of_its_folder_is_not_removed(output
     assert settle(output, "a") is None and recorded(output) == [LONG]
 
 
-def test_damaged_record_is_refused_by_name_and_can_be_removed(output: Output) -> None:
+@pytest.mark.parametrize("content", ["{", '{"partitions": {"": ["1", "2"]}}'])
+def test_damaged_record_is_refused_by_name_and_can_be_removed(output: Output, content: str) -> None:
     output.put("a", 1)
     output.put("b", 1)
     settle(output, "a")
     [record] = output.root.glob("*/removed_partitions.json")
-    record.write_text("{")
+    record.write_text(content)
     with pytest.raises(ConfigError, match=r"removed_partitions\.json.*cannot be used.*Remove it"):
         open_embeddings(output.root)
     record.unlink()

@@ -118,7 +118,7 @@ class TestRows:
             ('{"id": 1, "deep": {"b": "x"}}', "has no column 'b'"),
             ('{"id": 1, "word": "b"}', "has no column 'b'"),
             ('{"id": 1, "unread": "\xff"}', "has no column 'b'"),
-            (f'{{"id": 1}}\n{{"b": {"[" * 5_000}{"]" * 5_000}}}', "row 1, and no other of its first rows has 'b'."),
+            (f'{{"id": 1}}\n{{"b": {"[" * 5_000}{"]" * 5_000}}}', "), and no other of its first rows has 'b'."),
         ],
     )
     def test_integer_too_large_and_columns_that_json_lines_do_not_have_are_refused(
@@ -147,6 +147,11 @@ class TestRows:
     def test_fields_of_every_object_that_is_read_are_found(self, tmp_path: Path, line: bytes) -> None:
         (tmp_path / "p.jsonl").write_bytes(line)
         assert rows_in(tmp_path / "p.jsonl", ["doc.title"]) == [("a",), ("b",)]
+
+    @pytest.mark.parametrize("before", [b"", b"\n ", b"\xef\xbb\xbf"])
+    def test_json_lines_that_begin_with_null_have_a_row_of_nulls(self, tmp_path: Path, before: bytes) -> None:
+        (tmp_path / "p.jsonl").write_bytes(before + b'null\n{"id": 1}\nnull\n')
+        assert rows_in(tmp_path / "p.jsonl", ["id"]) == [(None,), (1,), (None,)]
 
     @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "jsonl"])
     @pytest.mark.parametrize("rows", [0, 3, 20_000])
