@@ -77,15 +77,15 @@ def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | fl
 
     `amounts` are [observations, columns]; `weights` multiply that of 1/seconds. It is 1/fitted seconds that count: with
     those that were measured, one that took too little would outweigh another that took as much too much. One that was
-    stalled, by the usual pace, counts as five times as long as others.
+    stalled counts as no more than five times as long as usual.
     """
-    least = np.maximum(seconds, _LEAST_OBSERVED_SECONDS)
-    fit = _fit(amounts, seconds, np.sqrt(weights / least))
+    measured = np.maximum(seconds, _LEAST_OBSERVED_SECONDS)
+    fit = _fit(amounts, seconds, np.sqrt(weights / measured))
     if (is_fitted := (fitted := fit.seconds(amounts)) > 0).any():
         usual = np.median(seconds[is_fitted] / fitted[is_fitted])
         seconds = np.where(is_fitted, np.minimum(seconds, _STALLED * usual * fitted), seconds)
     for _ in range(_REFITS):
-        fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(fit.seconds(amounts), least / _MOST_TIMES_FITTED)))
+        fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(fit.seconds(amounts), measured / _MOST_TIMES_FITTED)))
     return fit
 
 

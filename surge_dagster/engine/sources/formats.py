@@ -43,7 +43,7 @@ _QUOTE = "Give that row as many values as the header has, those with a delimiter
 _ENCODING = "Set encoding to that of its text, such as cp1252 or utf-16."
 _JSON_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _LARGE_INTEGER = re.compile(r"couldn't parse:\s*-?\d+(?: in row \d+)?$")
-_NO_SPACE = re.compile(r"\S")
+_VALUE_BEGINS = re.compile(r"\S")
 _BEFORE_VALUE = b"\xef\xbb\xbf \t\r\n"
 _DECODER = json.JSONDecoder(parse_int=str)  # an integer may have any number of digits
 _IN_ROW = re.compile(r" in row (\d+)$")
@@ -272,7 +272,7 @@ def _paths_in(block: bytes, wanted: list[str], problem: _Problem) -> dict[str, t
     """
     paths, unread = dict[str, tuple[str, ...]](), ""
     text, place, row = block.decode("utf-8-sig", "replace"), 0, 0
-    while (missing := set(wanted) - paths.keys()) and (start := _NO_SPACE.search(text, place)):
+    while (missing := set(wanted) - paths.keys()) and (start := _VALUE_BEGINS.search(text, place)):
         try:
             document, place = _DECODER.raw_decode(text, start.start())
             paths = {".".join(path): path for path in sorted(_paths(document), key=len, reverse=True)} | paths
