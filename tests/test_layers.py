@@ -64,8 +64,8 @@ BUDGETS: dict[str, int] = {
     "consumers": 930,
     "engine.derived": 700,
     "engine.feed": 740,
-    "engine.inference": 1_370,
-    "engine.plan": 1_190,
+    "engine.inference": 1_375,
+    "engine.plan": 1_260,
     "engine.readers": 600,
     "engine.tables": 1_480,
     "engine.verify": 630,
@@ -183,8 +183,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 31_260
-    assert lines_of(ROOT / "tests") <= 36_460
+    assert product <= 31_320
+    assert lines_of(ROOT / "tests") <= 36_600
     assert lines_of(ROOT / "benchmarks") <= 5_800
 
 

@@ -10,6 +10,7 @@ import pytest
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.plan.other_programs import CoreSeconds
 
 C_IPC, C_TEXT = 0.25, 0.01
 
@@ -67,4 +68,5 @@ def priced_pool(
     hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Any:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(CoreSeconds, "share_of_others", lambda now, since: 0.0)  # whatever else the machine does
     return PricedPool(hash_pool)

@@ -1,4 +1,4 @@
-"""What a packed backend needs of a device: copies that do not stop it, and marks in the stream of its work.
+"""What a backend needs of a device: copies that do not stop it, and marks in the stream of its work.
 
 Work on a GPU is only queued. A mark is reached when all work queued before it is done; until then a buffer that this
 work reads or writes belongs to the device.
@@ -26,10 +26,15 @@ class Mark(Protocol):
 
 
 class Device(Protocol):
-    """A device and the one stream of work that a worker queues on it."""
+    """A device and the one stream of work that a worker queues on it.
+
+    Attributes:
+        queues: whether work is only queued; else it is done when the call returns.
+    """
 
     torch_device: torch.device
     name: str
+    queues: bool
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A copy on the device; the array may be changed at once."""
@@ -65,6 +70,8 @@ class _CudaMark:
 
 
 class CudaDevice:
+    queues = True
+
     def __init__(self, name: str) -> None:
         self.torch_device = torch.device(name)
         self.name = torch.cuda.get_device_name(self.torch_device)
@@ -101,6 +108,7 @@ class HostDevice:
 
     torch_device = torch.device("cpu")
     name = "cpu"
+    queues = False
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.copy())

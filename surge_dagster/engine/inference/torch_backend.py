@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
 
+    from surge_dagster.engine.inference.device import Device, Mark
+
 _CPU_TOKEN_BUDGET = 2_048
 _CUDA_TOKEN_BUDGET = 32_768
 # The cost of launching the kernels of one pass, in tokens that could be computed in that time.
@@ -48,12 +50,14 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
     """A `ReferenceBackend` for models without plain tokens."""
     import torch
 
+    from surge_dagster.engine.inference.device import CudaDevice, HostDevice
+
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
-    detail = f"torch {torch.__version__}"
     if facts is None:
-        return ReferenceBackend(space, model, detail)
-    return TorchBackend(space, settings, model, facts, detail)
+        return ReferenceBackend(space, model, f"torch {torch.__version__}")
+    device = HostDevice() if settings.device == "cpu" else CudaDevice(settings.device)
+    return TorchBackend(space, settings, model, facts, device)
 
 
 def load_model(space: Space, settings: BackendSettings) -> SentenceTransformer:
@@ -80,29 +84,28 @@ class TorchBackend(PaddedBackend):
         settings: BackendSettings,
         reference: SentenceTransformer,
         facts: TokenizerFacts,
-        detail: str,
+        device: Device,
     ) -> None:
         import torch
 
         self._torch = torch
-        self._device = torch.device(settings.device)
-        self._on_cuda = self._device.type == "cuda"
-        self.detail = detail
-        if self._on_cuda:
-            self.machine = torch.cuda.get_device_name(self._device)
+        self._device = device
+        self.detail = f"torch {torch.__version__}"
+        if device.queues:
+            self.machine = device.name
             self.budget_candidates = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144)
         else:
             self.machine = f"{processor()} {settings.threads}"
             self.budget_candidates = (256, 512, 1_024, 2_048, 4_096)
         self._embed = embedder(reference, space, facts.prompt_length)
         self._pad_id = facts.pad_id
-        self._columns = torch.arange(space.max_length, device=self._device)
+        self._columns = torch.arange(space.max_length, device=device.torch_device)
         self._landing: torch.Tensor | None = None
         super().__init__(
             TextTokenizer(facts, space),
-            token_budget=settings.token_budget or (_CUDA_TOKEN_BUDGET if self._on_cuda else _CPU_TOKEN_BUDGET),
-            pass_tokens=_CUDA_PASS_TOKENS if self._on_cuda else _CPU_PASS_TOKENS,
-            free_memory=torch.cuda.empty_cache if self._on_cuda else None,
+            token_budget=settings.token_budget or (_CUDA_TOKEN_BUDGET if device.queues else _CPU_TOKEN_BUDGET),
+            pass_tokens=_CUDA_PASS_TOKENS if device.queues else _CPU_PASS_TOKENS,
+            free_memory=device.free_memory,
         )
 
     @contextlib.contextmanager
@@ -113,13 +116,14 @@ class TorchBackend(PaddedBackend):
         with torch.inference_mode():
             started = time.perf_counter()
             order = longest_first(tokens.lengths)
-            ids = self._upload(tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32))
-            starts, lengths = self._upload(tokens.offsets[order]), self._upload(tokens.lengths[order])
+            device = self._device
+            ids = device.upload(tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32))
+            starts, lengths = device.upload(tokens.offsets[order]), device.upload(tokens.lengths[order])
             target = torch.from_numpy(rows.matrix)
-            results, places = target, self._upload(order if self._on_cuda else rows.places[order])
-            if self._on_cuda:
-                results = torch.empty((len(order), target.shape[1]), dtype=target.dtype, device=self._device)
-            under_way: deque[torch.cuda.Event] = deque()
+            results, places = target, device.upload(order if device.queues else rows.places[order])
+            if device.queues:
+                results = torch.empty((len(order), target.shape[1]), dtype=target.dtype, device=device.torch_device)
+            under_way: deque[Mark] = deque()
 
             def run_pass(batch: TokenBatch) -> float:
                 part = slice(batch.first, batch.first + len(batch.rows))
@@ -129,19 +133,17 @@ class TorchBackend(PaddedBackend):
                 computed = time.perf_counter()
                 results.index_copy_(0, places[part], vectors.to(results.dtype))
                 scattered = time.perf_counter()
-                if self._on_cuda:
-                    event = torch.cuda.Event()
-                    event.record()
-                    under_way.append(event)
+                if device.queues:
+                    under_way.append(device.mark())
                     if len(under_way) > _PASSES_AHEAD:
-                        under_way.popleft().synchronize()
+                        under_way.popleft().wait()
                 return scattered - computed
 
             passes = ChunkPasses(run_pass, time.perf_counter() - started)
             yield passes
-            if self._on_cuda:
+            if device.queues:
                 # Waits here, so that the seconds of the copy do not include those of the passes.
-                torch.cuda.synchronize(self._device)
+                device.mark().wait()
                 started = time.perf_counter()
                 self._download(results, target, torch.from_numpy(rows.places))
                 passes.copy_seconds += time.perf_counter() - started
@@ -157,19 +159,15 @@ class TorchBackend(PaddedBackend):
         mask = columns < lengths[:, None]
         return ids[places.masked_fill_(~mask, 0)].long().masked_fill_(~mask, self._pad_id), mask.long()
 
-    def _upload(self, array: np.ndarray) -> torch.Tensor:
-        tensor = self._torch.from_numpy(array)
-        return tensor.pin_memory().to(self._device, non_blocking=True) if self._on_cuda else tensor
-
     def _download(self, results: torch.Tensor, target: torch.Tensor, places: torch.Tensor) -> None:
         """Copies a chunk's vectors to their rows, through pinned memory: other copies are several times slower.
 
         The rows themselves are not pinned: the arena may unmap them after the chunk, and pinning them for one chunk
         costs as much as copying it.
         """
-        if self._landing is None or self._landing.shape[0] < len(results):
-            self._landing = self._torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        if self._landing is None or len(self._landing) < len(results):
+            self._landing = self._device.landing(len(results), results.shape[1], results.dtype)
         landing = self._landing[: len(results)]
         landing.copy_(results, non_blocking=True)
-        self._torch.cuda.current_stream(self._device).synchronize()
+        self._device.mark().wait()
         target.index_copy_(0, places, landing)

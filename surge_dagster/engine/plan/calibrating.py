@@ -19,10 +19,13 @@ from surge_dagster.engine.encoder.calibration import OBSERVATIONS
 from surge_dagster.engine.encoder.costs import Call, fit_costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.plan.cost_model import Flush
+from surge_dagster.engine.plan.other_programs import CoreSeconds
 from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, RunReport, SuperBatchReport
 from surge_dagster.engine.store.store import Store
+
+_MUCH, _USUAL_RUNS = 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,13 @@ class Io:
     publish_seconds: float
 
 
-def learning(run: EmbeddingRun, pool: EncoderPool, store: Store) -> Generator[Event]:
+def learning(run: EmbeddingRun, pool: EncoderPool, store: Store, *, is_calibration: bool = False) -> Generator[Event]:
     """Run, and yield its events; a run that ends by itself gets its prediction into its report, and is remembered.
 
-    Closing the generator stops the run, as closing its events does. `pool` and `store` are those of the run.
+    A calibration is remembered whatever else the machine does. Closing the generator stops the run, as closing its
+    events does. `pool` and `store` are those of the run.
     """
-    log: RunLog | None = None
+    log, begun = None, CoreSeconds.now(pool.worker_pids)
     with contextlib.closing(run.events()) as events:
         for event in events:
             if isinstance(event, SuperBatchReport):
@@ -58,7 +62,8 @@ def learning(run: EmbeddingRun, pool: EncoderPool, store: Store) -> Generator[Ev
                 log.add(event)
             yield event
     if log is not None and not run.stopped:
-        log.end(run.report)
+        share = CoreSeconds.now(pool.worker_pids).share_of_others(begun)
+        log.end(run.report, 0.0 if is_calibration else share)
 
 
 class RunLog:
@@ -81,14 +86,21 @@ class RunLog:
         if superbatch.index == 0 and span is not None:
             self._first_begun = max(0.0, span.begun - costs.read_seconds)
 
-    def end(self, report: RunReport) -> None:
-        """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took."""
+    def end(self, report: RunReport, share_of_others: float = 0.0) -> None:
+        """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took.
+
+        Where other programs had much of the cores, it is kept only if they had it in each of the last runs too.
+        """
         held = sorted(np.array(self._held).reshape(-1, 1 + len(fields(Flush))).tolist())
         calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda report: report.index)
         calls, costs = calls_of(newest), self._costs
         if calls:  # as a plan counts the tokens of the catalog's own texts
             costs = replace(costs, encode=costs.encode.of_texts(calls))
         report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], costs).wall_seconds
+        shared = calibration.observations(name := f"others {self._pool.all_devices}")[-_USUAL_RUNS:]
+        calibration.observe(name, [[share_of_others]])
+        if share_of_others > _MUCH and (len(shared) < _USUAL_RUNS or min(shared) <= [_MUCH]):
+            return
         calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls))
         io = [io_of(report, self._costs.vector_bytes) for report in newest]
         calibration.observe(f"io {self._store}", map(astuple, io))

@@ -70,7 +70,7 @@ def calibrate(
             run = EmbeddingRun(
                 chosen, store, pool, bounds, file_format=file_format, memory_limit_bytes=memory_limit_bytes, force=True
             )
-            for _ in learning(run, pool, store):
+            for _ in learning(run, pool, store, is_calibration=True):
                 pass
         encoded += run.report.texts_encoded
         if sizes.sum() <= wanted:  # those were all

@@ -13,6 +13,8 @@ from surge_dagster.engine.inference.device import HostDevice
 class LateDevice(HostDevice):
     """A device whose copies to the host happen when a mark behind them is waited for, as late as they may."""
 
+    queues = True
+
     def __init__(self) -> None:
         self.queue: list[Callable[[], None]] = []
         self.launching = False

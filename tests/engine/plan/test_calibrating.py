@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from surge_dagster.engine.plan.calibrating import (
     store_kind,
 )
 from surge_dagster.engine.plan.cost_model import predict_flushes
+from surge_dagster.engine.plan.other_programs import CoreSeconds
 from surge_dagster.engine.plan.planner import forecast
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport
@@ -120,6 +122,19 @@ def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -
     assert 0 < run.report.superbatches < 20
     assert run.report.predicted_wall_seconds is None
     assert priced_pool.calibration.observations("runs cpu") == []
+
+
+def test_run_beside_other_programs_teaches_nothing_unless_the_last_ones_had_them_too(
+    priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs_after(share: float) -> int:
+        monkeypatch.setattr(CoreSeconds, "share_of_others", lambda now, since: share)
+        finish_learning(priced_pool, [30, 40], tmp_path / str(next(numbers)))
+        return len(priced_pool.calibration.observations("runs cpu"))
+
+    numbers = itertools.count()
+    assert [runs_after(share) for share in (0.05, 0.5, 0.5, 0.5, 0.5, 0.0, 0.5)] == [1, 1, 1, 1, 2, 3, 3]
+    assert len(priced_pool.calibration.observations("io local")) == 3
 
 
 def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.calibrating import known_costs
 from surge_dagster.engine.plan.calibration_run import _sampled_rows, calibrate
+from surge_dagster.engine.plan.other_programs import CoreSeconds
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
@@ -43,6 +44,14 @@ def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
     first, second, *others = priced_pool.calibration.observations("runs cpu")
     assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
     assert max(others)[0] >= 1_000, "the second run has SuperBatches of B_min"
+
+
+def test_calibration_counts_whatever_else_the_machine_does(
+    priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CoreSeconds, "share_of_others", lambda now, since: 0.9)
+    calibrate(listed([30]), str(tmp_path), StorageOptions(), priced_pool)
+    assert priced_pool.calibration.observations("runs cpu") != []
 
 
 @pytest.mark.parametrize(("sizes", "encoded"), [([], 0), ([0], 0), ([2], 2)])
