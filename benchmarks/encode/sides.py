@@ -12,13 +12,22 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.encode.inputs import Workload
-from benchmarks.encode.peers import Daft, OnnxRuntime, Peer, SentenceTransformers, SentenceTransformersPool, Setting
+from benchmarks.encode.peers import (
+    Daft,
+    OnnxRuntime,
+    Peer,
+    Products,
+    SentenceTransformers,
+    SentenceTransformersPool,
+    Setting,
+)
 from benchmarks.harness import Document, cpu_instructions, first_line, say
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -35,6 +44,8 @@ PEERS: dict[str, Callable[[Setting], Peer]] = {
     "sentence-transformers-fp16": lambda setting: SentenceTransformers(setting, "fp16"),
     "onnxruntime": OnnxRuntime,
     "daft": Daft,
+    "products-fp32": partial(Products, precision="fp32"),
+    "products-bf16": partial(Products, precision="bf16"),
 }
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
