@@ -28,10 +28,10 @@ from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.answers import ModelList, embeddings_body, model_of
 from surge_dagster.service.errors import (
-    Refusal,
+    ClientError,
+    answer_client_error,
     answer_defect,
     answer_http_error,
-    answer_refusal,
     answer_surge_error,
     error_response,
 )
@@ -74,7 +74,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
         routes=routes,
         middleware=[Middleware(_Gate, endpoints=endpoints)],
         exception_handlers={
-            Refusal: answer_refusal,
+            ClientError: answer_client_error,
             SurgeError: answer_surge_error,
             HTTPException: answer_http_error,
             ClientDisconnect: _answer_nobody,

@@ -12,8 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from surge_dagster.engine.errors import SurgeError
-from surge_dagster.service.lane import LaneClosed, LaneDown, Overloaded, TooLong
-from surge_dagster.service.spaces import SpaceLoading, UnknownSpace
+from surge_dagster.service.refusals import (
+    LaneClosed,
+    LaneDown,
+    Overloaded,
+    RequestTooLarge,
+    SpaceLoading,
+    TooLong,
+    UnknownSpace,
+    UnusableText,
+)
 
 # When a client may come back after an error that does not say it.
 RETRY_SECONDS = 1.0
@@ -21,6 +29,8 @@ _INVALID, _BUSY, _SERVER = "invalid_request_error", "rate_limit_error", "server_
 # Status, `param` and `code` of errors of the lanes and spaces; a base class stands after the classes made from it.
 _ANSWERS: dict[type[SurgeError], tuple[int, str | None, str]] = {
     TooLong: (400, "input", "context_length_exceeded"),
+    RequestTooLarge: (400, "input", "request_too_large"),
+    UnusableText: (400, "input", "unusable_text"),
     UnknownSpace: (404, "model", "model_not_found"),
     Overloaded: (429, None, "rate_limit_exceeded"),
     SpaceLoading: (503, "model", "space_loading"),
@@ -30,8 +40,8 @@ _ANSWERS: dict[type[SurgeError], tuple[int, str | None, str]] = {
 }
 
 
-class Refusal(Exception):
-    """A request that is answered with an error.
+class ClientError(Exception):
+    """A request that no lane gets to see, because it is wrong.
 
     Args:
         message: what was expected, what came, and what to do.
@@ -55,8 +65,8 @@ def error_response(
     return Response(body, status, headers, media_type="application/json")
 
 
-async def answer_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
+async def answer_client_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ClientError)
     return error_response(error.status, error.message, error.code, error.param, error.headers)
 
 
@@ -67,7 +77,8 @@ async def answer_surge_error(request: Request, error: Exception) -> Response:
     if status in (429, 503):
         seconds = max(getattr(error, "retry_after_seconds", RETRY_SECONDS), 0.001)
         headers = {"retry-after-ms": f"{math.ceil(seconds * 1000)}", "retry-after": f"{math.ceil(seconds)}"}
-    return error_response(status, str(error), code, param, headers)
+    remedy = ": send `truncate: true`" if isinstance(error, TooLong) else ""
+    return error_response(status, f"{error}{remedy}", code, param, headers)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.service.errors import Refusal
+from surge_dagster.service.errors import ClientError
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace
 
@@ -56,11 +56,11 @@ async def read_body(request: Request, settings: ServiceSettings) -> bytes:
     """The body of a request that holds JSON.
 
     Raises:
-        Refusal: it is of another type, compressed, too large, or takes too long.
+        ClientError: it is of another type, compressed, too large, or takes too long.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal(
+        raise ClientError(
             415,
             f"The body has the type {kind or 'of no header'!r}. Send JSON, with the header Content-Type: "
             "application/json.",
@@ -68,7 +68,7 @@ async def read_body(request: Request, settings: ServiceSettings) -> bytes:
             ends_connection=True,
         )
     if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        raise Refusal(
+        raise ClientError(
             415,
             f"The body has the Content-Encoding {encoding!r}. Send it as it is, without compression.",
             "unsupported_content_encoding",
@@ -84,14 +84,14 @@ async def read_body(request: Request, settings: ServiceSettings) -> bytes:
                 elif size > _READ_ON * limit:
                     break
     except TimeoutError:
-        raise Refusal(
+        raise ClientError(
             408,
             f"The body did not arrive within {settings.body_seconds:g} s. Send the request again.",
             "request_timeout",
             ends_connection=True,
         ) from None
     if size > limit:
-        raise Refusal(
+        raise ClientError(
             413,
             f"The body is larger than {limit:,} bytes. Send fewer texts in each request.",
             "request_too_large",
@@ -104,7 +104,7 @@ def parse_request(body: bytes) -> EmbeddingRequest:
     """The request that a body holds.
 
     Raises:
-        Refusal: it is no JSON, or a field is missing or has a value that it cannot have.
+        ClientError: it is no JSON, or a field is missing or has a value that it cannot have.
     """
     try:
         return EmbeddingRequest.model_validate_json(body)
@@ -112,34 +112,36 @@ def parse_request(body: bytes) -> EmbeddingRequest:
         details = error.errors(include_url=False, include_context=False)
     first = details[0]
     if not first["loc"]:
-        raise Refusal(400, f"The body is no JSON object in UTF-8: {first['msg']}.", "invalid_json")
+        raise ClientError(400, f"The body is no JSON object in UTF-8: {first['msg']}.", "invalid_json")
     name = str(first["loc"][0])
     given = None if first["type"] == "missing" else first["input"]
     if given is None:
         expected = "one text or a list of texts" if name == "input" else "the name of a space or a model, or `current`"
-        raise Refusal(400, f"The field {name!r} is missing: expected {expected}.", "missing_required_parameter", name)
+        raise ClientError(
+            400, f"The field {name!r} is missing: expected {expected}.", "missing_required_parameter", name
+        )
     if name == "input":
         raise _wrong_input(given, details)
     message = f"The field {name!r} is {reprlib.repr(given)}: {first['msg'][0].lower()}{first['msg'][1:]}."
-    raise Refusal(400, message, "invalid_value", name)
+    raise ClientError(400, message, "invalid_value", name)
 
 
-def _wrong_input(given: Any, details: list[ErrorDetails]) -> Refusal:
+def _wrong_input(given: Any, details: list[ErrorDetails]) -> ClientError:
     if not isinstance(given, list):
         message = f"The field 'input' is {reprlib.repr(given)}: expected one text or a list of texts."
-        return Refusal(400, message, "invalid_type", "input")
+        return ClientError(400, message, "invalid_type", "input")
     if not 1 <= len(given) <= MAX_TEXTS:
         message = f"The field 'input' has {len(given):,} texts: expected 1 to {MAX_TEXTS:,}. Send several requests."
-        return Refusal(400, message, "invalid_length", "input")
+        return ClientError(400, message, "invalid_length", "input")
     if all(isinstance(each, int | list) for each in given[:1]):
         message = (
             "The field 'input' holds tokens: expected texts, which the model's own tokenizer reads; tokens of another "
             "one would give vectors of other texts. In LangChain, set check_embedding_ctx_length=False."
         )
-        return Refusal(400, message, "tokens_not_supported", "input")
+        return ClientError(400, message, "tokens_not_supported", "input")
     row, value = next((each["loc"][-1], each["input"]) for each in details if len(each["loc"]) > 2)
     message = f"The field 'input' has {reprlib.repr(value)} at index {row}: expected a text."
-    return Refusal(400, message, "invalid_type", "input")
+    return ClientError(400, message, "invalid_type", "input")
 
 
 # Fields by which other servers change a vector, by what they change.
@@ -164,11 +166,11 @@ def require_offered(request: EmbeddingRequest, served: ServedSpace, task: Task) 
     """Refuse fields and dimensions that the space does not have.
 
     Raises:
-        Refusal: it holds the space's own value.
+        ClientError: it holds the space's own value.
     """
     given = (name for name, value in (request.model_extra or {}).items() if value is not None)
     if name := next((name for name in given if name in _GROUPS), None):
-        raise Refusal(
+        raise ClientError(
             400,
             f"The field {name!r} would change the vectors and is not offered: the space {served.space.name} "
             f"{_own_value(_GROUPS[name], served.space, task)}. Leave the field out.",
@@ -178,7 +180,7 @@ def require_offered(request: EmbeddingRequest, served: ServedSpace, task: Task) 
     if request.dimensions not in (None, *served.dimensions):
         known = " or ".join(map(str, served.dimensions))
         message = f"The field 'dimensions' is {request.dimensions}: the space {served.space.name} has {known}."
-        raise Refusal(400, message, "invalid_value", "dimensions")
+        raise ClientError(400, message, "invalid_value", "dimensions")
 
 
 def _own_value(group: str, space: Space, task: Task) -> str:

@@ -14,7 +14,8 @@ from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vecto
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.promise import Promise
-from surge_dagster.service.spaces import ServedSpaces, UnknownSpace
+from surge_dagster.service.refusals import UnknownSpace
+from surge_dagster.service.spaces import ServedSpaces
 
 DIMENSION = 16
 LONGEST = 8  # words
@@ -91,17 +92,13 @@ class FakeSpaces:
     def find(self, model: str) -> FakeSpace:
         if model in ("current", self.only.space.name, self.only.space.requested.model):
             return self.only
-        raise unknown(model, [self.only.space.name])
+        raise UnknownSpace(model, [self.only.space.name])
 
     def served(self) -> list[FakeSpace]:
         return [self.only]
 
     def as_served(self) -> ServedSpaces:
         return cast(ServedSpaces, self)
-
-
-def unknown(model: str, names: list[str]) -> UnknownSpace:
-    return UnknownSpace(f"the model {model!r} is not served; there are {', '.join(names)}")
 
 
 def vectors_of(texts: Sequence[str], prompt: str = "find: ") -> list[list[float]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from surge_dagster.service.lane import LaneDown, Overloaded, TooLong
+from surge_dagster.service.refusals import LaneDown, Overloaded, TooLong
 from tests.service.fake_spaces import FakeSpaces, vectors_of
 from tests.service.running import serving
 
@@ -72,8 +72,8 @@ def test_errors_are_the_clients_own_with_what_to_do(client: openai.OpenAI, space
     assert (refused.value.param, refused.value.type) == ("dimensions", "invalid_request_error")
     lane = spaces.only.queries
     for failure, expected in (
-        (too_long(), openai.BadRequestError),
-        (overloaded(0.25), openai.RateLimitError),
+        (TooLong([0, 2], 8, 9), openai.BadRequestError),
+        (Overloaded("too much waits", 0.25), openai.RateLimitError),
         (LaneDown("no worker lives"), openai.InternalServerError),
     ):
         lane.failure = failure
@@ -84,7 +84,7 @@ def test_errors_are_the_clients_own_with_what_to_do(client: openai.OpenAI, space
 def test_client_comes_back_after_the_time_that_an_overloaded_service_names(
     client: openai.OpenAI, spaces: FakeSpaces
 ) -> None:
-    spaces.only.queries.failure = overloaded(0.0015)
+    spaces.only.queries.failure = Overloaded("too much waits", 0.0015)
     with pytest.raises(openai.RateLimitError) as busy:
         client.embeddings.create(model="current", input="red")
     headers = busy.value.response.headers
@@ -102,13 +102,3 @@ def test_wrong_key_is_an_authentication_error_of_the_client(tmp_path: Path, spac
         pytest.raises(openai.AuthenticationError, match="Authorization: Bearer"),
     ):
         client.models.list()
-
-
-def too_long() -> TooLong:
-    return TooLong("the texts 0 and 2 are longer than the model reads")
-
-
-def overloaded(seconds: float) -> Overloaded:
-    error = Overloaded("more waits than can be encoded in time", seconds)
-    error.retry_after_seconds = seconds
-    return error
