@@ -110,6 +110,6 @@ def vectors_of(texts: Sequence[str], prompt: str = "find: ") -> list[list[float]
     return hash_vectors([prompt + text for text in texts], DIMENSION).tolist()
 
 
-def post(client: Any, path: str = "/v1/embeddings", **body: Any) -> Any:
+def post(client: Any, path: str = "/v1/embeddings", /, **body: Any) -> Any:
     """The answer to a request for embeddings of the current space."""
     return client.post(path, json={"model": "current", "input": "a text"} | body)
