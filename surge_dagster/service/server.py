@@ -45,7 +45,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
         server = ServiceServer(app, settings)
         listener.listen(_BACKLOG)
-        say(f"listening on {_shown(listener)}: /v1 for queries, /documents/v1 for documents")
+        say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         server.run(sockets=[listener])
         say("all requests were answered")
 

@@ -86,7 +86,7 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     thread = threading.Thread(target=run_service, args=(spaces.as_served(), ServiceSettings(uds=path), said.put))
     thread.start()
     assert said.get(timeout=60) == f"{spaces.only.space.name} (current): 16 dimensions, queries within 25 ms"
-    assert said.get(timeout=60) == f"listening on the Unix socket {path}: /v1 for queries, /documents/v1 for documents"
+    assert said.get(timeout=60) == f"listening on the Unix socket {path} (queries: /v1, documents: /documents/v1)"
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         client.sendall(REQUEST)
