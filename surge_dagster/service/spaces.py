@@ -113,6 +113,7 @@ class ServedSpaces:
         self._past: set[str] = set()  # `encoder_sha256` of spaces that were current
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
         self._unneeded_since: dict[str, float] = {}  # of those that drain
+        self._ending: list[tuple[SpaceLanes, Future[None]]] = []
         self._starting: dict[str, SpaceLanes] = {}
         self._loads: dict[str, Future[None]] = {}
         self._failed: dict[str, tuple[str, float]] = {}  # why, and when to load again
@@ -176,7 +177,8 @@ class ServedSpaces:
         self._following.close()
         with self._lock:
             self._is_closed = True
-            closing, loads = [*self._lanes.values(), *self._starting.values()], list(self._loads.values())
+            ending, loads = [lanes for lanes, _ in self._ending], list(self._loads.values())
+            closing = [*self._lanes.values(), *self._starting.values(), *ending]
         for closed in [in_background(partial(lanes.close, drain_seconds), "surge-close-space") for lanes in closing]:
             result_of(closed)
         for load in loads:
@@ -210,7 +212,7 @@ class ServedSpaces:
         except (SurgeError, OSError) as error:  # what is served stays so
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                log.warning("the output cannot be followed: %s", error)
+                log.warning("the output cannot be followed: %s", self._trouble)
         with self._lock:
             if self._is_closed:
                 return
@@ -219,10 +221,11 @@ class ServedSpaces:
                 _, load_again_at = self._failed.get(sha256, ("", 0.0))
                 if sha256 not in self._lanes and sha256 not in self._loads and time.monotonic() >= load_again_at:
                     self._loads[sha256] = in_background(partial(self._load, space), "surge-load-space")
-            drained = self._drained(set(wanted))
+            self._ending = [(lanes, closed) for lanes, closed in self._ending if not closed.done()]
+            for lanes in self._drained(set(wanted)):
+                closed = in_background(partial(lanes.close, _CLOSING_SECONDS), "surge-close-space")
+                self._ending.append((lanes, closed))
             self._publish()
-        for lanes in drained:
-            in_background(partial(lanes.close, _CLOSING_SECONDS), "surge-close-space")
 
     def _look(self) -> None:
         """Reads which spaces the output has, and which one is current."""
@@ -252,12 +255,12 @@ class ServedSpaces:
                 lanes.start(keep_promise=False)
         except Exception as error:
             why = str(error) or repr(error)
-            log.warning("the space %s cannot be loaded: %s", space.name, error)
         with self._lock:
             self._starting.pop(sha256, None)
             self._loads.pop(sha256, None)
             self._failed.pop(sha256, None)
-            if why:
+            if why and not self._is_closed:
+                log.warning("the space %s cannot be loaded: %s", space.name, why)
                 self._failed[sha256] = (why, time.monotonic() + _LOAD_AGAIN_SECONDS)
             elif lanes is not None and not self._is_closed:
                 self._lanes[sha256], lanes = lanes, None
