@@ -117,6 +117,7 @@ class Worker:
         backend = loaded.backend
         facts = {"precision": loaded.precision, "lowest_cosine": loaded.lowest_cosine, "notes": loaded.notes}
         facts["tokenizer"] = loaded_tokenizer(space, backend)
+        facts["saturation_tokens"] = getattr(backend, "token_budget", 0) * getattr(backend, "streams", 1)
         names = {"backend": backend.name, "detail": backend.detail, "calibration": loaded.calibration.name}
         self._send({"op": "ready", "queues": isinstance(backend, QueuingBackend)} | names | facts)
         return backend
