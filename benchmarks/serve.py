@@ -1,0 +1,294 @@
+"""Queries beside bulk work: latency over load, promises kept, and what each lane leaves to the other.
+
+    python -m benchmarks.serve [--seconds 20] [--requests 20000] [--model MODEL] [--peers NAMES] [--quick]
+
+Starts `surge-dagster serve` over an output of its own, and a plain sentence-transformers server beside it in turn. The
+client is an open loop: requests leave at Poisson times whatever has been answered, and a latency counts from the time
+at which its request was meant to leave. Prints tables and, as the last line of standard output, one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import psutil
+
+from benchmarks.encode.inputs import short_workload
+from benchmarks.harness import (
+    Document,
+    Target,
+    add_quick,
+    at_most,
+    command_line,
+    names_of,
+    print_document,
+    say,
+    start_document,
+)
+from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
+
+PEERS = ("sentence-transformers",)
+_QUERIES, _DOCUMENTS = "/v1/embeddings", "/documents/v1/embeddings"
+_BULK_TEXTS, _BULK_CALLS, _LOOPS = 256, 3, 16
+_LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the capacity
+_USUAL, _HALF, _OVERLOAD = 0.3, 0.5, 4.0
+
+
+@dataclass(slots=True)
+class Answers:
+    """Statuses and seconds of requests; the seconds are of those that were answered with vectors."""
+
+    seconds: float
+    statuses: Counter[int] = field(default_factory=Counter)
+    latencies: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> Document:
+        p50, p99, longest = np.percentile(self.latencies, [50, 99, 100]) * 1e3 if self.latencies else [0.0] * 3
+        done = {"p50_ms": float(p50), "p99_ms": float(p99), "longest_ms": float(longest)}
+        return done | {"statuses": dict(self.statuses), "answered_per_second": self.statuses[200] / self.seconds}
+
+
+class Client:
+    def __init__(self, session: aiohttp.ClientSession, url: str, texts: list[str]) -> None:
+        self._session, self._url, self._texts = session, url, texts
+
+    async def ask(self, path: str, texts: str | list[str]) -> int:
+        body = {"model": "current", "input": texts, "encoding_format": "base64"}
+        async with self._session.post(self._url + path, json=body) as answer:
+            await answer.read()
+            return answer.status
+
+    async def poisson(self, rate: float, seconds: float, seed: int = 0) -> Answers:
+        """Single queries at times drawn for so many per second."""
+        rng, loop = np.random.default_rng(seed), asyncio.get_running_loop()
+        times = np.cumsum(rng.exponential(1 / rate, max(1, round(rate * seconds))))
+        answers, begun = Answers(seconds), loop.time()
+
+        async def query(number: int, due: float) -> None:
+            status = await self.ask(_QUERIES, self._texts[number % len(self._texts)])
+            answers.statuses[status] += 1
+            if status == 200:
+                answers.latencies.append(float(loop.time() - due))
+
+        async with asyncio.TaskGroup() as tasks:
+            for number, due in enumerate(begun + times):
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                tasks.create_task(query(number, due))
+            answers.seconds = loop.time() - begun
+        return answers
+
+    async def closed(self, seconds: float, at_once: int) -> Answers:
+        """As many queries as are answered when so many are always under way."""
+        loop = asyncio.get_running_loop()
+        answers, begun = Answers(seconds), loop.time()
+
+        async def ask_again(first: int) -> None:
+            number = first
+            while loop.time() < begun + seconds:
+                sent = loop.time()
+                status = await self.ask(_QUERIES, self._texts[number % len(self._texts)])
+                answers.statuses[status] += 1
+                answers.latencies.append(loop.time() - sent)
+                number += at_once
+
+        async with asyncio.TaskGroup() as tasks:
+            for first in range(at_once):
+                tasks.create_task(ask_again(first))
+        return answers
+
+    @contextlib.asynccontextmanager
+    async def bulk(self) -> AsyncIterator[list[float]]:
+        """Documents without a pause, meanwhile; gets the time at which each call was answered."""
+        done: list[float] = []
+
+        async def encode() -> None:
+            while True:
+                if await self.ask(_DOCUMENTS, self._texts[:_BULK_TEXTS]) == 200:
+                    done.append(time.monotonic())
+                else:
+                    await asyncio.sleep(0.05)
+
+        encoding = [asyncio.create_task(encode()) for _ in range(_BULK_CALLS)]
+        try:
+            while not done:  # its worker loads the model first
+                await asyncio.sleep(0.05)
+            done.clear()
+            yield done
+        finally:
+            for task in encoding:
+                task.cancel()
+            await asyncio.gather(*encoding, return_exceptions=True)
+
+    async def broken_promises(self) -> float:
+        async with self._session.get(self._url + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("surge_promise_broken_total"))
+
+    async def promised_seconds(self) -> float:
+        async with self._session.get(self._url + "/v1/models/current") as answer:
+            return (await answer.json())["promise"]["promised_seconds"]
+
+
+async def measure_service(client: Client, server: psutil.Process, arguments: argparse.Namespace) -> Document:
+    seconds = arguments.seconds
+    await client.closed(seconds / 4, _LOOPS)  # warms up
+    capacity = (await client.closed(seconds, _LOOPS)).as_dict()["answered_per_second"]
+    say(f"  capacity: {capacity:.0f} queries/s")
+    before, cpu = server.memory_info().rss, sum(server.cpu_times()[:2])
+    one = (await client.closed(seconds / 2, 1)).as_dict()
+    asked = sum(one["statuses"].values())
+    document: Document = {"capacity": capacity, "one_at_a_time": one}
+    document["cpu_ms_of_a_request"] = 1e3 * (sum(server.cpu_times()[:2]) - cpu) / asked
+    document["loads"] = [
+        {"load": load, **(await client.poisson(load * capacity, seconds)).as_dict()} for load in _LOADS
+    ]
+    async with client.bulk() as done:
+        await asyncio.sleep(seconds)
+        document["bulk_alone"] = len(done) * _BULK_TEXTS / seconds
+        document["loads_beside_bulk"] = []
+        for load in _LOADS:
+            done.clear()
+            answers = (await client.poisson(load * capacity, seconds)).as_dict()
+            answers["bulk"] = len(done) * _BULK_TEXTS / seconds
+            document["loads_beside_bulk"].append({"load": load, **answers})
+        for name, load in (("half", _HALF), ("overload", _OVERLOAD)):
+            say(f"  {arguments.requests // 2:,} requests at {load:g} times the capacity")
+            done.clear()
+            answers = await client.poisson(load * capacity, arguments.requests / 2 / (load * capacity), seed=1)
+            document[name] = answers.as_dict() | {"bulk": len(done) * _BULK_TEXTS / answers.seconds}
+            promised = await client.promised_seconds()
+            document[name]["late_for_the_client"] = sum(float(latency) > promised for latency in answers.latencies)
+    document["broken_promises"] = await client.broken_promises()
+    document["promised_ms"] = 1e3 * await client.promised_seconds()
+    return document | {"grown_mb": (server.memory_info().rss - before) / 1e6}
+
+
+async def measure_peer(client: Client, arguments: argparse.Namespace) -> Document:
+    await client.closed(arguments.seconds / 4, _LOOPS)
+    capacity = (await client.closed(arguments.seconds, _LOOPS)).as_dict()["answered_per_second"]
+    loads = [{"load": load, **(await client.poisson(load * capacity, arguments.seconds)).as_dict()} for load in _LOADS]
+    overload = await client.poisson(_OVERLOAD * capacity, arguments.seconds)
+    return {"capacity": capacity, "loads": loads, "overload": overload.as_dict()}
+
+
+def measure(arguments: argparse.Namespace) -> Document:
+    document = start_document("serve", arguments, ("openvino", "torch", "sentence-transformers", "uvicorn"))
+    texts = short_workload(2_000, 0).texts
+
+    async def with_client(url: str, work: object, *more: object) -> Document:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as session:
+            return await work(Client(session, url, texts), *more)  # pyright: ignore[reportCallIssue]
+
+    with tempfile.TemporaryDirectory(prefix="surge-bench-") as folder:
+        output = _output(Path(folder), EncodingSpec(arguments.model))
+        command = [sys.executable, "-m", "surge_dagster", "serve", output]
+        with _serving([*command, "--port"], "/readyz") as (url, process):
+            document["service"] = asyncio.run(with_client(url, measure_service, psutil.Process(process.pid), arguments))
+        for peer in arguments.peers:
+            say(f"  {peer}")
+            with _serving([sys.executable, "-m", "benchmarks.serve_peer", arguments.model], "/readyz") as (url, _):
+                document[peer] = asyncio.run(with_client(url, measure_peer, arguments))
+    return document
+
+
+def _output(folder: Path, spec: EncodingSpec) -> str:
+    """An output with one space."""
+    build_synthetic_catalog(folder / "catalog", texts=100, partitions=4, sigma=1.0, seed=1)
+    with EncoderPool(spec, devices="cpu") as pool:
+        list(EmbeddingRun(open_source(str(folder / "catalog")), open_store(folder / "output"), pool))
+    return str(folder / "output")
+
+
+@contextlib.contextmanager
+def _serving(command: list[str], ready: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The server of a command whose last word is its port, once it is ready."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen([*command, str(port)], stdout=sys.stderr) as process:
+        try:
+            asyncio.run(_wait_until_ready(url + ready, process))
+            yield url, process
+        finally:
+            process.terminate()
+
+
+async def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    async with aiohttp.ClientSession() as session:
+        while process.poll() is None:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(url) as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.1)
+    raise SystemExit(f"the server has ended with {process.returncode} before it was ready")
+
+
+def serve_lines(document: Document) -> Iterable[str]:
+    service = document["service"]
+    yield f"capacity {service['capacity']:.0f} queries/s, promise {service['promised_ms']:.1f} ms"
+    columns = f"{'p50 ms':>10}{'p99 ms':>10}"
+    yield f"{'load':>10}{columns}{'beside bulk:':>16}{columns}{'bulk texts/s':>14}"
+    yield f"{'none':>10}{'':46}{service['bulk_alone']:>14.0f}"
+    for alone, beside in zip(service["loads"], service["loads_beside_bulk"], strict=True):
+        yield (
+            f"{alone['load']:>10.0%}{alone['p50_ms']:>10.1f}{alone['p99_ms']:>10.1f}{'':16}"
+            f"{beside['p50_ms']:>10.1f}{beside['p99_ms']:>10.1f}{beside['bulk']:>14.0f}"
+        )
+    for name in ("half", "overload"):
+        yield f"{name}, beside bulk: {service[name]}"
+    for peer in PEERS:
+        if peer in document:
+            loads = ", ".join(f"{each['load']:.0%} {each['p99_ms']:.1f}" for each in document[peer]["loads"])
+            overload = document[peer]["overload"]
+            yield f"{peer}: {document[peer]['capacity']:.0f} queries/s, p99 in ms at {loads}; overload: {overload}"
+
+
+def serve_targets(document: Document) -> Iterator[Target]:
+    service = document["service"]
+    place = _LOADS.index(_USUAL)
+    alone, beside = service["loads"][place], service["loads_beside_bulk"][place]
+    yield at_most("p99 in ms of queries at 30 % beside bulk", 2 * alone["p99_ms"] + 5, beside["p99_ms"])
+    broken = service["broken_promises"] + service["half"]["late_for_the_client"]
+    yield at_most("accepted requests that broke the promise", 0, broken)
+    share = beside["bulk"] / service["bulk_alone"]
+    yield Target("bulk beside queries at 30 %, of (1 - load) of its rate alone", 0.9, share / (1 - _USUAL))
+    yield Target("bulk under overload, of its rate alone", 0.1, service["overload"]["bulk"] / service["bulk_alone"])
+    goodput = service["overload"]["answered_per_second"] / service["capacity"]
+    yield Target("answered at four times the capacity, of the capacity", 0.9, goodput)
+    yield at_most("growth of memory in MB", 50, service["grown_mb"])
+    yield at_most("CPU of a request in ms, beside its pass", 0.3, service["cpu_ms_of_a_request"])
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    add, quick = parser.add_argument, add_quick(parser)
+    add("--seconds", type=float, default=1.0 if quick else 20.0, help="of each load (20)")
+    add("--requests", type=int, default=200 if quick else 20_000, help="for which the promise is checked (20,000)")
+    add("--model", default="hash://16" if quick else EncodingSpec().model)
+    add("--peers", type=names_of(PEERS), default=[] if quick else list(PEERS), help=f"of {','.join(PEERS)}")
+    document = measure(parser.parse_args())
+    print_document(document, serve_lines(document), serve_targets(document))
+
+
+if __name__ == "__main__":
+    main()
