@@ -7,7 +7,6 @@ import ipaddress
 import math
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -105,7 +104,7 @@ class ServiceServer(uvicorn.Server):
     """uvicorn whose clients learn before that it will end."""
 
     def __init__(self, app: Starlette, settings: ServiceSettings) -> None:
-        self._app, self._closing_seconds, self._closed_at = app, settings.closing_seconds, math.inf
+        self._app = app
         config = uvicorn.Config(
             app,
             http=_bounded_protocol(settings.header_seconds),
@@ -121,20 +120,9 @@ class ServiceServer(uvicorn.Server):
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Accept requests for a while longer, and say that no more should come; a second signal ends that.
-
-        uvicorn's own way would lose a request that is on its way over a connection that was idle, and raises the signal
-        again at the end.
-        """
-        if self._app.state.draining:
-            self.force_exit = self.should_exit and sig == signal.SIGINT
-            self.should_exit = True
-        else:
-            self._app.state.draining, self._closed_at = True, time.monotonic() + self._closing_seconds
-
-    async def on_tick(self, counter: int) -> bool:
-        self.should_exit = self.should_exit or time.monotonic() >= self._closed_at
-        return await super().on_tick(counter)
+        # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = self._app.state.draining = True
 
 
 def _bounded_protocol(seconds: float) -> type[H11Protocol]:

@@ -16,9 +16,7 @@ class ServiceSettings:
         api_keys: file of digests, see `keys.py`; without one only this machine is served.
         header_seconds: time for the headers of a request, and for a client that reads none of its answer.
         body_seconds: time for the body of a request.
-        closing_seconds: time after SIGTERM in which requests are still accepted, while probes and clients learn that
-            they should go elsewhere.
-        drain_seconds: time after that for the answers.
+        drain_seconds: time after SIGTERM for the answers to requests that were accepted.
     """
 
     host: str = "127.0.0.1"
@@ -29,5 +27,4 @@ class ServiceSettings:
     max_header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
     body_seconds: float = 10.0
-    closing_seconds: float = 1.0
     drain_seconds: float = 25.0

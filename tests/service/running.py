@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from surge_dagster.service.app import service_app
@@ -31,7 +31,7 @@ def serving(spaces: ServedSpaces, **settings: Any) -> Iterator[str]:
 
 @contextmanager
 def running(spaces: ServedSpaces, **settings: Any) -> Iterator[Running]:
-    chosen = replace(ServiceSettings(port=0, closing_seconds=0), **settings)
+    chosen = ServiceSettings(port=0, **settings)
     with bound_socket(chosen) as listener:
         listener.listen()  # who connects before the server runs is answered when it does
         server = ServiceServer(service_app(spaces, chosen), chosen)
