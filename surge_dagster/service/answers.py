@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
-from pydantic_core import to_json
+from pydantic import BaseModel, Field, TypeAdapter
 
 from surge_dagster.service.spaces import ServedSpace
 
@@ -64,6 +64,9 @@ class Error(BaseModel):
     error: ErrorFacts
 
 
+_NUMBERS = TypeAdapter(list[float])
+
+
 def embeddings_body(vectors: np.ndarray, encoding_format: str | None, space: str, tokens: int) -> bytes:
     """The JSON of an `EmbeddingList`, from float32 vectors [texts, dimension].
 
@@ -72,10 +75,10 @@ def embeddings_body(vectors: np.ndarray, encoding_format: str | None, space: str
     if encoding_format == "base64":
         written = [b'"%b"' % b64encode(row) for row in np.ascontiguousarray(vectors, "<f4")]
     else:
-        written = [to_json(row.tolist()) for row in vectors]
+        written = [_NUMBERS.dump_json(row.tolist()) for row in vectors]
     data = b",".join(b'{"object":"embedding","index":%d,"embedding":%b}' % row for row in enumerate(written))
-    usage = to_json({"prompt_tokens": tokens, "total_tokens": tokens})
-    return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, to_json(space), usage)
+    rest = {"model": space, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    return b'{"object":"list","data":[%b],%b' % (data, json.dumps(rest).encode()[1:])
 
 
 def model_of(served: ServedSpace, created: int) -> Model:

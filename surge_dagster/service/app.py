@@ -14,13 +14,12 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,8 +37,8 @@ from surge_dagster.service.spaces import ServedSpaces
 _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _PROBES = ("/healthz", "/readyz")
-# Bytes of a body and numbers of an answer.
-_LARGE_BODY, _LARGE_ANSWER = 64 * 1024, 256 * 1024
+# Bytes of a body, and numbers of an answer, that take about two milliseconds.
+_LARGE_BODY, _LARGE_ANSWER = 4 * 1024, 16 * 1024
 _CLIENT_GONE = 499
 T = TypeVar("T")
 
@@ -83,7 +82,7 @@ class _Endpoints:
         self._spaces, self._settings = spaces, settings
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
-        self._document = to_json(openapi_document(needs_key=self.keys is not None))
+        self._document = openapi_document(needs_key=self.keys is not None)
         try:
             from surge_dagster.service.metrics import Metrics  # of an extra
         except ModuleNotFoundError as error:
@@ -137,11 +136,11 @@ class _Endpoints:
         return Response(self.metrics.text(), headers={"content-type": _PROMETHEUS})
 
     async def openapi(self, request: Request) -> Response:
-        return Response(self._document, media_type=_JSON)
+        return JSONResponse(self._document)
 
 
 def _status(is_well: bool, problem: str, code: str) -> Response:
-    return Response(b'{"status":"ok"}', media_type=_JSON) if is_well else error_response(503, problem, code)
+    return JSONResponse({"status": "ok"}) if is_well else error_response(503, problem, code)
 
 
 async def _run(work: Callable[[], T], in_thread: bool) -> T:

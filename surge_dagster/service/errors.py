@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.service import refusals
@@ -46,8 +45,8 @@ def error_response(
     status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    body = to_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
-    return Response(body, status, headers, media_type="application/json")
+    facts = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": facts}, status, headers)
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import reprlib
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from surge_dagster.engine.model.prompts import Task
@@ -97,7 +96,7 @@ def parse_request(body: bytes) -> EmbeddingRequest:
     raise _wrong_field(name, f"is {reprlib.repr(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
-def _wrong_input(details: list[ErrorDetails]) -> ClientError:
+def _wrong_input(details: Sequence[Any]) -> ClientError:
     given = details[0]["input"]
     if not isinstance(given, list):
         return _wrong_field("input", f"is {reprlib.repr(given)}: expected one text or a list of texts")
