@@ -30,9 +30,11 @@ from surge_dagster.service.tokens import TokenCounter
 log = logging.getLogger(__name__)
 
 _SATURATION_TOKENS = 1_024  # of a backend that does not say how many fill a pass
+# A longer text has a pass of its own: the passes of a model that reads more are not made longer for it.
+_LONGEST_TEXT_TOKENS = 4_096
 _BULK_PASSES = 8  # full passes in one of the bulk lane, which wins more by texts of equal length than it loses by waits
 # A query worker without progress for so long is replaced. A pool for life forgives more losses in a row than a run's.
-_HANG_SECONDS, _MAX_RESPAWNS = 20.0, 9
+_HANG_SECONDS, _MAX_RESPAWNS = 60.0, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,9 @@ class SpaceLanes:
         facts = pool.start()
         self._space.require_tokenizer(facts.tokenizer)
         counter = TokenCounter(pool.space, facts.tokenizer, pool.costs)
-        saturation_tokens = max(facts.saturation_tokens or _SATURATION_TOKENS, pool.space.max_length)
+        saturation_tokens = max(
+            facts.saturation_tokens or _SATURATION_TOKENS, min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
+        )
         promise = self._promise(counter, saturation_tokens, keep_promise)
         self.queries = Lane(pool, self._space, counter, saturation_tokens, promise)
         self.queries.start()
