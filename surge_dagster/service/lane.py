@@ -309,7 +309,10 @@ class Lane:
         assert self._arena is not None and self._computing_since is not None
         slot = self._arena.acquire(lambda: self._stopping)
         try:
-            borders = np.array([self._append(slot, part) for part in self._pass])
+            sizes = [part.stop - part.start for part in self._pass]
+            for part, size in zip(self._pass, sizes, strict=True):
+                slot.append(part.request.texts.slice(part.start, size))
+            borders = np.cumsum([0, *sizes[:-1]])
             call = self._pool.submit(slot, borders)
             try:
                 metrics = call.result()
@@ -325,11 +328,6 @@ class Lane:
             self._hand_out(slot, borders, metrics)
         finally:
             slot.release()
-
-    def _append(self, slot: Slot, part: _Part) -> int:
-        first = len(slot)
-        slot.append(part.request.texts.slice(part.start, part.stop - part.start))
-        return first
 
     def _hand_out(self, slot: Slot, borders: np.ndarray, metrics: EncodeMetrics) -> None:
         """Copies vectors to their requests, and answers those that have all of theirs."""
@@ -405,14 +403,6 @@ def claim(waiting: Iterable[tuple[np.ndarray, int]], most_tokens: int) -> list[t
 def _column(texts: list[str]) -> pa.LargeStringArray:
     try:
         return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
-    except UnicodeEncodeError:
-        row = next(row for row, text in enumerate(texts) if not _is_unicode(text))
+    except UnicodeEncodeError as error:
+        row = texts.index(error.object)
         raise UnusableText(row, "it holds half of a surrogate pair, which is no character") from None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
