@@ -36,6 +36,7 @@ MOST_TEXT_BYTES = 16 << 20
 _BYTES_PER_TOKEN = 16
 _MOST_WAITING_BYTES = 64 << 20  # of a lane without a promise
 _FIRST_RETRY_SECONDS = 5.0  # of one that has encoded nothing yet
+_KEPT_EXCESS = 0.9  # of the largest excess of the passes before the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,9 @@ class Lane:
         self._changed = threading.Condition()
         self._queue = deque[_Request]()
         self._pass: list[_Part] = []  # under way
-        self._pass_started_at = 0.0
+        self._computing_since: float | None = None
         self._busy_seconds = 0.0
+        self._excess_seconds = 0.0  # of a pass, beyond what it should take
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
@@ -206,15 +208,15 @@ class Lane:
             raise ValueError("a request has at least one text")
         column = _column(texts)
         text_bytes = value_lengths(column)
+        if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
+            row = int(text_bytes.argmax())
+            raise RequestTooLarge(
+                f"row {row} of the request has {longest:,} bytes; a text has at most {MOST_TEXT_BYTES:,}: shorten it",
+                *(longest // _BYTES_PER_TOKEN, MOST_TEXT_BYTES // _BYTES_PER_TOKEN),
+            )
         tokens, is_too_long = self._counter.count(texts, text_bytes)
         if is_too_long.any() and not truncate:
             raise self._too_long(is_too_long)
-        if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
-            raise RequestTooLarge(
-                f"row {int(text_bytes.argmax())} of the request has {longest:,} bytes; a text has at most "
-                f"{MOST_TEXT_BYTES:,}",
-                *(int(tokens.sum()), self._pass_tokens),
-            )
         ends = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.maximum(np.maximum(tokens, 1), -(-text_bytes // _BYTES_PER_TOKEN)), out=ends[1:])
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
@@ -236,14 +238,15 @@ class Lane:
             largest = self.promise.largest_tokens
             raise RequestTooLarge(
                 f"the request has {request.size:,} tokens, and at most {largest:,} can be answered within the promised "
-                f"{1000 * self.promise.promised_seconds:.0f} ms. Split it, or send its texts as documents",
+                f"{1000 * self.promise.promised_seconds:.0f} ms; split it, or send its texts as documents",
                 *(request.size, largest),
             )
-        late = 0.0
-        if self._pass:  # one that takes longer than any should, because its worker was lost or stopped
-            longest = self.promise.full_pass_seconds + self.promise.device_wait_seconds
-            late = max(0.0, self._clock() - self._pass_started_at - longest)
-        if (seconds := self.promise.retry_after(self.waiting_tokens + request.size, late)) is not None:
+        waiting, late = self.waiting_tokens + request.size, 0.0
+        if self._computing_since is not None:  # else a lane that was slow would never learn that it no longer is
+            longest = self._longest_seconds(self.promise.saturation_tokens)
+            late = max(0.0, self._clock() - self._computing_since - longest)
+            late += self._excess_seconds * self.promise.passes(waiting)
+        if (seconds := self.promise.retry_after(waiting, late)) is not None:
             raise Overloaded(
                 f"{self.waiting_tokens:,} tokens wait: the request would take {1000 * seconds:.0f} ms longer than the "
                 f"promised {1000 * self.promise.promised_seconds:.0f} ms",
@@ -299,14 +302,17 @@ class Lane:
                 if not request.waiting:
                     self._queue.popleft()
                     self._waiting_bytes -= request.texts.nbytes
-            self._pass_started_at = self._clock()
+            self._computing_since = self._clock()
             return True
 
     def _encode(self) -> None:
-        assert self._arena is not None
+        assert self._arena is not None and self._computing_since is not None
         slot = self._arena.acquire(lambda: self._stopping)
         try:
-            borders = np.array([self._append(slot, part) for part in self._pass])
+            sizes = [part.stop - part.start for part in self._pass]
+            for part, size in zip(self._pass, sizes, strict=True):
+                slot.append(part.request.texts.slice(part.start, size))
+            borders = np.cumsum([0, *sizes[:-1]])
             call = self._pool.submit(slot, borders)
             try:
                 metrics = call.result()
@@ -315,16 +321,13 @@ class Lane:
                 for part in self._pass:
                     self._answer(part.request, why)
                 return
+            finally:
+                seconds, self._computing_since = self._clock() - self._computing_since, None
             assert metrics is not None
-            self._count(metrics)
+            self._count(metrics, seconds)
             self._hand_out(slot, borders, metrics)
         finally:
             slot.release()
-
-    def _append(self, slot: Slot, part: _Part) -> int:
-        first = len(slot)
-        slot.append(part.request.texts.slice(part.start, part.stop - part.start))
-        return first
 
     def _hand_out(self, slot: Slot, borders: np.ndarray, metrics: EncodeMetrics) -> None:
         """Copies vectors to their requests, and answers those that have all of theirs."""
@@ -343,11 +346,17 @@ class Lane:
                 was_cut = request.truncated.any() and not request.truncate
                 self._answer(request, self._too_long(request.truncated) if was_cut else None)
 
-    def _count(self, metrics: EncodeMetrics) -> None:
+    def _count(self, metrics: EncodeMetrics, seconds: float) -> None:
         self.passes += 1
         self.computed_texts += metrics.costs.texts_computed
         self.computed_tokens += metrics.costs.tokens
-        self._busy_seconds += self._clock() - self._pass_started_at
+        self._busy_seconds += seconds
+        tokens = sum(int(part.request.ends[part.stop] - part.request.ends[part.start]) for part in self._pass)
+        self._excess_seconds = max(seconds - self._longest_seconds(tokens), _KEPT_EXCESS * self._excess_seconds)
+
+    def _longest_seconds(self, tokens: int) -> float:
+        """What a pass takes at most, as it was timed at the start."""
+        return self.promise.seconds(tokens) + self.promise.device_wait_seconds if self.promise else 0.0
 
     def _answer(self, request: _Request, error: SurgeError | None = None) -> None:
         with self._changed:
@@ -394,14 +403,6 @@ def claim(waiting: Iterable[tuple[np.ndarray, int]], most_tokens: int) -> list[t
 def _column(texts: list[str]) -> pa.LargeStringArray:
     try:
         return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
-    except UnicodeEncodeError:
-        row = next(row for row, text in enumerate(texts) if not _is_unicode(text))
+    except UnicodeEncodeError as error:
+        row = texts.index(error.object)
         raise UnusableText(row, "it holds half of a surrogate pair, which is no character") from None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

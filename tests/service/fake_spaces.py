@@ -22,7 +22,7 @@ DIMENSION = 16
 LONGEST = 8  # words
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeLane:
     """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set."""
 
@@ -61,7 +61,7 @@ class FakeLane:
         return Encoded(vectors, sum(min(count, LONGEST) for count in words), truncated)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeSpace:
     space: Space
     queries: FakeLane

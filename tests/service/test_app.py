@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from surge_dagster.service.app import service_app
@@ -27,8 +28,13 @@ def spaces() -> FakeSpaces:
 
 
 @pytest.fixture
-def client(spaces: FakeSpaces) -> Iterator[TestClient]:
-    with TestClient(service_app(spaces.as_served(), ServiceSettings())) as client:
+def app(spaces: FakeSpaces) -> Starlette:
+    return service_app(spaces.as_served(), ServiceSettings())
+
+
+@pytest.fixture
+def client(app: Starlette) -> Iterator[TestClient]:
+    with TestClient(app) as client:
         yield client
 
 
@@ -58,17 +64,19 @@ def test_models_are_the_spaces_with_what_their_vectors_follow_from(client: TestC
     assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
 
-def test_health_follows_the_workers_and_readiness_the_service_too(client: TestClient, spaces: FakeSpaces) -> None:
+def test_health_follows_the_workers_and_readiness_the_service_too(
+    client: TestClient, spaces: FakeSpaces, app: Starlette
+) -> None:
     def statuses() -> tuple[int, int]:
         return client.get("/healthz").status_code, client.get("/readyz").status_code
 
     assert statuses() == (200, 200)
     spaces.is_ready = False
     assert statuses() == (200, 503)
-    spaces.is_ready, spaces.is_alive = True, False
+    spaces.is_alive = False
     assert statuses() == (503, 503)
-    spaces.is_alive = True
-    client.app.state.draining = True  # pyright: ignore[reportFunctionMemberAccess]
+    spaces.is_ready = spaces.is_alive = True
+    app.state.draining = True
     assert statuses() == (200, 503)
     assert client.get("/v1/models").headers["connection"] == "close"
 

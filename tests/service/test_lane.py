@@ -114,7 +114,7 @@ def test_request_is_refused_when_it_could_not_be_answered_in_time_and_accepted_o
         with pytest.raises(Overloaded, match="192 tokens wait") as refused:
             lane.accept(["one more"])
         assert refused.value.retry_after_seconds == pytest.approx(0.01 / 0.9)
-        with pytest.raises(RequestTooLarge, match="at most 192") as never:
+        with pytest.raises(RequestTooLarge, match="has 196 tokens, and at most 192") as never:
             lane.accept(texts_of("large", 49))
         assert (never.value.tokens, never.value.largest_tokens) == (196, 192)
         assert lane.waiting_tokens == 192, "a refused request leaves nothing behind"
@@ -127,7 +127,7 @@ def test_request_is_refused_when_it_could_not_be_answered_in_time_and_accepted_o
         assert_encoded(lane.accept(["now"]).result(), ["now"])
 
 
-def test_pass_that_takes_too_long_counts_as_waiting_time(tmp_path: Path) -> None:
+def test_pass_that_takes_too_long_counts_as_waiting_time_and_later_ones_are_expected_to(tmp_path: Path) -> None:
     clock = Clock()
     with open_lane(promise=promised(3), clock=clock) as lane:
         held = hold(lane, tmp_path / "go")
@@ -141,6 +141,18 @@ def test_pass_that_takes_too_long_counts_as_waiting_time(tmp_path: Path) -> None
         held.result()
         on_time.result()
         until(lambda: lane.broken_promises == 2)
+        held = hold(lane, tmp_path / "later")  # an idle lane accepts by the formula alone
+        with pytest.raises(Overloaded) as refused:
+            lane.accept(["beside"])
+        assert refused.value.retry_after_seconds > 8
+        (tmp_path / "later").touch()
+        held.result()
+        for row in range(60):  # which take no time
+            lane.accept([f"quick {row}"]).result()
+        last = hold(lane, tmp_path / "at last")
+        assert lane.accept(["beside"])
+        (tmp_path / "at last").touch()
+        last.result()
 
 
 def test_lane_without_a_promise_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

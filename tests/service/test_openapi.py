@@ -36,7 +36,7 @@ def test_answers_are_as_the_document_says_and_no_request_makes_the_service_fail(
                 continue
 
             @seed(1)
-            @settings(max_examples=20, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+            @settings(max_examples=10, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
             @given(case=operation.as_strategy(generation_mode=mode))
             def check(case: schemathesis.Case) -> None:
                 answer = case.call()
