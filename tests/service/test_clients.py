@@ -1,0 +1,98 @@
+"""Clients of OpenAI's API as people install them: each gets the vectors that search and the files have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.prompts import Task
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.store import open_store
+from surge_dagster.service.spaces import ServedSpaces
+from tests.engine.encoder.conftest import tiny_model
+from tests.service.running import serving
+
+# Installing them takes about a minute.
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+CLIENTS = Path(__file__).parent / "clients"
+PACKAGES = (
+    "litellm==1.110.2",
+    "langchain-openai==1.7.4",
+    "llama-index-embeddings-openai==0.7.0",
+    "haystack-ai==3.4.1",
+)
+TEXTS = ["steel bottle", "Größe 42", "steel bottle", "a lamp for the desk"]
+SPEC = {"document_prompt": "passage: ", "query_prompt": "query: "}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a service for a model that encodes queries and documents in two ways."""
+    folder = tmp_path_factory.mktemp("clients")
+    spec = EncodingSpec(str(tiny_model("bert_cls", folder)), **SPEC)
+    store = open_store(folder / "output")
+    claim_space(store, spec.resolve())
+    with ServedSpaces(store, devices="cpu") as spaces:
+        spaces.start()
+        with serving(spaces) as url:
+            yield url
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment that has the clients."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PACKAGES], check=True)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
+    """A command with the client for JavaScript."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder = tmp_path_factory.mktemp("node")
+    subprocess.run(["npm", "install", "--silent", "--prefix", folder, "openai@7"], check=True)
+    shutil.copy(CLIENTS / "node_client.mjs", folder)
+    return ["node", folder / "node_client.mjs"]
+
+
+def vectors_of(task: Task, model: Path) -> np.ndarray:
+    with EncoderPool(EncodingSpec(str(model), **SPEC), task=task, devices="cpu") as pool:
+        return pool.vectors(pa.array(TEXTS, pa.large_string()))
+
+
+def require_vectors(command: Sequence[str | Path], url: str, tmp_path: Path) -> None:
+    model = tiny_model("bert_cls", tmp_path)
+    for task, root in (("query", "/v1"), ("document", "/documents/v1")):
+        ended = subprocess.run([*command, url + root], input=json.dumps(TEXTS), stdout=-1, text=True, check=True)
+        found = np.array(json.loads(ended.stdout.splitlines()[-1]), np.float32)
+        expected = vectors_of(task, model)
+        assert np.allclose(found, expected, atol=1e-5)
+        assert not np.allclose(found, vectors_of("document" if task == "query" else "query", model), atol=1e-3)
+
+
+@pytest.mark.parametrize("client", ["litellm", "langchain", "llama_index", "haystack"])
+def test_client_for_python_gets_the_vectors_of_its_base_url(
+    client: str, url: str, python: Path, tmp_path: Path
+) -> None:
+    require_vectors([python, CLIENTS / "python_clients.py", client], url, tmp_path)
+
+
+def test_client_for_javascript_gets_the_vectors_of_its_base_url(
+    url: str, node: list[str | Path], tmp_path: Path
+) -> None:
+    require_vectors(node, url, tmp_path)
