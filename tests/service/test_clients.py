@@ -33,14 +33,14 @@ PACKAGES = (
     "haystack-ai==3.4.1",
 )
 TEXTS = ["steel bottle", "Größe 42", "steel bottle", "a lamp for the desk"]
-SPEC = {"document_prompt": "passage: ", "query_prompt": "query: "}
+TASKS: dict[Task, str] = {"query": "/v1", "document": "/documents/v1"}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a service for a model that encodes queries and documents in two ways."""
     folder = tmp_path_factory.mktemp("clients")
-    spec = EncodingSpec(str(tiny_model("bert_cls", folder)), **SPEC)
+    spec = prompted(tiny_model("bert_cls", folder))
     store = open_store(folder / "output")
     claim_space(store, spec.resolve())
     with ServedSpaces(store, devices="cpu") as spaces:
@@ -70,19 +70,23 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
     return ["node", folder / "node_client.mjs"]
 
 
+def prompted(model: Path) -> EncodingSpec:
+    return EncodingSpec(str(model), document_prompt="passage: ", query_prompt="query: ")
+
+
 def vectors_of(task: Task, model: Path) -> np.ndarray:
-    with EncoderPool(EncodingSpec(str(model), **SPEC), task=task, devices="cpu") as pool:
+    with EncoderPool(prompted(model), task=task, devices="cpu") as pool:
         return pool.vectors(pa.array(TEXTS, pa.large_string()))
 
 
 def require_vectors(command: Sequence[str | Path], url: str, tmp_path: Path) -> None:
     model = tiny_model("bert_cls", tmp_path)
-    for task, root in (("query", "/v1"), ("document", "/documents/v1")):
+    expected = {task: vectors_of(task, model) for task in TASKS}
+    assert not np.allclose(expected["query"], expected["document"], atol=1e-3)
+    for task, root in TASKS.items():
         ended = subprocess.run([*command, url + root], input=json.dumps(TEXTS), stdout=-1, text=True, check=True)
         found = np.array(json.loads(ended.stdout.splitlines()[-1]), np.float32)
-        expected = vectors_of(task, model)
-        assert np.allclose(found, expected, atol=1e-5)
-        assert not np.allclose(found, vectors_of("document" if task == "query" else "query", model), atol=1e-3)
+        assert np.allclose(found, expected[task], atol=1e-5)
 
 
 @pytest.mark.parametrize("client", ["litellm", "langchain", "llama_index", "haystack"])
