@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 from starlette.applications import Starlette
@@ -40,7 +38,6 @@ _PROBES = ("/healthz", "/readyz")
 # Bytes of a body, and numbers of an answer, that take about two milliseconds.
 _LARGE_BODY, _LARGE_ANSWER = 4 * 1024, 16 * 1024
 _CLIENT_GONE = 499
-T = TypeVar("T")
 
 
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
@@ -100,7 +97,8 @@ class _Endpoints:
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
         accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True)
-        encoded = await _unless_gone(request, await _run(accept, len(body) > _LARGE_BODY))
+        future = await asyncio.to_thread(accept) if len(body) > _LARGE_BODY else accept()
+        encoded = await _unless_gone(request, future)
         if encoded is None:
             return await _answer_nobody(request, None)
 
@@ -111,7 +109,8 @@ class _Endpoints:
         headers = {"surge-space": served.space.name}
         if encoded.truncated.any():
             headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
-        return Response(await _run(write, encoded.vectors.size > _LARGE_ANSWER), headers=headers, media_type=_JSON)
+        answer = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
+        return Response(answer, headers=headers, media_type=_JSON)
 
     async def models(self, request: Request) -> Response:
         models = [model_of(served, self._began) for served in self._spaces.served()]
@@ -141,10 +140,6 @@ class _Endpoints:
 
 def _status(is_well: bool, problem: str, code: str) -> Response:
     return JSONResponse({"status": "ok"}) if is_well else error_response(503, problem, code)
-
-
-async def _run(work: Callable[[], T], in_thread: bool) -> T:
-    return await asyncio.to_thread(work) if in_thread else work()
 
 
 async def _unless_gone(request: Request, future: Future[Encoded]) -> Encoded | None:

@@ -45,7 +45,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         ServiceServer(app, settings).run(sockets=[listener])
-        say("all requests were answered")
+        say("stopped")
 
 
 def bound_socket(settings: ServiceSettings) -> socket.socket:
@@ -111,6 +111,7 @@ class ServiceServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # a client could write any number of warnings
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,

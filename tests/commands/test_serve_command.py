@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -71,9 +72,13 @@ def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(s
     with serving(surge.root) as service:
         documents, space = service.embed("/documents/v1/embeddings", input=stored.texts)
         queries, _ = service.embed("/v1/embeddings", input=stored.texts)
+        with pytest.raises(HTTPError) as refused:
+            service.embed("/v1/embeddings", input=["short", "long " * 1_000])
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
-        assert service.process.stderr and service.process.stderr.read() == "all requests were answered\n"
+        assert service.process.stderr and service.process.stderr.read() == "stopped\n"
+    error = json.load(refused.value)["error"]
+    assert (refused.value.code, error["code"]) == (400, "context_length_exceeded") and "row 1 " in error["message"]
     assert space == output
     np.testing.assert_array_equal(documents, stored.matrix)
     assert stored.texts

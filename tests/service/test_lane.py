@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.service import lane as lane_module
-from surge_dagster.service.lane import Encoded, Lane, claim
+from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.promise import Promise
 from surge_dagster.service.refusals import (
     LaneClosed,
@@ -23,6 +23,7 @@ from surge_dagster.service.refusals import (
     TooLong,
     UnusableText,
 )
+from surge_dagster.service.text_queue import claim
 from tests.engine.encoder.conftest import faulty_workers
 from tests.engine.encoder.faulty_pools import no_leaks
 from tests.service.lanes import Clock, assert_encoded, open_lane, texts_of, until

@@ -93,7 +93,7 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
         assert client.recv(12) == b"HTTP/1.1 200"
     servers.get(timeout=60).handle_exit(signal.SIGTERM, None)
     thread.join()
-    assert said.get(timeout=60) == "all requests were answered"
+    assert said.get(timeout=60) == "stopped"
     assert spaces.calls == ["start", "close"]
 
 
