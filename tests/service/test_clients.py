@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -20,13 +22,20 @@ from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.service.spaces import ServedSpaces
 from tests.engine.encoder.conftest import tiny_model
+from tests.engine.runs import finish, in_memory, make_run
 from tests.service.running import serving
+from tests.small_catalogs import numbered_rows
 
 # Installing them takes about a minute.
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 CLIENTS = Path(__file__).parent / "clients"
+OPENAI = "openai==3.57.0"
 PACKAGES = (
+    "openai[aiohttp]==3.57.0",
+    "pytest==9.2.0",
+    "pytest-asyncio==1.5.0",
+    "rich==15.0.0",
     "litellm==1.110.2",
     "langchain-openai==1.7.4",
     "llama-index-embeddings-openai==0.7.0",
@@ -57,6 +66,17 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *PACKAGES], check=True)
     return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def tests_of_openai(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of OpenAI's client, which has its own tests."""
+    folder = tmp_path_factory.mktemp("openai")
+    pip = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", folder, OPENAI]
+    subprocess.run(pip, check=True)
+    [archive] = folder.glob("openai-*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +120,20 @@ def test_client_for_javascript_gets_the_vectors_of_its_base_url(
     url: str, node: list[str | Path], tmp_path: Path
 ) -> None:
     require_vectors(node, url, tmp_path)
+
+
+def test_own_tests_of_the_client_pass(python: Path, tests_of_openai: Path, tmp_path: Path) -> None:
+    """But for those that ask for base64 and refuse it: they are made for a server that ignores the format."""
+    model = tiny_model("bert_cls", tmp_path).rename(tmp_path / "text-embedding-3-small")
+    with EncoderPool(EncodingSpec(str(model)), devices="cpu") as pool:
+        finish(make_run(pool, in_memory({"a": numbered_rows("a", 3)}), tmp_path / "output"))
+        store, space = open_store(tmp_path / "output"), pool.space
+    list(DeriveRun(store, space, "float32", 1).events())
+    with ServedSpaces(store, devices="cpu") as spaces:
+        spaces.start()
+        with serving(spaces) as url:
+            command = [python, "-m", "pytest", "-q", "-o", "addopts=", "-k", "loose or with_all_params"]
+            environment = {**os.environ, "TEST_API_BASE_URL": f"{url}/v1"}
+            subprocess.run(
+                [*command, "tests/api_resources/test_embeddings.py"], cwd=tests_of_openai, env=environment, check=True
+            )
