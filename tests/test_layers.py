@@ -49,7 +49,7 @@ SATELLITES = ("derived", "feed", "inference", "plan", "readers", "tables", "veri
 BUDGETS: dict[str, int] = {
     "__main__": 11,
     "component": 100,
-    "commands": 830,
+    "commands": 900,
     "demo": 180,
     "definitions": 110,
     "local_run": 220,
@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_260,
     "event_storage": 90,
     "resources": 370,
-    "service": 1_400,
+    "service": 2_300,
     "config": 650,
     "consumers": 930,
     "engine.derived": 700,
@@ -72,7 +72,7 @@ BUDGETS: dict[str, int] = {
     "engine.verify": 630,
     "engine.run": 3_970,
     "engine.output": 770,
-    "engine.encoder": 3_820,
+    "engine.encoder": 3_830,
     "engine.sources": 2_260,
     "engine.files": 1_090,
     "engine.model": 1_140,
@@ -184,9 +184,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 31_320
-    assert lines_of(ROOT / "tests") <= 36_600
-    assert lines_of(ROOT / "benchmarks") <= 5_860
+    assert product <= 33_700
+    assert lines_of(ROOT / "tests") <= 39_000
+    assert lines_of(ROOT / "benchmarks") <= 6_250
 
 
 RUN_OF_THE_CORE = """
