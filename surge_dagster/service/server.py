@@ -145,7 +145,7 @@ def _bounded_protocol(seconds: float) -> type[H11Protocol]:
 
         def _look(self, before: tuple[Any, int] | None) -> None:
             state = self.cycle, self.transport.get_write_buffer_size()
-            is_waiting = self.cycle is None or self.cycle.response_complete
+            is_waiting = self.cycle is None or self.cycle.response_complete or self.flow.write_paused
             if is_waiting and state == before:
                 self.transport.abort()
             else:
