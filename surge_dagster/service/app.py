@@ -27,6 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.answers import ModelList, embeddings_body, model_of
+from surge_dagster.service.batch_routes import batch_routes
+from surge_dagster.service.batches import Batches
 from surge_dagster.service.errors import (
     ClientError,
     answer_client_error,
@@ -62,7 +64,9 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
         ConfigError: the file of API keys is wrong.
     """
     endpoints = _Endpoints(spaces, settings)
+    batches = Batches(spaces, settings.batches) if settings.batches else None
     routes = [
+        *batch_routes(batches, settings),
         *_endpoints_below("/v1", endpoints, "query"),
         *_endpoints_below("/documents/v1", endpoints, "document"),
         Route("/healthz", endpoints.health),
@@ -83,6 +87,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.draining = False
+    app.state.batches = batches
     return app
 
 

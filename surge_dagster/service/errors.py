@@ -71,6 +71,10 @@ async def answer_client_error(request: Request, error: Exception) -> Response:
 
 
 async def answer_surge_error(request: Request, error: Exception) -> Response:
+    return surge_error_response(error)
+
+
+def surge_error_response(error: Exception) -> Response:
     """The answer to an error of the lanes and spaces; 429 and 503 say when to come back."""
     status, param, code = next(answer for kind, answer in _ANSWERS.items() if isinstance(error, kind))
     headers = {}

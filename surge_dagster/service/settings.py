@@ -16,6 +16,8 @@ class ServiceSettings:
         api_keys: file of digests, see `keys.py`; without one only this machine is served.
         header_seconds: time for the headers of a request, and for a client that reads none of its answer.
         body_seconds: time for the body of a request.
+        batches: folder for files and batches; without one there are none.
+        max_file_bytes: of a file for a batch.
         drain_seconds: time after SIGTERM for the answers to requests that were accepted.
     """
 
@@ -24,6 +26,8 @@ class ServiceSettings:
     uds: Path | None = None
     api_keys: Path | None = None
     max_body_bytes: int = 8 * 1024 * 1024
+    batches: Path | None = None
+    max_file_bytes: int = 200 * 1024 * 1024
     max_header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
     body_seconds: float = 10.0
