@@ -33,6 +33,9 @@ def serve(
     bulk_share: Annotated[
         float, typer.Option(help="Share of the device that documents keep while queries wait.")
     ] = 0.1,
+    batches: Annotated[
+        Path | None, typer.Option(help="Folder for files and batches; without one there are none.", metavar="FOLDER")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Load models that only the output names without asking.")] = False,
 ) -> None:
     """Answer queries over HTTP within a promised time, in the output's current space, as OpenAI's API does.
@@ -49,7 +52,7 @@ def serve(
     spaces = ServedSpaces(
         store, devices=settings.devices, precision=settings.precision, promise_ms=promise_ms, bulk_share=bulk_share
     )
-    address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys)
+    address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
     with terminable():
         try:
             run_service(spaces, address, lambda text: messages.print(text, markup=False))

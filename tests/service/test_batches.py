@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +26,9 @@ from surge_dagster.service import batch_run
 from surge_dagster.service.app import service_app
 from surge_dagster.service.batch_lines import Batch, BatchRequest
 from surge_dagster.service.batches import Batches
+from surge_dagster.service.errors import ClientError
 from surge_dagster.service.lane import Encoded
-from surge_dagster.service.refusals import LaneDown, Overloaded, SpaceLoading, TooLong, UnknownSpace
+from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, SpaceLoading, TooLong, UnknownSpace
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import LONGEST, FakeLane, FakeSpace, FakeSpaces, vectors_of
 from tests.service.running import serving, wait_until
@@ -54,19 +56,13 @@ class Lane(FakeLane):
 
 
 class Spaces(FakeSpaces):
-    """Spaces with such lanes; `find` raises `unknown` where it is set."""
+    """One space with such lanes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queries = Lane(self.only.queries.space, self.only.queries.promise)
         self.documents = Lane(self.only.space)
         self.only.queries, self.only.documents = self.queries, self.documents
-        self.unknown: list[Exception] = []
-
-    def find(self, model: str) -> FakeSpace:
-        if self.unknown:
-            raise self.unknown[0] if len(self.unknown) == 1 else self.unknown.pop(0)
-        return super().find(model)
 
 
 @pytest.fixture
@@ -294,6 +290,43 @@ def test_batch_that_is_killed_at_any_step_answers_each_line_once(
     assert deaths > 25
 
 
+WORKER = """
+import sys
+from pathlib import Path
+from surge_dagster.service.batches import Batches
+from tests.service.fake_spaces import FakeSpaces
+
+batches = Batches(FakeSpaces().as_served(), Path(sys.argv[1]))
+batches.start()
+for thread in list(batches._threads.values()):
+    thread.join()
+"""
+
+
+@pytest.mark.soak  # twenty processes start
+def test_batch_of_killed_processes_answers_each_line_once(reopen: Callable[[], Batches]) -> None:
+    batches = reopen()
+    lines = [line(f"{number}", f"text {number}") for number in range(60_000)]
+    batch = made(batches, lines)
+    batches.close()
+    generator = np.random.default_rng(7)
+    kills, code = 0, None
+    while code is None:
+        process = subprocess.Popen([sys.executable, "-c", WORKER, batches.files.folder.parent])
+        aim = batches.records.get(batch.id).progress.line + int(generator.integers(0, 4000))
+        while batches.records.get(batch.id).progress.line <= aim and process.poll() is None:
+            time.sleep(0.001)
+        code = process.poll()
+        if code is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    output, errors = results(batches, batches.records.get(batch.id))
+    assert (ids(output), errors) == ([f"{number}" for number in range(60_000)], [])
+    assert all(vector(output[row]) == vectors_of([f"text {row}"], "")[0] for row in range(0, 60_000, 997))
+    assert (code, kills > 10) == (0, True)
+
+
 @pytest.mark.parametrize("torn", [b'{"id":"batch_req_', b'{"id":"whole"}\n{"custom'])
 def test_torn_last_line_is_cut_off(reopen: Callable[[], Batches], monkeypatch: pytest.MonkeyPatch, torn: bytes) -> None:
     batches, keep = reopen(), batch_run.BatchRun._keep
@@ -313,3 +346,254 @@ def test_torn_last_line_is_cut_off(reopen: Callable[[], Batches], monkeypatch: p
             file.write(torn)
     output, errors = results(batches, run(reopen(), batch))
     assert (sorted(map(int, ids(output))), errors) == ([*range(12)], [])
+
+
+@pytest.fixture
+def working(spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batches]:
+    """Batches that threads work off."""
+    monkeypatch.setattr(batch_run, "_GROUP_TEXTS", 4)
+    batches = Batches(spaces.as_served(), tmp_path / "batches")
+    batches.start()
+    yield batches
+    batches.close()
+
+
+def ended(batches: Batches, batch: Batch) -> Batch:
+    wait_until(lambda: batches.records.get(batch.id).status in ("completed", "failed", "expired", "cancelled"))
+    return batches.records.get(batch.id)
+
+
+def test_cancelled_batch_keeps_what_is_answered_and_queued_ones_end_at_once(working: Batches, spaces: Spaces) -> None:
+    lines = [line(f"{number}") for number in range(40)]
+    spaces.documents.late_failures = [LaneDown("a worker was lost")]
+    assert ended(working, made(working, lines)).request_counts.completed == 40
+    spaces.documents.holds = True
+    running, queued = made(working, lines), made(working, lines)
+    wait_until(lambda: spaces.documents.held.qsize() == batch_run._GROUPS)
+    first, *others = [spaces.documents.held.get() for _ in range(batch_run._GROUPS)]
+    first.set_result(spaces.documents.encoded(["a text"] * 4))
+    wait_until(lambda: working.records.get(running.id).request_counts.completed == 4)
+    assert working.cancel(queued.id).status == "cancelled"
+    assert working.cancel(running.id).status == "cancelling"
+    output, errors = results(working, ended(working, running))
+    assert (ids(output), errors) == (["0", "1", "2", "3"], [])
+    assert working.records.get(running.id).status == "cancelled"
+    assert all(each.cancelled() for each in others)
+    assert results(working, working.records.get(queued.id)) == ([], [])
+
+
+def test_file_that_a_batch_reads_is_not_deleted(working: Batches, spaces: Spaces) -> None:
+    spaces.documents.holds = True
+    batch = made(working, [line("a")])
+    with pytest.raises(ClientError, match=f"{batch.id} reads the file") as refused:
+        working.delete_file(batch.input_file_id)
+    assert refused.value.status == 409
+    working.cancel(batch.id)
+    ended(working, batch)
+    working.delete_file(batch.input_file_id)
+    assert [*working.files.all()] == []
+
+
+def test_batch_goes_on_by_itself_when_the_service_starts_again(spaces: Spaces, tmp_path: Path) -> None:
+    first = Batches(spaces.as_served(), tmp_path)
+    first.start()
+    spaces.documents.holds = True
+    lines = [line(f"{number}") for number in range(3)]
+    running, queued, cancelled = (made(first, lines) for _ in range(3))
+    wait_until(lambda: first.records.get(running.id).status == "in_progress")
+    with pytest.raises(ConfigError, match="another service uses the folder"):
+        Batches(spaces.as_served(), tmp_path)
+    first.close()
+    first._change(cancelled.id, status="cancelling")
+    assert [each.status for each in first.records.all()] == ["in_progress", "validating", "cancelling"]
+    spaces.documents.holds = False
+    second = Batches(spaces.as_served(), tmp_path)
+    second.start()
+    for batch in (running, queued):
+        assert ids(results(second, ended(second, batch))[0]) == ["0", "1", "2"]
+    assert ended(second, cancelled).status == "cancelled"
+    second.close()
+
+
+def test_batch_stays_in_its_space_after_a_switch(
+    batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made(batches, [line("a", "red"), line("b", "red")])
+    before, other = spaces.only, Spaces().only
+    other.space = replace(other.space, name="other-space")
+    monkeypatch.setattr(spaces, "find", lambda model: before if model == batch.model else other)
+    output, _ = results(batches, run(batches, batch))
+    assert [each["response"]["body"]["model"] for each in output] == [before.space.name] * 2
+    assert made(batches, [line("a", "red")]).model == "other-space"
+
+
+def test_batch_of_a_space_that_is_no_longer_served_fails_with_all_its_lines_named(
+    batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made(batches, [line(f"{number}") for number in range(10)])
+    known = [spaces.only] * 3
+    monkeypatch.setattr(batch_run, "_GROUPS", 1)
+    gone = UnknownSpace(batch.model or "", ["current"])
+
+    def find(model: str) -> FakeSpace:
+        if known:
+            return known.pop()
+        raise gone
+
+    monkeypatch.setattr(spaces, "find", find)
+    batch = run(batches, batch)
+    output, errors = results(batches, batch)
+    assert batch.errors is not None and [each.code for each in batch.errors.data] == ["model_not_found"]
+    assert (batch.status, sorted(map(int, ids(output) + ids(errors)))) == ("failed", [*range(10)])
+    assert {each["error"]["code"] for each in errors} == {"model_not_found"} and len(output) == 8
+    with pytest.raises(UnknownSpace):
+        made(batches, [line("a")])
+
+
+def test_batch_waits_as_long_as_a_lane_or_its_space_takes_nothing(
+    batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made(batches, [line(f"{number}", f"text {number}") for number in range(10)])
+    unknown = [UnknownSpace("it", []), SpaceLoading("it is loaded", 0.01), UnknownSpace("it", [])]
+    spaces.documents.failures = [Overloaded("full", 0.001), LaneDown("down"), LaneClosed("closed")]
+    spaces.documents.late_failures = [LaneDown("down"), LaneClosed("closed"), LaneDown("down")]
+
+    def find(model: str) -> FakeSpace:
+        spaces.is_ready = not unknown
+        if unknown:
+            raise unknown.pop()
+        return spaces.only
+
+    monkeypatch.setattr(spaces, "find", find)
+    output, errors = results(batches, run(batches, batch))
+    assert (ids(output), errors) == ([f"{number}" for number in range(10)], [])
+    assert not (spaces.documents.failures or spaces.documents.late_failures or unknown)
+
+
+def test_batch_that_expires_names_the_lines_that_are_left(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = made(batches, [line(f"{number}") for number in range(10)])
+    monkeypatch.setattr(batch_run, "_GROUPS", 1)
+    keep = batch_run.BatchRun._keep
+
+    def keep_and_wait(*args: Any) -> None:
+        keep(*args)
+        monkeypatch.setattr("surge_dagster.service.batches.time.time", lambda: batch.expires_at + 1)
+
+    monkeypatch.setattr(batch_run.BatchRun, "_keep", keep_and_wait)
+    batch = run(batches, batch)
+    output, errors = results(batches, batch)
+    assert (batch.status, batch.errors, ids(output)) == ("expired", None, ["0", "1", "2", "3"])
+    assert ids(errors) == [f"{number}" for number in range(4, 10)]
+    assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+
+
+def test_queries_with_a_lane_of_their_own_go_there_only_while_nothing_else_waits(
+    working: Batches, spaces: Spaces
+) -> None:
+    spaces.queries.waiting_tokens = 5
+    batch = made(working, [line(f"{number}") for number in range(5)], "query")
+    wait_until(lambda: working.records.get(batch.id).status == "in_progress")
+    assert spaces.queries.accepted == []
+    spaces.queries.waiting_tokens = 0
+    assert ended(working, batch).request_counts.completed == 5
+    assert [len(texts) for texts in spaces.queries.accepted] == [1] * 5
+    assert spaces.documents.accepted == []
+
+
+def test_queries_go_to_the_bulk_lane_where_documents_are_encoded_alike(batches: Batches, spaces: Spaces) -> None:
+    spaces.queries.space = spaces.only.space
+    batch = run(batches, made(batches, [line(f"{number}") for number in range(5)], "query"))
+    assert batch.request_counts.completed == 5
+    assert [len(texts) for texts in spaces.documents.accepted] == [4, 1]
+    assert spaces.queries.accepted == []
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_few_lines_of_a_large_file_are_held_at_a_time(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    batch, group_texts = made(batches, [line(f"{number}") for number in range(count)]), min(count // 40, 500)
+    held, most, parse, keep = 0, 0, batch_run.parse_line, batch_run.BatchRun._keep
+
+    def parsed(*args: Any) -> Any:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return parse(*args)
+
+    def kept(self: Any, lines: Sequence[Any], *args: Any) -> None:
+        nonlocal held
+        held -= len(lines)
+        keep(self, lines, *args)
+
+    monkeypatch.setattr(batch_run, "_GROUP_TEXTS", group_texts)
+    monkeypatch.setattr(batch_run, "parse_line", parsed)
+    monkeypatch.setattr(batch_run.BatchRun, "_keep", kept)
+    assert run(batches, batch).request_counts.completed == count
+    assert (held, most) == (0, batch_run._GROUPS * group_texts + 1)
+
+
+@pytest.fixture
+def client(spaces: Spaces, tmp_path: Path) -> Iterator[TestClient]:
+    settings = ServiceSettings(batches=tmp_path / "batches", max_file_bytes=5000)
+    app = service_app(spaces.as_served(), settings)
+    with TestClient(app) as client:
+        yield client
+    app.state.batches.close()
+
+
+def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
+    posted = [client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"}).json() for _ in range(5)]
+    made = [each["id"] for each in posted]
+    assert made == sorted(made)
+    for order, expected in (("asc", made), ("desc", made[::-1]), (None, made[::-1])):
+        found, more, after = [], True, None
+        while more:
+            page = client.get("/v1/files", params={"limit": 2, "after": after, "order": order}).json()
+            found += [each["id"] for each in page["data"]]
+            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+            more, after = page["has_more"], page["last_id"]
+        assert found == expected
+    assert client.get("/v1/batches").json()["data"] == []
+    assert client.get("/v1/files", params={"limit": "many"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        ({"data": {"purpose": "batch"}}, 400, "missing_required_parameter"),
+        ({"files": {"file": b"x"}}, 400, "invalid_value"),
+        ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, 400, "invalid_value"),
+        ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 5000}}, 413, "request_too_large"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "invalid_form"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=a"}}, 400, "invalid_form"),
+    ],
+)
+def test_wrong_upload_is_refused_and_leaves_nothing(
+    client: TestClient, tmp_path: Path, sent: dict[str, Any], status: int, code: str
+) -> None:
+    answer = client.post("/v1/files", **sent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
+
+
+def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(client: TestClient) -> None:
+    right = {"endpoint": QUERIES, "completion_window": "24h"}
+    vision = client.post("/v1/files", data={"purpose": "vision"}, files={"file": b"x"}).json()["id"]
+    for fields, status, param in (
+        (right | {"input_file_id": vision}, 400, "input_file_id"),
+        (right | {"input_file_id": "file-../../batches"}, 404, "id"),
+        (right, 400, "input_file_id"),
+        (right | {"input_file_id": vision, "endpoint": "/v1/completions"}, 400, "endpoint"),
+        (right | {"input_file_id": vision, "completion_window": "1h"}, 400, "completion_window"),
+        (right | {"input_file_id": vision, "metadata": {"a": 1}}, 400, "metadata.a"),
+    ):
+        answer = client.post("/v1/batches", json=fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+def test_service_without_a_folder_says_what_to_set(spaces: Spaces) -> None:
+    client = TestClient(service_app(spaces.as_served(), ServiceSettings()))
+    for method, path in (("GET", "/v1/files"), ("POST", "/documents/v1/batches"), ("DELETE", "/v1/files/file-1")):
+        answer = client.request(method, path)
+        assert answer.status_code == 501 and "--batches FOLDER" in answer.json()["error"]["message"]
