@@ -50,7 +50,12 @@ def serve(
     store = settings.open_store()
     space_to_read(settings, store, False, yes, queries=True)
     spaces = ServedSpaces(
-        store, devices=settings.devices, precision=settings.precision, promise_ms=promise_ms, bulk_share=bulk_share
+        store,
+        devices=settings.devices,
+        precision=settings.precision,
+        promise_ms=promise_ms,
+        bulk_share=bulk_share,
+        trust_remote_code=settings.trust_remote_code,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
     with terminable():

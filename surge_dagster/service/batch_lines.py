@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import IO, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import to_json
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import ClientError
@@ -143,7 +143,7 @@ def parse_line(number: int, end: int, raw: bytes) -> Line:
         fields = _Fields.model_validate_json(raw)
     except ValidationError as error:
         raise field_error(error, "line") from None
-    request = parse_request(to_json(fields.body))
+    request = parse_request(json.dumps(fields.body).encode())
     task: Task | None = "document" if fields.url.startswith("/documents") else None
     return Line(number, end, fields.custom_id, request, request.input_type or task)
 
@@ -157,7 +157,9 @@ def field_error(error: ValidationError, what: str) -> ClientError:
     return ClientError(400, f"The field {name!r} of the {what} is wrong: {first['msg']}.", "invalid_value", name)
 
 
-def check_lines(file: IO[bytes], served: ServedSpace | None, task: Task) -> tuple[int, list[BatchError]]:
+def check_lines(
+    lines: Iterable[tuple[int, int, bytes]], served: ServedSpace | None, task: Task
+) -> tuple[int, list[BatchError]]:
     """How many lines there are, and what is wrong with them; after some problems no more are looked for.
 
     Args:
@@ -167,7 +169,7 @@ def check_lines(file: IO[bytes], served: ServedSpace | None, task: Task) -> tupl
     total, problems, model = 0, list[BatchError](), None
     with closing(sqlite3.connect("")) as seen:  # a file without a name, so that memory is bounded
         seen.execute("CREATE TABLE lines (custom_id TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID")
-        for number, end, raw in read_lines(file):
+        for number, end, raw in lines:
             total += 1
             try:
                 line = parse_line(number, end, raw)
@@ -182,7 +184,7 @@ def check_lines(file: IO[bytes], served: ServedSpace | None, task: Task) -> tupl
                     message = f"The custom_id {line.custom_id!r} is that of line {first}, too. Give each its own."
                     raise ClientError(400, message, "duplicate_custom_id", "custom_id")
             except ClientError as error:
-                problems.append(BatchError(code=error.code, message=error.message, param=error.param, line=number))
+                problems.append(BatchError(code=error.code, message=str(error), param=error.param, line=number))
                 if len(problems) == _MOST_PROBLEMS:
                     break
     if not total:
@@ -192,14 +194,18 @@ def check_lines(file: IO[bytes], served: ServedSpace | None, task: Task) -> tupl
 
 def answered(batch_id: str, line: Line, status: int, body: bytes, truncated_rows: str = "") -> bytes:
     """A line of the output (200) or error file, with what the endpoint answers, and the header that it gives then."""
-    of_line, name = f"{batch_id.removeprefix('batch_')}-{line.number}".encode(), to_json(line.custom_id)
-    headers = b',"headers":%b' % to_json({"surge-truncated-rows": truncated_rows}) if truncated_rows else b""
-    response = b'{"status_code":%d,"request_id":"req_%b"%b,"body":%b}' % (status, of_line, headers, body)
-    return b'{"id":"batch_req_%b","custom_id":%b,"response":%b,"error":null}\n' % (of_line, name, response)
+    of_line, name = _id(batch_id, line).encode(), json.dumps(line.custom_id).encode()
+    headers = b',"headers":{"surge-truncated-rows":"%b"}' % truncated_rows.encode() if truncated_rows else b""
+    response = b'{"status_code":%d,"request_id":"%b"%b,"body":%b}' % (status, of_line, headers, body)
+    return b'{"id":"%b","custom_id":%b,"response":%b,"error":null}\n' % (of_line, name, response)
 
 
 def unanswered(batch_id: str, line: Line, error: BatchError) -> bytes:
     """A line of the error file, of a request that was not tried."""
-    of_line = f"batch_req_{batch_id.removeprefix('batch_')}-{line.number}"
     facts = {"code": error.code, "message": error.message}
-    return to_json({"id": of_line, "custom_id": line.custom_id, "response": None, "error": facts}) + b"\n"
+    whole = {"id": _id(batch_id, line), "custom_id": line.custom_id, "response": None, "error": facts}
+    return json.dumps(whole).encode() + b"\n"
+
+
+def _id(batch_id: str, line: Line) -> str:
+    return f"batch_req_{batch_id.removeprefix('batch_')}_{line.number}"

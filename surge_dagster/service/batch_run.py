@@ -100,7 +100,8 @@ class BatchRun:
         """
         served = self.served() if self.batch.model else None
         with self._files.content(self.batch.input_file_id).open("rb") as source:
-            total, problems = check_lines(source, served, self.batch.progress.task)
+            lines = (line for line in read_lines(source) if self._check() is None)
+            total, problems = check_lines(lines, served, self.batch.progress.task)
         if problems:
             raise BatchEnd("failed", problems)
         counts = RequestCounts(total=total)
@@ -247,7 +248,7 @@ class BatchRun:
         for line, tokens in zip(sent.lines, _shares(sent.lines, encoded.tokens), strict=True):
             stop = start + len(line.request.texts)
             rows = vectors[line.request.dimensions][start:stop]
-            body = embeddings_body(rows, line.request.encoding_format or "float", name, tokens)
+            body = embeddings_body(rows, line.request.encoding_format, name, tokens)
             cut = ",".join(map(str, np.flatnonzero(encoded.truncated[start:stop])))
             yield answered(self.batch.id, line, 200, body, cut)
             start = stop

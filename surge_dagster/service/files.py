@@ -16,6 +16,8 @@ from starlette.datastructures import QueryParams
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.service.errors import ClientError
 
+# Those of OpenAI's API; only files for batches are of use here.
+PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 _MOST_LISTED = 10_000
 _CHUNK_BYTES = 1 << 20
 
@@ -97,7 +99,7 @@ class Records(Generic[R]):
 
 
 class FileObject(Record, frozen=True):
-    """A file; `purpose` is `batch` or `batch_output`."""
+    """A file; that of results has the purpose `batch_output`."""
 
     object: Literal["file"] = "file"
     bytes: int

@@ -8,11 +8,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from surge_dagster.service.answers import EmbeddingList, Error, Model, ModelList
+from surge_dagster.service.batch_lines import Batch, BatchRequest
+from surge_dagster.service.files import PURPOSES, FileObject
 from surge_dagster.service.requests import EmbeddingRequest
 from surge_dagster.version import __version__
 
 _SCHEMAS = "#/components/schemas/{model}"
-_TRUNCATED = {"surge-truncated-rows": "Indexes of the texts that were cut, with commas; only where there are any"}
+_HEADERS = {
+    "surge-space": "name of the space of the vectors",
+    "surge-truncated-rows": "indexes of the texts that were cut, where there are any",
+}
+_FORM = {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": PURPOSES}}
+_UPLOAD = {"multipart/form-data": {"schema": {"type": "object", "properties": _FORM, "required": list(_FORM)}}}
 
 
 def openapi_document(*, needs_key: bool) -> dict[str, Any]:
@@ -21,29 +28,38 @@ def openapi_document(*, needs_key: bool) -> dict[str, Any]:
     Args:
         needs_key: whether requests are answered only with an API key.
     """
-    models = [(model, "validation") for model in (EmbeddingRequest, EmbeddingList, Model, ModelList, Error)]
-    _, schemas = models_json_schema(models, ref_template=_SCHEMAS)  # pyright: ignore[reportArgumentType]
+    models = (EmbeddingRequest, EmbeddingList, Model, ModelList, Error, FileObject, BatchRequest, Batch)
+    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_SCHEMAS)  # pyright: ignore[reportArgumentType]
     paths: dict[str, Any] = {}
     for root, texts in (("/v1", "queries"), ("/documents/v1", "documents")):
-        paths[f"{root}/embeddings"] = {"post": _embeddings(texts)}
-        paths[f"{root}/models"] = {"get": _answering("List the spaces that are served", ModelList)}
-        by_name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-        paths[f"{root}/models/{{model}}"] = {
-            "get": _answering("Describe the space of this name, or of this model", Model) | {"parameters": [by_name]}
+        encode = _operation(f"encode texts as {texts}", EmbeddingList) | {"requestBody": _content(EmbeddingRequest)}
+        encode["requestBody"]["required"] = True
+        encode["responses"]["200"]["headers"] = {
+            name: {"description": meaning, "schema": {"type": "string"}} for name, meaning in _HEADERS.items()
         }
-    for path, meaning in (
-        ("/healthz", "Whether every current space can be queried (200 or 503); needs no key"),
-        ("/readyz", "Whether requests should be sent here (200 or 503); needs no key"),
-    ):
-        paths[path] = {"get": _answering(meaning, None) | {"security": []}}
-    paths["/metrics"] = {"get": _answering("Metrics of Prometheus", None, "text/plain")}
-    document: dict[str, Any] = {
+        paths[f"{root}/embeddings"] = {"post": encode}
+        paths[f"{root}/models"] = {"get": _operation("list the spaces that are served", ModelList)}
+        described = _operation("describe the space of this name or of this model", Model)
+        paths[f"{root}/models/{{model}}"] = {"get": described | _parameter("model")}
+        upload = _operation("keep a file", FileObject) | {"requestBody": {"content": _UPLOAD, "required": True}}
+        make = _operation(f"make a batch, by default of {texts}", Batch) | {"requestBody": _content(BatchRequest)}
+        paths[f"{root}/files"] = {"get": _operation("list files, the newest first", None), "post": upload}
+        paths[f"{root}/files/{{id}}"] = {
+            "get": _operation("describe a file", FileObject),
+            "delete": _operation("delete a file", None),
+            **_parameter("id"),
+        }
+        content = _operation("read a file", None, "application/octet-stream")
+        paths[f"{root}/files/{{id}}/content"] = {"get": content, **_parameter("id")}
+        paths[f"{root}/batches"] = {"get": _operation("list batches, the newest first", None), "post": make}
+        paths[f"{root}/batches/{{id}}"] = {"get": _operation("describe a batch", Batch), **_parameter("id")}
+        paths[f"{root}/batches/{{id}}/cancel"] = {"post": _operation("end a batch", Batch), **_parameter("id")}
+    for path, meaning in (("/healthz", "whether queries can be encoded"), ("/readyz", "whether to send requests here")):
+        paths[path] = {"get": _operation(meaning, None) | {"security": []}}
+    paths["/metrics"] = {"get": _operation("metrics of Prometheus", None, "text/plain")}
+    document = {
         "openapi": "3.1.0",
-        "info": {
-            "title": "surge-dagster",
-            "version": __version__,
-            "description": "Vectors of queries and documents in the spaces of an output.",
-        },
+        "info": {"title": "surge-dagster", "version": __version__},
         "paths": paths,
         "components": {"schemas": schemas["$defs"]},
     }
@@ -53,22 +69,16 @@ def openapi_document(*, needs_key: bool) -> dict[str, Any]:
     return document
 
 
-def _embeddings(texts: str) -> dict[str, Any]:
-    body = {"required": True, "content": _content(EmbeddingRequest)}
-    answering = _answering(f"Encode texts as {texts}", EmbeddingList)
-    headers = {"surge-space": "Name of the space of the vectors", **_TRUNCATED}
-    answering["responses"]["200"]["headers"] = {
-        name: {"description": meaning, "schema": {"type": "string"}} for name, meaning in headers.items()
-    }
-    return answering | {"requestBody": body}
+def _parameter(name: str) -> dict[str, Any]:
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
 
 
-def _answering(summary: str, model: type[BaseModel] | None, media_type: str = "application/json") -> dict[str, Any]:
-    success = {"description": "Done", "content": _content(model, media_type)}
-    failures = {"4XX": "The request is refused", "5XX": "The service cannot answer; 503 says when to come back"}
-    responses = {code: {"description": said, "content": _content(Error)} for code, said in failures.items()}
-    return {"summary": summary, "responses": {"200": success, **responses}}
+def _operation(summary: str, model: type[BaseModel] | None, media_type: str = "application/json") -> dict[str, Any]:
+    refused = {"description": "refused, or failed; 429 and 503 say when to come back", **_content(Error)}
+    done = {"description": "done", **_content(model, media_type)}
+    return {"summary": summary, "responses": {"200": done, "4XX": refused, "5XX": refused}}
 
 
 def _content(model: type[BaseModel] | None, media_type: str = "application/json") -> dict[str, Any]:
-    return {media_type: {"schema": {"$ref": _SCHEMAS.format(model=model.__name__)}} if model else {}}
+    schema = {"schema": {"$ref": _SCHEMAS.format(model=model.__name__)}} if model else {}
+    return {"content": {media_type: schema}}

@@ -22,7 +22,7 @@ DIMENSION = 16
 LONGEST = 8  # words
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeLane:
     """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set."""
 
@@ -61,7 +61,7 @@ class FakeLane:
         return Encoded(vectors, sum(min(count, LONGEST) for count in words), truncated)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeSpace:
     space: Space
     queries: FakeLane
@@ -110,6 +110,6 @@ def vectors_of(texts: Sequence[str], prompt: str = "find: ") -> list[list[float]
     return hash_vectors([prompt + text for text in texts], DIMENSION).tolist()
 
 
-def post(client: Any, path: str = "/v1/embeddings", **body: Any) -> Any:
+def post(client: Any, path: str = "/v1/embeddings", /, **body: Any) -> Any:
     """The answer to a request for embeddings of the current space."""
     return client.post(path, json={"model": "current", "input": "a text"} | body)

@@ -195,7 +195,7 @@ WRONG = [
     (json.dumps({"custom_id": "b", "url": QUERIES, "body": {}}), "invalid_value", "method"),
     (json.dumps({"custom_id": 3, "method": "POST", "url": QUERIES, "body": {}}), "invalid_value", "custom_id"),
     (line("b", url="/v1/chat/completions"), "invalid_value", "url"),
-    (line("b", []), "invalid_length", "input"),
+    (line("b", []), "invalid_value", "input"),
     (line("b", cast(Any, [1, 2])), "tokens_not_supported", "input"),
     (line("b", dimensions=7), "invalid_value", "dimensions"),
     (line("b", prompt="find: "), "unsupported_parameter", "prompt"),

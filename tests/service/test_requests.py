@@ -21,7 +21,7 @@ from surge_dagster.service.refusals import (
     TooLong,
     UnusableText,
 )
-from surge_dagster.service.requests import _GROUPS, MAX_TEXTS
+from surge_dagster.service.requests import MAX_TEXTS, NOT_OFFERED
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import LONGEST, FakeSpaces, post, vectors_of
 
@@ -82,7 +82,7 @@ def test_body_that_is_no_json_object_or_holds_half_a_character_is_refused(client
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
-@pytest.mark.parametrize("name", sorted(_GROUPS))
+@pytest.mark.parametrize("name", sorted(NOT_OFFERED))
 def test_field_that_would_change_vectors_is_refused(client: TestClient, name: str) -> None:
     answer = post(client, **{name: False})
     error = answer.json()["error"]
@@ -107,7 +107,7 @@ def test_refused_field_is_answered_with_the_spaces_own_value(
 
 
 def test_null_is_not_given_and_other_fields_are_ignored(client: TestClient) -> None:
-    nothing = dict.fromkeys(("encoding_format", "dimensions", "input_type", "truncate", *_GROUPS))
+    nothing = dict.fromkeys(("encoding_format", "dimensions", "input_type", "truncate", *NOT_OFFERED))
     answer = post(client, **nothing, user="someone", timeout=3, metadata={"a": [1]})
     assert answer.status_code == 200
     assert answer.json()["data"][0]["embedding"] == vectors_of(["a text"])[0]
