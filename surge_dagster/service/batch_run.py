@@ -2,7 +2,7 @@
 
 Lines go to a lane in groups, and the answers of a group are appended to the output and the error file. These are
 flushed, and after them the batch's record, which has the sizes of all files. What a crash leaves beyond these sizes is
-cut off when the work goes on, so that each line is answered once.
+overwritten when the work goes on, and at the end cut off, so that each line is answered once.
 
 Documents go to the bulk lane, and queries too where the model encodes both alike. Other queries share the lane of those
 that clients wait for: they go there line by line, while nothing else waits.
@@ -25,6 +25,7 @@ import numpy as np
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.support.waiting import TURN_SECONDS
+from surge_dagster.service import refusals
 from surge_dagster.service.answers import embeddings_body
 from surge_dagster.service.batch_lines import (
     Batch,
@@ -40,18 +41,10 @@ from surge_dagster.service.batch_lines import (
 from surge_dagster.service.errors import surge_error_response
 from surge_dagster.service.files import FileStore
 from surge_dagster.service.lane import Encoded, Lane
-from surge_dagster.service.refusals import (
-    LaneClosed,
-    LaneDown,
-    Overloaded,
-    RequestTooLarge,
-    SpaceLoading,
-    TooLong,
-    UnknownSpace,
-    UnusableText,
-)
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
+_DOWN = (refusals.LaneClosed, refusals.LaneDown)
+_REFUSED = (refusals.RequestTooLarge, refusals.TooLong, refusals.UnusableText)
 _GROUP_TEXTS, _GROUP_BYTES = 512, 256 << 10
 _GROUPS = 8  # in the lane, so that it has texts while answers are written
 _LOOK_SECONDS, _RETRY_SECONDS = 0.01, 1.0
@@ -145,22 +138,21 @@ class BatchRun:
             self._check()
             try:
                 return self._spaces.find(self.batch.model or "")
-            except SpaceLoading as error:
+            except refusals.SpaceLoading as error:
                 self._wait(min(error.retry_after_seconds, _RETRY_SECONDS))
-            except UnknownSpace as error:
+            except refusals.UnknownSpace as error:
                 if self._spaces.is_ready:  # else it is not known yet which spaces there are
                     raise BatchEnd("failed", [BatchError(code="model_not_found", message=str(error))]) from None
                 self._wait(_RETRY_SECONDS)
 
     def _files_of(self, stack: ExitStack) -> tuple[Iterator[list[Line]], IO[bytes], IO[bytes]]:
-        """The lines that are left, and the output and error file without what the batch's record does not know of."""
+        """The lines that are left, and the output and error file at the sizes that the batch's record has."""
         progress = self.batch.progress
         source = stack.enter_context(self._files.content(self.batch.input_file_id).open("rb"))
         source.seek(progress.input_bytes)
         results = list[IO[bytes]]()
         for id, size in ((progress.output_id, progress.output_bytes), (progress.error_id, progress.error_bytes)):
             file = stack.enter_context(self._files.make(id).open("r+b"))
-            file.truncate(size)
             file.seek(size)
             results.append(file)
         return self._groups(source), results[0], results[1]
@@ -206,16 +198,16 @@ class BatchRun:
             lane = served.queries if is_urgent else served.documents
             try:
                 if is_urgent and len(lines) > 1:
-                    raise RequestTooLarge("lines are sent one by one", 0, 0)
+                    raise refusals.RequestTooLarge("these lines are sent one by one", 0, 0)
                 if is_urgent:
                     self._wait(math.inf, lane)
                 encoded = lane.accept(texts, truncate=truncate)
-            except (TooLong, RequestTooLarge, UnusableText) as error:
+            except _REFUSED as error:
                 encoded.set_exception(error)
-            except Overloaded as error:
+            except refusals.Overloaded as error:
                 self._wait(error.retry_after_seconds, lane, lane.waiting_tokens)
                 continue
-            except (LaneDown, LaneClosed):
+            except _DOWN:
                 self._wait(_RETRY_SECONDS)
                 continue
             return _Sent(lines, served, encoded)
@@ -226,10 +218,10 @@ class BatchRun:
             while not wait([sent.encoded], TURN_SECONDS).done:
                 self._check()
             encoded = sent.encoded.result()
-        except (LaneDown, LaneClosed):
+        except _DOWN:
             self._wait(_RETRY_SECONDS)
             again = [self._send(sent.lines)]
-        except (TooLong, RequestTooLarge, UnusableText) as error:
+        except _REFUSED as error:
             if len(sent.lines) == 1:
                 response = surge_error_response(error)
                 yield False, answered(self.batch.id, sent.lines[0], response.status_code, bytes(response.body))

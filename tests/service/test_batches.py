@@ -27,11 +27,12 @@ from surge_dagster.service.app import service_app
 from surge_dagster.service.batch_lines import Batch, BatchRequest
 from surge_dagster.service.batches import Batches
 from surge_dagster.service.errors import ClientError
+from surge_dagster.service.files import Records
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, SpaceLoading, TooLong, UnknownSpace
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import LONGEST, FakeLane, FakeSpace, FakeSpaces, vectors_of
-from tests.service.running import serving, wait_until
+from tests.service.running import connected, read_all, serving, wait_until
 
 QUERIES, DOCUMENTS = "/v1/embeddings", "/documents/v1/embeddings"
 TOO_LONG = "word " * (LONGEST + 1)
@@ -268,7 +269,22 @@ def test_batch_that_is_killed_at_any_step_answers_each_line_once(
 
         return step
 
-    monkeypatch.setattr(os, "fsync", dying(lambda descriptor: None))  # takes most of the time
+    flushed: dict[int, int] = {}
+    put = Records.put
+
+    def flush(descriptor: int) -> None:  # without the disk's part, which takes most of the time
+        status = os.fstat(descriptor)
+        flushed[status.st_ino] = status.st_size
+
+    def put_after_results(records: Any, record: Any) -> None:
+        if isinstance(record, Batch):
+            progress = record.progress
+            for id, size in ((progress.output_id, progress.output_bytes), (progress.error_id, progress.error_bytes)):
+                assert not size or flushed[batches.files.content(id).stat().st_ino] >= size
+        put(records, record)
+
+    monkeypatch.setattr(os, "fsync", dying(flush))
+    monkeypatch.setattr(Records, "put", put_after_results)
     for place, name in ((os, "truncate"), (Path, "rename"), (Path, "unlink"), (Path, "touch")):
         monkeypatch.setattr(place, name, dying(getattr(place, name)))
     deaths, was_killed = 0, True
@@ -327,8 +343,11 @@ def test_batch_of_killed_processes_answers_each_line_once(reopen: Callable[[], B
     assert (code, kills > 10) == (0, True)
 
 
-@pytest.mark.parametrize("torn", [b'{"id":"batch_req_', b'{"id":"whole"}\n{"custom'])
-def test_torn_last_line_is_cut_off(reopen: Callable[[], Batches], monkeypatch: pytest.MonkeyPatch, torn: bytes) -> None:
+@pytest.mark.parametrize("torn", [b'{"id":"batch_req_', b'{"id":"whole"}\n{"custom', b'{"id":"batch_req_' * 1000])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_torn_last_line_is_cut_off(
+    reopen: Callable[[], Batches], monkeypatch: pytest.MonkeyPatch, torn: bytes, is_cancelled: bool
+) -> None:
     batches, keep = reopen(), batch_run.BatchRun._keep
     batch = made(batches, [line(f"{number}", f"text {number}") for number in range(12)])
 
@@ -344,8 +363,9 @@ def test_torn_last_line_is_cut_off(reopen: Callable[[], Batches], monkeypatch: p
     for id in (progress.output_id, progress.error_id):
         with batches.files.content(id).open("ab") as file:
             file.write(torn)
-    output, errors = results(batches, run(reopen(), batch))
-    assert (sorted(map(int, ids(output))), errors) == ([*range(12)], [])
+    batches = reopen()
+    output, errors = results(batches, batches.cancel(batch.id) if is_cancelled else run(batches, batch))
+    assert (ids(output), errors) == ([f"{number}" for number in range(4 if is_cancelled else 12)], [])
 
 
 @pytest.fixture
@@ -574,6 +594,18 @@ def test_wrong_upload_is_refused_and_leaves_nothing(
 ) -> None:
     answer = client.post("/v1/files", **sent)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
+
+
+def test_upload_that_stalls_is_given_up_and_leaves_nothing(spaces: Spaces, tmp_path: Path) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=a\r\n"
+    part = b'--a\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nbegun'
+    with (
+        serving(spaces.as_served(), batches=tmp_path / "batches", body_seconds=0.05) as url,
+        connected(url) as client,
+    ):
+        client.sendall(head + b"Content-Length: 1000\r\n\r\n" + part)
+        assert read_all(client).startswith(b"HTTP/1.1 408")
     assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
 
 
