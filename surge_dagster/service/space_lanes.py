@@ -89,7 +89,6 @@ class SpaceLanes:
                 f"{model_difference(model, self._space)}. Restore it"
             )
         facts = pool.start()
-        self._space.require_tokenizer(facts.tokenizer)
         counter = TokenCounter(model, facts.tokenizer, pool.costs)
         full_pass = max(facts.saturation_tokens or _SATURATION_TOKENS, min(model.max_length, _LONGEST_TEXT_TOKENS))
         promise = self._promise(pool, counter, full_pass, keep_promise)

@@ -72,7 +72,7 @@ def test_small_requests_share_a_pass_and_a_large_one_spans_several(tmp_path: Pat
             assert answer.result().tokens == 4 * len(each)
         assert_encoded(held.result(), [f"wait {tmp_path / 'go'}"])
         assert (lane.passes, lane.computed_texts) == (1 + 4, 1 + 49), "16 texts fit into a pass"
-        assert (lane.waiting_tokens, lane.waiting_requests, lane.is_alive) == (0, 0, True)
+        assert (lane.waiting_tokens, lane._queue.text_bytes, lane.waiting_requests, lane.is_alive) == (0, 0, 0, True)
 
 
 def test_cancelled_requests_are_never_computed(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_request_that_is_cancelled_half_way_gives_up_the_texts_that_no_pass_has_
         gone = lane.accept(large)
         until(lambda: lane.waiting_tokens < 4 * 200)
         assert gone.cancel()
-        assert lane.waiting_tokens == 0
+        assert lane.waiting_tokens == lane._queue.text_bytes == 0
         (tmp_path / "go").touch()
         assert_encoded(lane.accept(["next"]).result(), ["next"])
         assert 1 < lane.computed_texts < 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -69,6 +70,9 @@ def test_vectors_are_those_of_files_and_of_searches_in_a_space_and_in_what_is_de
         assert found.documents._pool.worker_pids == [], "documents need no memory before the first one"
         files = read_embedded(tmp_path, parent.name, "a").matrix
         documents = found.documents.accept(texts).result()
+        pids = [pid for lane in (found.queries, found.documents) for pid in lane._pool.worker_pids]
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids] == [own, min(19, own + 10)]
         assert np.array_equal(found.converted(documents.vectors, None), files)
         queries = found.queries.accept(texts).result()
         assert np.array_equal(found.converted(queries.vectors), expected)
