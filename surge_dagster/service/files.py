@@ -1,4 +1,7 @@
-"""Records in JSON on the local disk, one file each, and files of clients and batches, each a record and its content."""
+"""Files that clients upload and batches write, and records in JSON, on the local disk.
+
+Each record is a file of its own that is replaced as a whole, so that `ls` and `cat` show what there is.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Records(Generic[R]):
                 return self._kind.model_validate_json((self.folder / f"{id}.json").read_bytes())
             except FileNotFoundError:
                 pass
-        raise ClientError(404, f"The {self._name} have none with the id {id!r}. List them.", "not_found", "id")
+        raise ClientError(404, f"There is no {self._prefix[:-1]} with the id {id!r}.", "not_found", "id")
 
     def put(self, record: R) -> None:
         """Write it, and wait until it is on the disk."""
