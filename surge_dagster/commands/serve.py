@@ -33,6 +33,9 @@ def serve(
     bulk_share: Annotated[
         float, typer.Option(help="Share of the device that documents keep while queries wait.")
     ] = 0.1,
+    batches: Annotated[
+        Path | None, typer.Option(help="Folder for files and batches; without one there are none.", metavar="FOLDER")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Load models that only the output names without asking.")] = False,
 ) -> None:
     """Answer queries over HTTP within a promised time, in the output's current space, as OpenAI's API does.
@@ -54,7 +57,7 @@ def serve(
         bulk_share=bulk_share,
         trust_remote_code=settings.trust_remote_code,
     )
-    address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys)
+    address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
     with terminable():
         try:
             run_service(spaces, address, lambda text: messages.print(text, markup=False))

@@ -24,6 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.answers import ModelList, embeddings_body, model_of
+from surge_dagster.service.batch_routes import batch_routes
+from surge_dagster.service.batches import Batches
 from surge_dagster.service.errors import ClientError, answer_error, error_response
 from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded
@@ -50,6 +52,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
         ConfigError: the file of API keys is wrong.
     """
     endpoints = _Endpoints(spaces, settings)
+    batches = Batches(spaces, settings.batches) if settings.batches else None
     routes = [
         Route("/healthz", endpoints.health),
         Route("/readyz", endpoints.readiness),
@@ -62,6 +65,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
             Route(f"{root}/embeddings", partial(endpoints.embeddings, task=task), methods=["POST"]),
             Route(f"{root}/models", endpoints.models),
             Route(f"{root}/models/{{model:path}}", endpoints.model),
+            *batch_routes(root, task, batches, settings),
         ]
     app = Starlette(
         routes=routes,
@@ -70,7 +74,9 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
         | {ClientDisconnect: _answer_nobody},
     )
     app.router.redirect_slashes = False
-    app.state.draining = False
+    app.state.draining, app.state.batches = False, batches
+    if batches is not None:
+        batches.start()
     return app
 
 

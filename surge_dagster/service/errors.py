@@ -49,6 +49,14 @@ def error_response(
     return JSONResponse({"error": facts}, status, headers)
 
 
+def surge_error_response(error: SurgeError) -> Response:
+    status, code, param = next(answer for kind, answer in _ANSWERS.items() if isinstance(error, kind))
+    seconds = max(getattr(error, "retry_after_seconds", _RETRY_SECONDS), 0.001)
+    when = {"retry-after-ms": str(math.ceil(1000 * seconds)), "retry-after": str(math.ceil(seconds))}
+    remedy = ": send `truncate: true`" if isinstance(error, refusals.TooLong) else ""
+    return error_response(status, f"{error}{remedy}", code, param, when if status in (429, 503) else None)
+
+
 async def answer_error(request: Request, error: Exception) -> Response:
     """The answer to an error of any kind; 429 and 503 say when to come back."""
     match error:
@@ -56,11 +64,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
             headers = {"connection": "close"} if error.status in _BODY_NOT_READ else {}
             return error_response(error.status, str(error), error.code, error.param, headers)
         case SurgeError():
-            status, code, param = next(answer for kind, answer in _ANSWERS.items() if isinstance(error, kind))
-            seconds = max(getattr(error, "retry_after_seconds", _RETRY_SECONDS), 0.001)
-            when = {"retry-after-ms": str(math.ceil(1000 * seconds)), "retry-after": str(math.ceil(seconds))}
-            remedy = ": send `truncate: true`" if isinstance(error, refusals.TooLong) else ""
-            return error_response(status, f"{error}{remedy}", code, param, when if status in (429, 503) else None)
+            return surge_error_response(error)
         case HTTPException():  # no such path or method
             reason = HTTPStatus(error.status_code).phrase
             message = (

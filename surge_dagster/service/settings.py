@@ -14,6 +14,8 @@ class ServiceSettings:
         port: 0 takes a free one.
         uds: path of a Unix socket, which is bound in place of `host` and `port`.
         api_keys: file of digests, see `keys.py`; without one only this machine is served.
+        batches: folder for files and batches; without one there are none.
+        max_file_bytes: of an uploaded file.
         header_seconds: time for the headers of a request, and for a client that reads none of its answer.
         body_seconds: time for the body of a request.
         drain_seconds: time after SIGTERM for the answers to requests that were accepted.
@@ -23,7 +25,9 @@ class ServiceSettings:
     port: int = 8080
     uds: Path | None = None
     api_keys: Path | None = None
+    batches: Path | None = None
     max_body_bytes: int = 8 * 1024 * 1024
+    max_file_bytes: int = 200 * 1024 * 1024
     max_header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
     body_seconds: float = 10.0

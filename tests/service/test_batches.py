@@ -1,0 +1,631 @@
+"""Files and batches: what OpenAI's client does with them, and that each line is answered once, whatever happens."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import openai
+import pytest
+from starlette.testclient import TestClient
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.service import batch_run
+from surge_dagster.service.app import service_app
+from surge_dagster.service.batch_lines import Batch, BatchRequest
+from surge_dagster.service.batches import Batches
+from surge_dagster.service.errors import ClientError
+from surge_dagster.service.files import Records
+from surge_dagster.service.lane import Encoded
+from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, SpaceLoading, TooLong, UnknownSpace
+from surge_dagster.service.settings import ServiceSettings
+from tests.service.fake_spaces import LONGEST, FakeLane, FakeSpace, FakeSpaces, vectors_of
+from tests.service.running import connected, read_all, serving, wait_until
+
+QUERIES, DOCUMENTS = "/v1/embeddings", "/documents/v1/embeddings"
+TOO_LONG = "word " * (LONGEST + 1)
+
+
+@dataclass
+class Lane(FakeLane):
+    """Refuses what is too long, and fails its next requests, each in its own way."""
+
+    waiting_tokens: int = 0
+    failures: list[Exception] = field(default_factory=list)
+    late_failures: list[Exception] = field(default_factory=list)
+
+    def accept(self, texts: Sequence[str], *, truncate: bool = False) -> Future[Encoded]:
+        if self.failures:
+            raise self.failures.pop(0)
+        rows = [row for row, text in enumerate(texts) if len(text.split()) > LONGEST]
+        if rows and not truncate:
+            raise TooLong(rows, LONGEST, LONGEST + 1)
+        self.fails_later = self.late_failures.pop(0) if self.late_failures else None
+        return super().accept(texts, truncate=truncate)
+
+
+class Spaces(FakeSpaces):
+    """One space with such lanes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = Lane(self.only.queries.space, self.only.queries.promise)
+        self.documents = Lane(self.only.space)
+        self.only.queries, self.only.documents = self.queries, self.documents
+
+
+@pytest.fixture
+def spaces() -> Spaces:
+    return Spaces()
+
+
+@pytest.fixture
+def reopen(spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Batches]]:
+    """Opens the folder of the test as a service that starts anew does; its batches run where the test says it."""
+    opened = list[Batches]()
+    monkeypatch.setattr(Batches, "_work_on", lambda self, batch: None)
+    monkeypatch.setattr(batch_run, "_GROUP_TEXTS", 4)
+
+    def reopen() -> Batches:
+        if opened:
+            opened.pop().close()
+        opened.append(Batches(spaces.as_served(), tmp_path / "batches"))
+        return opened[0]
+
+    yield reopen
+    opened.pop().close()
+
+
+@pytest.fixture
+def batches(reopen: Callable[[], Batches]) -> Batches:
+    return reopen()
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(batch_run, "_LOOK_SECONDS", 0.001)
+
+
+def line(custom_id: str, text: str | list[str] = "a text", url: str = QUERIES, **body: Any) -> str:
+    body = {"model": "current", "input": text} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
+
+
+def uploaded(batches: Batches, lines: Sequence[str | bytes]) -> str:
+    content = b"\n".join(each.encode() if isinstance(each, str) else each for each in lines)
+    return batches.files.upload("in.jsonl", "batch", io.BytesIO(content)).id
+
+
+def made(batches: Batches, lines: Sequence[str | bytes], task: Any = "document") -> Batch:
+    request = BatchRequest(input_file_id=uploaded(batches, lines), endpoint=QUERIES, completion_window="24h")
+    return batches.create(request, task)
+
+
+def run(batches: Batches, batch: Batch) -> Batch:
+    batches.run(batches.records.get(batch.id))
+    return batches.records.get(batch.id)
+
+
+def results(batches: Batches, batch: Batch) -> tuple[list[Any], list[Any]]:
+    """The lines of the output and of the error file."""
+    found = []
+    for id in (batch.output_file_id, batch.error_file_id):
+        lines = batches.files.content(id).read_text().splitlines() if id else []
+        assert not id or batches.files.get(id).bytes == batches.files.content(id).stat().st_size > 0
+        found.append([json.loads(each) for each in lines])
+    return found[0], found[1]
+
+
+def ids(lines: Sequence[Any]) -> list[str]:
+    return [each["custom_id"] for each in lines]
+
+
+def vector(answer: Any, row: int = 0) -> list[float]:
+    return numbers(answer["response"]["body"]["data"][row]["embedding"])
+
+
+def numbers(found: str | list[float]) -> list[float]:
+    return np.frombuffer(b64decode(found), "<f4").tolist() if isinstance(found, str) else found
+
+
+@pytest.mark.parametrize(("root", "prompt"), [("/v1", "find: "), ("/documents/v1", "")])
+def test_openais_client_gets_the_vectors_of_the_endpoint(
+    spaces: Spaces, tmp_path: Path, root: str, prompt: str
+) -> None:
+    lines = [
+        line("float", "red"),
+        line("base64", "green", encoding_format="base64"),
+        line("several", ["red", "", "blue"], dimensions=8),
+        line("document", "red", DOCUMENTS),
+        line("query", "red", DOCUMENTS, input_type="query"),
+    ]
+    with (
+        serving(spaces.as_served(), batches=tmp_path / "batches") as url,
+        openai.OpenAI(base_url=f"{url}{root}", api_key="none", max_retries=0) as client,
+    ):
+        file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+        assert client.files.retrieve(file.id) == file
+        assert (file.bytes, file.filename, file.purpose) == (len("\n".join(lines)), "in.jsonl", "batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h", metadata={"of": "tests"}
+        )
+        assert (batch.model, batch.metadata) == (spaces.only.space.name, {"of": "tests"})
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        batch = client.batches.retrieve(batch.id)
+        assert [each.id for each in client.batches.list()] == [batch.id]
+        assert batch.request_counts is not None and batch.error_file_id is None
+        assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (5, 5, 0)
+        assert {each.id for each in client.files.list()} == {file.id, batch.output_file_id}
+        assert [each.id for each in client.files.list(purpose="batch_output")] == [batch.output_file_id]
+        text = client.files.content(batch.output_file_id or "").text
+        answers = {each["custom_id"]: each for each in map(json.loads, text.splitlines())}
+        for each, fields in ((json.loads(each), json.loads(each)["body"]) for each in lines):
+            answer = answers.pop(each["custom_id"])
+            assert (answer["error"], answer["response"]["status_code"]) == (None, 200)
+            is_document = root != "/v1" or each["url"] == DOCUMENTS
+            side = fields.pop("input_type", None) or ("document" if is_document else "query")
+            expected = client.embeddings.create(**fields, extra_body={"input_type": side})
+            assert answer["response"]["body"]["model"] == expected.model
+            assert len(answer["response"]["body"]["data"]) == len(expected.data)
+            for row, found in enumerate(expected.data):
+                assert vector(answer, row) == numbers(found.embedding)
+        assert not answers
+        assert client.files.delete(file.id).deleted
+        with pytest.raises(openai.NotFoundError, match=file.id):
+            client.files.retrieve(file.id)
+        with pytest.raises(openai.ConflictError, match="is completed"):
+            client.batches.cancel(batch.id)
+
+
+WRONG = [
+    ("no json", "invalid_json", None),
+    (b'{"custom_id": "\xff"}', "invalid_json", None),
+    (json.dumps({"custom_id": "b", "url": QUERIES, "body": {}}), "invalid_value", "method"),
+    (json.dumps({"custom_id": 3, "method": "POST", "url": QUERIES, "body": {}}), "invalid_value", "custom_id"),
+    (line("b", url="/v1/chat/completions"), "invalid_value", "url"),
+    (line("b", []), "invalid_value", "input"),
+    (line("b", cast(Any, [1, 2])), "tokens_not_supported", "input"),
+    (line("b", dimensions=7), "invalid_value", "dimensions"),
+    (line("b", prompt="find: "), "unsupported_parameter", "prompt"),
+    (line("b", model="hash://16"), "mismatched_model", "body.model"),
+    (line("a"), "duplicate_custom_id", "custom_id"),
+    (line("b", "x" * 3000), "request_too_large", None),
+]
+
+
+def test_file_with_wrong_lines_fails_before_any_is_encoded(
+    batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.service.batch_lines.MOST_LINE_BYTES", 2000)
+    batch = run(batches, made(batches, [line("a"), "", *(wrong for wrong, _, _ in WRONG), line("good")]))
+    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+    assert batch.errors is not None and batch.failed_at
+    found = [(error.line, error.code, error.param) for error in batch.errors.data]
+    assert found == [(number, code, param) for number, (_, code, param) in enumerate(WRONG, 3)]
+    assert "line 1, too" in next(each.message for each in batch.errors.data if each.code == "duplicate_custom_id")
+    assert spaces.documents.accepted == []
+    empty = run(batches, made(batches, ["", " "]))
+    assert empty.errors is not None and [error.code for error in empty.errors.data] == ["empty_file"]
+
+
+def test_not_every_wrong_line_of_many_is_named(batches: Batches) -> None:
+    batch = run(batches, made(batches, ["wrong"] * 1000))
+    assert batch.errors is not None and len(batch.errors.data) == 100
+
+
+@pytest.mark.parametrize("task", ["document", "query"])
+def test_lines_that_fail_have_the_endpoints_error_and_the_others_their_vectors(
+    batches: Batches, spaces: Spaces, task: Any
+) -> None:
+    texts = [TOO_LONG if number % 3 == 1 else f"text {number}" for number in range(10)]
+    lines = [line(f"{number}", ["short", text]) for number, text in enumerate(texts)]
+    batch = run(batches, made(batches, [*lines, line("cut", ["short", TOO_LONG], truncate=True)], task))
+    output, errors = results(batches, batch)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 8, 3)
+    assert ids(errors) == ["1", "4", "7"]
+    url = QUERIES if task == "query" else DOCUMENTS
+    alone = TestClient(service_app(spaces.as_served(), ServiceSettings()))
+    refused = alone.post(url, json={"model": "current", "input": ["short", TOO_LONG]})
+    for error in errors:
+        assert (error["response"]["status_code"], error["response"]["body"]) == (400, refused.json())
+    for answer in output[:-1]:
+        prompt = "find: " if task == "query" else ""
+        assert vector(answer, 1) == vectors_of([texts[int(answer["custom_id"])]], prompt)[0]
+        assert answer["response"]["body"]["usage"]["prompt_tokens"] == 3
+    assert output[-1]["response"]["headers"] == {"surge-truncated-rows": "1"}
+    assert all("headers" not in answer["response"] for answer in output[:-1])
+
+
+class Killed(BaseException):
+    """Ends the work as a killed process does: nothing catches it."""
+
+
+def test_batch_that_is_killed_at_any_step_answers_each_line_once(
+    reopen: Callable[[], Batches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line(f"{number}", TOO_LONG if number % 5 == 2 else f"text {number}") for number in range(8)]
+    steps = 0
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal steps
+            steps -= 1
+            if steps == 0:
+                raise Killed
+            return call(*args, **kwargs)
+
+        return step
+
+    flushed: dict[int, int] = {}
+    put = Records.put
+
+    def flush(descriptor: int) -> None:  # without the disk's part, which takes most of the time
+        status = os.fstat(descriptor)
+        flushed[status.st_ino] = status.st_size
+
+    def put_after_results(records: Any, record: Any) -> None:
+        if isinstance(record, Batch):
+            progress = record.progress
+            for id, size in ((progress.output_id, progress.output_bytes), (progress.error_id, progress.error_bytes)):
+                assert not size or flushed[batches.files.content(id).stat().st_ino] >= size
+        put(records, record)
+
+    monkeypatch.setattr(os, "fsync", dying(flush))
+    monkeypatch.setattr(Records, "put", put_after_results)
+    for place, name in ((os, "truncate"), (Path, "rename"), (Path, "unlink"), (Path, "touch")):
+        monkeypatch.setattr(place, name, dying(getattr(place, name)))
+    deaths, was_killed = 0, True
+    while was_killed:
+        batches = reopen()
+        batch = made(batches, lines)
+        was_killed, steps = False, deaths + 1
+        try:
+            batch = run(batches, batch)
+        except Killed:
+            was_killed, deaths = True, deaths + 1
+            batches = reopen()
+            batch = run(batches, batch)
+        output, errors = results(batches, batch)
+        assert sorted(ids(output) + ids(errors)) == sorted(f"{number}" for number in range(8)), deaths
+        assert ids(errors) == ["2", "7"]
+        assert all(vector(each) == vectors_of([f"text {each['custom_id']}"], "")[0] for each in output)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 6, 2)
+    assert deaths > 25
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from surge_dagster.service.batches import Batches
+from tests.service.fake_spaces import FakeSpaces
+
+batches = Batches(FakeSpaces().as_served(), Path(sys.argv[1]))
+batches.start()
+for thread in list(batches._threads.values()):
+    thread.join()
+"""
+
+
+@pytest.mark.soak  # twenty processes start
+def test_batch_of_killed_processes_answers_each_line_once(reopen: Callable[[], Batches]) -> None:
+    batches = reopen()
+    lines = [line(f"{number}", f"text {number}") for number in range(60_000)]
+    batch = made(batches, lines)
+    batches.close()
+    generator = np.random.default_rng(7)
+    kills, code = 0, None
+    while code is None:
+        process = subprocess.Popen([sys.executable, "-c", WORKER, batches.files.folder.parent])
+        aim = batches.records.get(batch.id).progress.line + int(generator.integers(0, 4000))
+        while batches.records.get(batch.id).progress.line <= aim and process.poll() is None:
+            time.sleep(0.001)
+        code = process.poll()
+        if code is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    output, errors = results(batches, batches.records.get(batch.id))
+    assert (ids(output), errors) == ([f"{number}" for number in range(60_000)], [])
+    assert all(vector(output[row]) == vectors_of([f"text {row}"], "")[0] for row in range(0, 60_000, 997))
+    assert (code, kills > 10) == (0, True)
+
+
+@pytest.mark.parametrize("torn", [b'{"id":"batch_req_', b'{"id":"whole"}\n{"custom', b'{"id":"batch_req_' * 1000])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_torn_last_line_is_cut_off(
+    reopen: Callable[[], Batches], monkeypatch: pytest.MonkeyPatch, torn: bytes, is_cancelled: bool
+) -> None:
+    batches, keep = reopen(), batch_run.BatchRun._keep
+    batch = made(batches, [line(f"{number}", f"text {number}") for number in range(12)])
+
+    def keep_and_die(*args: Any) -> None:
+        keep(*args)
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(batch_run.BatchRun, "_keep", keep_and_die)
+        batches.run(batch)
+    progress = batches.records.get(batch.id).progress
+    assert progress.line == 4
+    for id in (progress.output_id, progress.error_id):
+        with batches.files.content(id).open("ab") as file:
+            file.write(torn)
+    batches = reopen()
+    output, errors = results(batches, batches.cancel(batch.id) if is_cancelled else run(batches, batch))
+    assert (ids(output), errors) == ([f"{number}" for number in range(4 if is_cancelled else 12)], [])
+
+
+@pytest.fixture
+def working(spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batches]:
+    """Batches that threads work off."""
+    monkeypatch.setattr(batch_run, "_GROUP_TEXTS", 4)
+    batches = Batches(spaces.as_served(), tmp_path / "batches")
+    batches.start()
+    yield batches
+    batches.close()
+
+
+def ended(batches: Batches, batch: Batch) -> Batch:
+    wait_until(lambda: batches.records.get(batch.id).status in ("completed", "failed", "expired", "cancelled"))
+    return batches.records.get(batch.id)
+
+
+def test_cancelled_batch_keeps_what_is_answered_and_queued_ones_end_at_once(working: Batches, spaces: Spaces) -> None:
+    lines = [line(f"{number}") for number in range(40)]
+    spaces.documents.late_failures = [LaneDown("a worker was lost")]
+    assert ended(working, made(working, lines)).request_counts.completed == 40
+    spaces.documents.holds = True
+    running, queued = made(working, lines), made(working, lines)
+    wait_until(lambda: spaces.documents.held.qsize() == batch_run._GROUPS)
+    first, *others = [spaces.documents.held.get() for _ in range(batch_run._GROUPS)]
+    first.set_result(spaces.documents.encoded(["a text"] * 4))
+    wait_until(lambda: working.records.get(running.id).request_counts.completed == 4)
+    assert working.cancel(queued.id).status == "cancelled"
+    assert working.cancel(running.id).status == "cancelling"
+    output, errors = results(working, ended(working, running))
+    assert (ids(output), errors) == (["0", "1", "2", "3"], [])
+    assert working.records.get(running.id).status == "cancelled"
+    assert all(each.cancelled() for each in others)
+    assert results(working, working.records.get(queued.id)) == ([], [])
+
+
+def test_file_that_a_batch_reads_is_not_deleted(working: Batches, spaces: Spaces) -> None:
+    spaces.documents.holds = True
+    batch = made(working, [line("a")])
+    with pytest.raises(ClientError, match=f"{batch.id} reads the file") as refused:
+        working.delete_file(batch.input_file_id)
+    assert refused.value.status == 409
+    working.cancel(batch.id)
+    ended(working, batch)
+    working.delete_file(batch.input_file_id)
+    assert [*working.files.all()] == []
+
+
+def test_batch_goes_on_by_itself_when_the_service_starts_again(spaces: Spaces, tmp_path: Path) -> None:
+    first = Batches(spaces.as_served(), tmp_path)
+    first.start()
+    spaces.documents.holds = True
+    lines = [line(f"{number}") for number in range(3)]
+    running, queued, cancelled = (made(first, lines) for _ in range(3))
+    wait_until(lambda: first.records.get(running.id).status == "in_progress")
+    with pytest.raises(ConfigError, match="another service uses the folder"):
+        Batches(spaces.as_served(), tmp_path)
+    first.close()
+    first._change(cancelled.id, status="cancelling")
+    assert [each.status for each in first.records.all()] == ["in_progress", "validating", "cancelling"]
+    spaces.documents.holds = False
+    second = Batches(spaces.as_served(), tmp_path)
+    second.start()
+    for batch in (running, queued):
+        assert ids(results(second, ended(second, batch))[0]) == ["0", "1", "2"]
+    assert ended(second, cancelled).status == "cancelled"
+    second.close()
+
+
+def test_batch_stays_in_its_space_after_a_switch(
+    batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made(batches, [line("a", "red"), line("b", "red")])
+    before, other = spaces.only, Spaces().only
+    other.space = replace(other.space, name="other-space")
+    monkeypatch.setattr(spaces, "find", lambda model: before if model == batch.model else other)
+    output, _ = results(batches, run(batches, batch))
+    assert [each["response"]["body"]["model"] for each in output] == [before.space.name] * 2
+    assert made(batches, [line("a", "red")]).model == "other-space"
+
+
+def test_batch_of_a_space_that_is_no_longer_served_fails_with_all_its_lines_named(
+    batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made(batches, [line(f"{number}") for number in range(10)])
+    known = [spaces.only] * 3
+    monkeypatch.setattr(batch_run, "_GROUPS", 1)
+    gone = UnknownSpace(batch.model or "", ["current"])
+
+    def find(model: str) -> FakeSpace:
+        if known:
+            return known.pop()
+        raise gone
+
+    monkeypatch.setattr(spaces, "find", find)
+    batch = run(batches, batch)
+    output, errors = results(batches, batch)
+    assert batch.errors is not None and [each.code for each in batch.errors.data] == ["model_not_found"]
+    assert (batch.status, sorted(map(int, ids(output) + ids(errors)))) == ("failed", [*range(10)])
+    assert {each["error"]["code"] for each in errors} == {"model_not_found"} and len(output) == 8
+    with pytest.raises(UnknownSpace):
+        made(batches, [line("a")])
+
+
+def test_batch_waits_as_long_as_a_lane_or_its_space_takes_nothing(
+    batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made(batches, [line(f"{number}", f"text {number}") for number in range(10)])
+    unknown = [UnknownSpace("it", []), SpaceLoading("it is loaded", 0.01), UnknownSpace("it", [])]
+    spaces.documents.failures = [Overloaded("full", 0.001), LaneDown("down"), LaneClosed("closed")]
+    spaces.documents.late_failures = [LaneDown("down"), LaneClosed("closed"), LaneDown("down")]
+
+    def find(model: str) -> FakeSpace:
+        spaces.is_ready = not unknown
+        if unknown:
+            raise unknown.pop()
+        return spaces.only
+
+    monkeypatch.setattr(spaces, "find", find)
+    output, errors = results(batches, run(batches, batch))
+    assert (ids(output), errors) == ([f"{number}" for number in range(10)], [])
+    assert not (spaces.documents.failures or spaces.documents.late_failures or unknown)
+
+
+def test_batch_that_expires_names_the_lines_that_are_left(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = made(batches, [line(f"{number}") for number in range(10)])
+    monkeypatch.setattr(batch_run, "_GROUPS", 1)
+    keep = batch_run.BatchRun._keep
+
+    def keep_and_wait(*args: Any) -> None:
+        keep(*args)
+        monkeypatch.setattr("surge_dagster.service.batches.time.time", lambda: batch.expires_at + 1)
+
+    monkeypatch.setattr(batch_run.BatchRun, "_keep", keep_and_wait)
+    batch = run(batches, batch)
+    output, errors = results(batches, batch)
+    assert (batch.status, batch.errors, ids(output)) == ("expired", None, ["0", "1", "2", "3"])
+    assert ids(errors) == [f"{number}" for number in range(4, 10)]
+    assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+
+
+def test_queries_with_a_lane_of_their_own_go_there_only_while_nothing_else_waits(
+    working: Batches, spaces: Spaces
+) -> None:
+    spaces.queries.waiting_tokens = 5
+    batch = made(working, [line(f"{number}") for number in range(5)], "query")
+    wait_until(lambda: working.records.get(batch.id).status == "in_progress")
+    assert spaces.queries.accepted == []
+    spaces.queries.waiting_tokens = 0
+    assert ended(working, batch).request_counts.completed == 5
+    assert [len(texts) for texts in spaces.queries.accepted] == [1] * 5
+    assert spaces.documents.accepted == []
+
+
+def test_queries_go_to_the_bulk_lane_where_documents_are_encoded_alike(batches: Batches, spaces: Spaces) -> None:
+    spaces.queries.space = spaces.only.space
+    batch = run(batches, made(batches, [line(f"{number}") for number in range(5)], "query"))
+    assert batch.request_counts.completed == 5
+    assert [len(texts) for texts in spaces.documents.accepted] == [4, 1]
+    assert spaces.queries.accepted == []
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_few_lines_of_a_large_file_are_held_at_a_time(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    batch, group_texts = made(batches, [line(f"{number}") for number in range(count)]), min(count // 40, 500)
+    held, most, parse, keep = 0, 0, batch_run.parse_line, batch_run.BatchRun._keep
+
+    def parsed(*args: Any) -> Any:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return parse(*args)
+
+    def kept(self: Any, lines: Sequence[Any], *args: Any) -> None:
+        nonlocal held
+        held -= len(lines)
+        keep(self, lines, *args)
+
+    monkeypatch.setattr(batch_run, "_GROUP_TEXTS", group_texts)
+    monkeypatch.setattr(batch_run, "parse_line", parsed)
+    monkeypatch.setattr(batch_run.BatchRun, "_keep", kept)
+    assert run(batches, batch).request_counts.completed == count
+    assert (held, most) == (0, batch_run._GROUPS * group_texts + 1)
+
+
+@pytest.fixture
+def client(spaces: Spaces, tmp_path: Path) -> Iterator[TestClient]:
+    settings = ServiceSettings(batches=tmp_path / "batches", max_file_bytes=5000)
+    app = service_app(spaces.as_served(), settings)
+    with TestClient(app) as client:
+        yield client
+    app.state.batches.close()
+
+
+def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
+    posted = [client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"}).json() for _ in range(5)]
+    made = [each["id"] for each in posted]
+    assert made == sorted(made)
+    for order, expected in (("asc", made), ("desc", made[::-1]), (None, made[::-1])):
+        found, more, after = [], True, None
+        while more:
+            page = client.get("/v1/files", params={"limit": 2, "after": after, "order": order}).json()
+            found += [each["id"] for each in page["data"]]
+            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+            more, after = page["has_more"], page["last_id"]
+        assert found == expected
+    assert client.get("/v1/batches").json()["data"] == []
+    assert client.get("/v1/files", params={"limit": "many"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        ({"data": {"purpose": "batch"}}, 400, "missing_required_parameter"),
+        ({"files": {"file": b"x"}}, 400, "invalid_value"),
+        ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, 400, "invalid_value"),
+        ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 5000}}, 413, "request_too_large"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "invalid_form"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=a"}}, 400, "invalid_form"),
+    ],
+)
+def test_wrong_upload_is_refused_and_leaves_nothing(
+    client: TestClient, tmp_path: Path, sent: dict[str, Any], status: int, code: str
+) -> None:
+    answer = client.post("/v1/files", **sent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
+
+
+def test_upload_that_stalls_is_given_up_and_leaves_nothing(spaces: Spaces, tmp_path: Path) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=a\r\n"
+    part = b'--a\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nbegun'
+    with (
+        serving(spaces.as_served(), batches=tmp_path / "batches", body_seconds=0.05) as url,
+        connected(url) as client,
+    ):
+        client.sendall(head + b"Content-Length: 1000\r\n\r\n" + part)
+        assert read_all(client).startswith(b"HTTP/1.1 408")
+    assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
+
+
+def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(client: TestClient) -> None:
+    right = {"endpoint": QUERIES, "completion_window": "24h"}
+    vision = client.post("/v1/files", data={"purpose": "vision"}, files={"file": b"x"}).json()["id"]
+    for fields, status, param in (
+        (right | {"input_file_id": vision}, 400, "input_file_id"),
+        (right | {"input_file_id": "file-../../batches"}, 404, "id"),
+        (right, 400, "input_file_id"),
+        (right | {"input_file_id": vision, "endpoint": "/v1/completions"}, 400, "endpoint"),
+        (right | {"input_file_id": vision, "completion_window": "1h"}, 400, "completion_window"),
+        (right | {"input_file_id": vision, "metadata": {"a": 1}}, 400, "metadata.a"),
+    ):
+        answer = client.post("/v1/batches", json=fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+def test_service_without_a_folder_says_what_to_set(spaces: Spaces) -> None:
+    client = TestClient(service_app(spaces.as_served(), ServiceSettings()))
+    for method, path in (("GET", "/v1/files"), ("POST", "/documents/v1/batches"), ("DELETE", "/v1/files/file-1")):
+        answer = client.request(method, path)
+        assert answer.status_code == 501 and "--batches FOLDER" in answer.json()["error"]["message"]
