@@ -49,7 +49,7 @@ SATELLITES = ("derived", "feed", "inference", "plan", "readers", "tables", "veri
 BUDGETS: dict[str, int] = {
     "__main__": 11,
     "component": 100,
-    "commands": 900,
+    "commands": 910,
     "demo": 180,
     "definitions": 110,
     "local_run": 220,
@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_260,
     "event_storage": 90,
     "resources": 370,
-    "service": 2_300,
+    "service": 3_300,
     "config": 650,
     "consumers": 930,
     "engine.derived": 700,
@@ -184,8 +184,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 33_700
-    assert lines_of(ROOT / "tests") <= 39_000
+    assert product <= 34_700
+    assert lines_of(ROOT / "tests") <= 39_600
     assert lines_of(ROOT / "benchmarks") <= 6_250
 
 

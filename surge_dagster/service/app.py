@@ -45,11 +45,13 @@ _CLIENT_GONE = 499
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     """The application; set `app.state.draining` to answer that no more requests should be sent here.
 
+    `app.state.batches` is the caller's to start, when the spaces are, and to close before them; None without a folder.
+
     Args:
         spaces: started by the caller, who also closes them.
 
     Raises:
-        ConfigError: the file of API keys is wrong.
+        ConfigError: the file of API keys is wrong, or the folder of batches.
     """
     endpoints = _Endpoints(spaces, settings)
     batches = Batches(spaces, settings.batches) if settings.batches else None
@@ -75,8 +77,6 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.draining, app.state.batches = False, batches
-    if batches is not None:
-        batches.start()
     return app
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -46,7 +46,7 @@ class Batches:
     """The batches and files of a folder, which no other service may use meanwhile.
 
     Args:
-        spaces: may be started later.
+        spaces: are started before this, and closed after it.
 
     Raises:
         ConfigError: the folder cannot be written, or another service uses it.
@@ -82,6 +82,13 @@ class Batches:
         for thread in list(self._threads.values()):
             wait_for_thread(thread)
         self._owned.release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def create(self, asked: BatchRequest, task: Task) -> Batch:
         """Make a batch of an uploaded file, in the space that its first line names.

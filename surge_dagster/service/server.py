@@ -8,6 +8,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,7 +45,8 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
         listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
-        ServiceServer(app, settings).run(sockets=[listener])
+        with app.state.batches or nullcontext():
+            ServiceServer(app, settings).run(sockets=[listener])
         say("stopped")
 
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,13 @@ def running(spaces: ServedSpaces, **settings: Any) -> Iterator[Running]:
     chosen = ServiceSettings(port=0, **settings)
     with bound_socket(chosen) as listener:
         listener.listen()  # who connects before the server runs is answered when it does
-        server = ServiceServer(service_app(spaces, chosen), chosen)
+        app = service_app(spaces, chosen)
+        server = ServiceServer(app, chosen)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield Running("http://{}:{}".format(*listener.getsockname()), server)
+            with app.state.batches or nullcontext():
+                yield Running("http://{}:{}".format(*listener.getsockname()), server)
         finally:
             server.should_exit = True
             thread.join()

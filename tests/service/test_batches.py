@@ -557,9 +557,8 @@ def test_few_lines_of_a_large_file_are_held_at_a_time(
 def client(spaces: Spaces, tmp_path: Path) -> Iterator[TestClient]:
     settings = ServiceSettings(batches=tmp_path / "batches", max_file_bytes=5000)
     app = service_app(spaces.as_served(), settings)
-    with TestClient(app) as client:
+    with app.state.batches, TestClient(app) as client:
         yield client
-    app.state.batches.close()
 
 
 def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
