@@ -58,6 +58,7 @@ class PoolFacts:
     Attributes:
         lowest_cosine: to sentence-transformers' own vectors; None where there is no model to compare with.
         tokenizer: see `Space`.
+        saturation_tokens: of the passes that a device computes at the same time; 0 where a backend has no such number.
         notes: one line for each thing that an operator should know.
         device_reason: why these devices and this backend.
     """
@@ -66,6 +67,7 @@ class PoolFacts:
     precision: str
     lowest_cosine: float | None
     tokenizer: str
+    saturation_tokens: int
     notes: tuple[str, ...]
     device_reason: str
     calibration: Calibration
@@ -81,6 +83,7 @@ class EncoderPool:
         backend: "auto", "torch", "openvino", or "module:Class" for your own.
         hang_timeout_seconds: a worker with work that shows no progress for this long is replaced.
         max_respawns: processes that one worker's seat may lose in a row before the pool gives up.
+        niceness: of the workers, added to that of this process.
 
     Attributes:
         device, hardware: the devices, as torch and as people name them.
@@ -101,6 +104,7 @@ class EncoderPool:
         backend: str = "auto",
         hang_timeout_seconds: float = DEFAULT_HANG_TIMEOUT_SECONDS,
         max_respawns: int = 3,
+        niceness: int = 0,
     ) -> None:
         if backend not in BACKENDS and ":" not in backend:
             raise ConfigError(f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}")
@@ -111,7 +115,7 @@ class EncoderPool:
         self.hardware = hardware(choice)
         self.workers = len(choice.devices)
         self.start_seconds = 0.0
-        self._backend = backend
+        self._backend, self._niceness = backend, niceness
         self._settings = {
             "precision": choose_precision(precision, choice),
             "threads": worker_threads(choice),
@@ -161,6 +165,7 @@ class EncoderPool:
 
     def _start_workers(self) -> PoolFacts:
         message = {"op": "load", "space": asdict(self.space), "backend": self._backend}
+        message["niceness"] = self._niceness
         environment = worker_environment(self._choice)
         seats = [
             WorkerSeat(index, device, message | {"settings": self._settings | {"device": device}}, environment)
@@ -183,6 +188,7 @@ class EncoderPool:
             precision=_common_precision(ready),
             lowest_cosine=min(cosines, default=None),
             tokenizer=ready[0]["tokenizer"],
+            saturation_tokens=ready[0]["saturation_tokens"],
             notes=notes,
             device_reason="; ".join(filter(None, (self._choice.reason, self.hardware, detail, *notes))),
             calibration=Calibration(ready[0]["calibration"]),

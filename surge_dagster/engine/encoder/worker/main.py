@@ -68,6 +68,7 @@ class Worker:
         first = protocol.receive(self._connection)
         if first is None:
             return 0
+        os.nice(first[0]["niceness"])  # of this thread, and of those that it starts from now on
         threading.Thread(target=self._report_progress, daemon=True).start()
         try:
             backend = self._load(first[0])
@@ -117,6 +118,7 @@ class Worker:
         backend = loaded.backend
         facts = {"precision": loaded.precision, "lowest_cosine": loaded.lowest_cosine, "notes": loaded.notes}
         facts["tokenizer"] = loaded_tokenizer(space, backend)
+        facts["saturation_tokens"] = getattr(backend, "token_budget", 0) * getattr(backend, "streams", 1)
         names = {"backend": backend.name, "detail": backend.detail, "calibration": loaded.calibration.name}
         self._send({"op": "ready", "queues": isinstance(backend, QueuingBackend)} | names | facts)
         return backend

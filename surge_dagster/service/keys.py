@@ -1,0 +1,63 @@
+"""API keys: a file holds their SHA-256 digests, one in hex per line, so that it gives no key away."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+from pathlib import Path
+
+from surge_dagster.engine.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+
+
+class ApiKeys:
+    """The keys of a file, which is read again when it has changed.
+
+    A line is the digest, as in the output of `printf %s "$KEY" | sha256sum`; what follows it, and all after `#`, is a
+    comment.
+
+    Raises:
+        ConfigError: the file cannot be read, has no digest, or a line that is none. Later such a change is logged, and
+            the keys stay as they were.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] | None = ()
+        self._digests: list[str] = []
+        self._read()
+
+    def accept(self, key: bytes) -> bool:
+        """Whether this is one of the keys; takes the same time for each wrong one."""
+        try:
+            self._read()
+        except ConfigError as error:
+            log.warning("%s; the keys stay as they were", error)
+        digest = hashlib.sha256(key).hexdigest()
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all are compared
+
+    def _read(self) -> None:
+        try:
+            status = self._path.stat()
+            seen = status.st_mtime_ns, status.st_size, status.st_ino
+        except OSError:
+            seen = None
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            lines = [line.split("#")[0].split() for line in self._path.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the API keys in {self._path} cannot be read: {error}") from None
+        digests = {number: words[0] for number, words in enumerate(lines, 1) if words}
+        wrong = next((number for number, digest in digests.items() if not _DIGEST.fullmatch(digest)), None)
+        if wrong or not digests:
+            found = f"line {wrong} is none" if wrong else "there is none"
+            remedy = 'Make one with: printf %s "$KEY" | sha256sum'
+            raise ConfigError(f"{self._path} holds SHA-256 digests of API keys in hex, and {found}. {remedy}")
+        self._digests = [digest.lower() for digest in digests.values()]

@@ -1,0 +1,407 @@
+"""Lane: one queue of texts before one encoder pool, which encodes them in passes of a bounded number of tokens.
+
+A pass takes texts, not requests, from the head of the queue: small requests share one, and a large request is spread
+over several. Tokens are counted when a request comes, so that a lane with a promise can refuse at once what it could
+not answer in time. A request that is cancelled leaves the queue with the texts that no pass has taken yet.
+
+The pool replaces workers that are lost, and encodes their texts again. When it cannot go on, every request that waits,
+and each one that comes later, gets `LaneDown`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import EncoderError, SurgeError
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.support.waiting import wait_for_thread
+from surge_dagster.service.promise import Promise
+from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
+from surge_dagster.service.tokens import TokenCounter
+
+MOST_TEXT_BYTES = 16 << 20
+# Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
+_BYTES_PER_TOKEN = 16
+_MOST_WAITING_BYTES = 64 << 20  # of a lane without a promise
+_FIRST_RETRY_SECONDS = 5.0  # of one that has encoded nothing yet
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The answer to a request.
+
+    Attributes:
+        vectors: float32 [texts, dimension of the lane's space].
+        tokens: that the model read, as `TokenCounter` counts them.
+        truncated: whether a text was longer than the model reads, bool [texts].
+    """
+
+    vectors: np.ndarray
+    tokens: int
+    truncated: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request that is not answered yet. `ends`: size of the texts before each row in tokens, int64 [texts + 1]."""
+
+    texts: pa.LargeStringArray
+    tokens: int
+    ends: np.ndarray
+    truncate: bool
+    vectors: np.ndarray
+    truncated: np.ndarray
+    accepted_at: float = 0.0
+    next_row: int = 0  # the first that no pass has taken
+    missing: int = field(init=False)  # rows without a vector
+    is_answered: bool = False
+    future: Future[Encoded] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.missing = len(self.texts)
+
+    @property
+    def size(self) -> int:
+        """Of all texts."""
+        return int(self.ends[-1])
+
+    @property
+    def waiting(self) -> int:
+        """Size of the texts that no pass has taken."""
+        return int(self.ends[-1] - self.ends[self.next_row])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a request that a pass encodes."""
+
+    request: _Request
+    start: int
+    stop: int
+
+
+class Lane:
+    """Encodes requests through one pool, in the order in which they come.
+
+    Args:
+        pool: closed with the lane; started by the first request where it was not before.
+        recorded: the space as the output has it, whose tokenizer the pool must have.
+        counter: counts tokens as the pool does.
+        pass_tokens: of a pass at most, but for a single text of more.
+        promise: None: requests wait as long as it takes, and so many bytes of texts wait at most.
+        clock: monotonic seconds.
+
+    Attributes:
+        space: what the pool encodes.
+        computed_texts, computed_tokens, passes: since the start.
+        broken_promises: requests that were accepted and answered later than promised.
+        last_accepted_at: on the clock; when the lane was made, before the first request.
+    """
+
+    def __init__(
+        self,
+        pool: EncoderPool,
+        recorded: Space,
+        counter: TokenCounter,
+        pass_tokens: int,
+        promise: Promise | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.space, self.promise = pool.space, promise
+        self._pool, self._recorded, self._counter, self._pass_tokens = pool, recorded, counter, pass_tokens
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queue = deque[_Request]()
+        self._pass: list[_Part] = []  # under way
+        self._pass_started_at = 0.0
+        self._busy_seconds = 0.0
+        self._thread: threading.Thread | None = None
+        self._arena: Arena | None = None
+        self._closing = self._stopping = False
+        self._failure: str | None = None
+        self.waiting_tokens = 0
+        self._waiting_bytes = 0
+        self.computed_texts = self.computed_tokens = self.passes = self.broken_promises = 0
+        self.last_accepted_at = clock()
+
+    @property
+    def waiting_requests(self) -> int:
+        """Those with texts that no pass has taken."""
+        return len(self._queue)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has a worker, or needs none before its first request."""
+        return not self._stopping and self._failure is None and (self._arena is None or bool(self._pool.worker_pids))
+
+    def accept(self, texts: Sequence[str], *, truncate: bool = False) -> Future[Encoded]:
+        """Put the texts of a request into the queue; does not wait for their vectors.
+
+        Cancelling what is returned drops the texts that no pass has taken. Its errors are `LaneDown`, `LaneClosed`,
+        `UnusableText`, and `TooLong` where tokens cannot be counted before.
+
+        Args:
+            truncate: whether texts longer than the model reads are cut; else they are refused.
+
+        Raises:
+            TooLong, RequestTooLarge, UnusableText: this request can never be answered.
+            Overloaded: it could not be answered in time.
+            LaneDown, LaneClosed: none can.
+        """
+        request = self._counted(list(texts), truncate)
+        with self._changed:
+            if self._closing:
+                raise LaneClosed(f"the lane of {self.space.name} takes no more requests")
+            if self._failure is not None:
+                raise LaneDown(self._failure)
+            request.accepted_at = self._clock()
+            self._admit(request)
+            self._queue.append(request)
+            self.waiting_tokens += request.size
+            self._waiting_bytes += request.texts.nbytes
+            self.last_accepted_at = request.accepted_at
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        request.future.add_done_callback(lambda future: self._drop(request) if future.cancelled() else None)
+        return request.future
+
+    def start(self) -> None:
+        """Start the pool and make its arena. The first request does so too, where nothing else did."""
+        self._recorded.require_tokenizer(self._pool.start().tokenizer)
+        if self._arena is None:
+            most_bytes = max(MOST_TEXT_BYTES, _BYTES_PER_TOKEN * self._pass_tokens)
+            self._arena = self._pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new requests, wait for the answers of the others for so long, and end the pool."""
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(lambda: not self._queue and not self._pass, drain_seconds)
+            self._stopping = True
+            self._changed.notify_all()
+        self._pool.close()  # which ends a pass that is under way
+        if self._thread is not None:
+            wait_for_thread(self._thread)
+        self._answer_all(LaneClosed(f"the lane of {self.space.name} ended before this request was answered"))
+        if self._arena is not None:
+            self._arena.close()
+
+    def _counted(self, texts: list[str], truncate: bool) -> _Request:
+        if not texts:
+            raise ValueError("a request has at least one text")
+        column = _column(texts)
+        text_bytes = value_lengths(column)
+        tokens, is_too_long = self._counter.count(texts, text_bytes)
+        if is_too_long.any() and not truncate:
+            raise self._too_long(is_too_long)
+        if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
+            raise RequestTooLarge(
+                f"row {int(text_bytes.argmax())} of the request has {longest:,} bytes; a text has at most "
+                f"{MOST_TEXT_BYTES:,}",
+                *(int(tokens.sum()), self._pass_tokens),
+            )
+        ends = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum(np.maximum(np.maximum(tokens, 1), -(-text_bytes // _BYTES_PER_TOKEN)), out=ends[1:])
+        vectors = np.empty((len(texts), self.space.dimension), np.float32)
+        return _Request(column, int(tokens.sum()), ends, truncate, vectors, np.zeros(len(texts), np.bool_))
+
+    def _too_long(self, is_too_long: np.ndarray) -> TooLong:
+        limit = self.space.max_length
+        return TooLong(np.flatnonzero(is_too_long).tolist(), limit, limit + 1)
+
+    def _admit(self, request: _Request) -> None:
+        """Raise where the request cannot be answered in time."""
+        if self.promise is None:
+            if self._waiting_bytes and self._waiting_bytes + request.texts.nbytes > _MOST_WAITING_BYTES:
+                rate = self._busy_seconds / max(1, self.computed_tokens)
+                seconds = self.waiting_tokens * rate or _FIRST_RETRY_SECONDS
+                raise Overloaded(f"{self.waiting_tokens:,} tokens wait, which take about {seconds:.0f} s", seconds)
+            return
+        if self.promise.retry_after(request.size) is not None:
+            largest = self.promise.largest_tokens
+            raise RequestTooLarge(
+                f"the request has {request.size:,} tokens, and at most {largest:,} can be answered within the promised "
+                f"{1000 * self.promise.promised_seconds:.0f} ms. Split it, or send its texts as documents",
+                *(request.size, largest),
+            )
+        late = 0.0
+        if self._pass:  # one that takes longer than any should, because its worker was lost or stopped
+            longest = self.promise.full_pass_seconds + self.promise.device_wait_seconds
+            late = max(0.0, self._clock() - self._pass_started_at - longest)
+        if (seconds := self.promise.retry_after(self.waiting_tokens + request.size, late)) is not None:
+            raise Overloaded(
+                f"{self.waiting_tokens:,} tokens wait: the request would take {1000 * seconds:.0f} ms longer than the "
+                f"promised {1000 * self.promise.promised_seconds:.0f} ms",
+                seconds,
+            )
+
+    def _drop(self, request: _Request) -> None:
+        """Forget a cancelled request."""
+        with self._changed:
+            self._leave_queue(request)
+            if request.is_answered:
+                return
+            request.is_answered = True
+        request.future.set_running_or_notify_cancel()
+
+    def _leave_queue(self, request: _Request) -> None:
+        if request.waiting:
+            self._queue.remove(request)
+            self._waiting_bytes -= request.texts.nbytes
+            self._take(request, len(request.texts))
+            self._changed.notify_all()
+
+    def _take(self, request: _Request, stop: int) -> None:
+        self.waiting_tokens -= int(request.ends[stop] - request.ends[request.next_row])
+        request.next_row = stop
+
+    # Below runs in the lane's own thread.
+
+    def _run(self) -> None:
+        try:
+            self.start()
+            while self._next_pass():
+                self._encode()
+        except BaseException as error:
+            reason = f"the encoder pool of {self.space.name} failed: {error}"
+            with self._changed:
+                self._failure = reason
+            self._answer_all(LaneClosed("the lane was closed") if self._closing else LaneDown(reason))
+
+    def _next_pass(self) -> bool:
+        """Takes the texts of a pass as soon as there are some; False at the end."""
+        with self._changed:
+            self._pass = []
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or self._stopping)
+            if self._stopping:
+                return False
+            rows = claim(((request.ends, request.next_row) for request in self._queue), self._pass_tokens)
+            for start, stop in rows:
+                request = self._queue[0]
+                self._pass.append(_Part(request, start, stop))
+                self._take(request, stop)
+                if not request.waiting:
+                    self._queue.popleft()
+                    self._waiting_bytes -= request.texts.nbytes
+            self._pass_started_at = self._clock()
+            return True
+
+    def _encode(self) -> None:
+        assert self._arena is not None
+        slot = self._arena.acquire(lambda: self._stopping)
+        try:
+            borders = np.array([self._append(slot, part) for part in self._pass])
+            call = self._pool.submit(slot, borders)
+            try:
+                metrics = call.result()
+            except EncoderError as error:  # of these texts; where it is of the pool, the next call has it too
+                why = LaneClosed("the lane was closed") if self._closing else LaneDown(str(error))
+                for part in self._pass:
+                    self._answer(part.request, why)
+                return
+            assert metrics is not None
+            self._count(metrics)
+            self._hand_out(slot, borders, metrics)
+        finally:
+            slot.release()
+
+    def _append(self, slot: Slot, part: _Part) -> int:
+        first = len(slot)
+        slot.append(part.request.texts.slice(part.start, part.stop - part.start))
+        return first
+
+    def _hand_out(self, slot: Slot, borders: np.ndarray, metrics: EncodeMetrics) -> None:
+        """Copies vectors to their requests, and answers those that have all of theirs."""
+        failed = {int(np.searchsorted(borders, row.row, side="right")) - 1: row for row in metrics.failed}
+        for place, part in enumerate(self._pass):
+            request, first = part.request, int(borders[place])
+            if (row := failed.get(place)) is not None:
+                reason = f"it ended every worker that tried it ({row.reason})"
+                self._answer(request, UnusableText(part.start + row.row - first, reason))
+                continue
+            end = first + part.stop - part.start
+            request.vectors[part.start : part.stop] = slot.matrix(first, end)
+            request.truncated[part.start : part.stop] = slot.truncation(first, end)
+            request.missing -= part.stop - part.start
+            if not request.missing:
+                was_cut = request.truncated.any() and not request.truncate
+                self._answer(request, self._too_long(request.truncated) if was_cut else None)
+
+    def _count(self, metrics: EncodeMetrics) -> None:
+        self.passes += 1
+        self.computed_texts += metrics.costs.texts_computed
+        self.computed_tokens += metrics.costs.tokens
+        self._busy_seconds += self._clock() - self._pass_started_at
+
+    def _answer(self, request: _Request, error: SurgeError | None = None) -> None:
+        with self._changed:
+            self._leave_queue(request)
+            if request.is_answered:
+                return
+            request.is_answered = True
+            seconds = self._clock() - request.accepted_at
+            self.broken_promises += self.promise is not None and seconds > self.promise.promised_seconds
+        if not request.future.set_running_or_notify_cancel():
+            return  # it was cancelled just now
+        if error is not None:
+            request.future.set_exception(error)
+        else:
+            request.future.set_result(Encoded(request.vectors, request.tokens, request.truncated))
+
+    def _answer_all(self, error: SurgeError) -> None:
+        with self._changed:
+            requests = dict.fromkeys([*(part.request for part in self._pass), *self._queue])
+        for request in requests:
+            self._answer(request, error)
+
+
+def claim(waiting: Iterable[tuple[np.ndarray, int]], most_tokens: int) -> list[tuple[int, int]]:
+    """The rows that the next pass takes of each request, from the head of the queue: at least one text of the first.
+
+    Args:
+        waiting: of each request, the size of the texts before each row, [texts + 1], and the first row that is left.
+    """
+    rows, room = list[tuple[int, int]](), most_tokens
+    for ends, start in waiting:
+        stop = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
+        if stop <= start:
+            if rows:
+                break
+            stop = start + 1
+        rows.append((start, stop))
+        room -= int(ends[stop] - ends[start])
+        if stop < len(ends) - 1 or room <= 0:
+            break
+    return rows
+
+
+def _column(texts: list[str]) -> pa.LargeStringArray:
+    try:
+        return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
+    except UnicodeEncodeError:
+        row = next(row for row, text in enumerate(texts) if not _is_unicode(text))
+        raise UnusableText(row, "it holds half of a surrogate pair, which is no character") from None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

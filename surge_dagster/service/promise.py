@@ -1,0 +1,180 @@
+"""The promise of a query lane: how long an accepted request takes at most, and which requests are accepted.
+
+S(T), the seconds of a pass of T tokens, is a line that no pass timed at the start lies above. With B tokens waiting,
+those of the request included, it is answered within
+
+    D(B) = P + (⌈B/K⌉ + 1)·S(K)/(1 − φ) + P·[φ > 0] + h
+
+K are the tokens of a full pass, of which one may be under way when the request comes. φ is the share of the device that
+bulk work keeps, P the longest wait for the device, h the handling outside of passes. A request is accepted only if D(B)
+is within the promise: those that are accepted keep it, and the others are refused early, with a time to come back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from surge_dagster.engine.encoder.costs import speed_texts
+from surge_dagster.engine.errors import ConfigError
+
+HANDLING_SECONDS = 0.002
+# The workers of a CPU are processes that the kernel schedules. A worker that wakes up takes a core from one of a higher
+# niceness at once, or at the next tick: 4 ms in kernels with 250 of them per second, as distributions build them.
+CPU_WAIT_SECONDS = 0.004
+_DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where none was requested
+# Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
+_NICE_STEP, _MOST_NICE = 1.25, 19
+LEAST_SHARE, MOST_SHARE = 0.015, 0.5
+_SHARES_OF_K = (1 / 16, 1 / 4, 1)
+_ROUNDS, _ENOUGH_SECONDS = 3, 5.0
+_WORDS = ((6, 10), (60, 100))  # of titles and of paragraphs
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a query lane promises, and what that rests on.
+
+    Attributes:
+        pass_seconds, token_seconds: S(T) = pass_seconds + token_seconds·T.
+        saturation_tokens: K.
+        device_wait_seconds: P.
+        bulk_share: φ.
+        promised_seconds: from the acceptance of a request to its answer.
+    """
+
+    pass_seconds: float
+    token_seconds: float
+    saturation_tokens: int
+    device_wait_seconds: float
+    bulk_share: float
+    promised_seconds: float
+
+    @property
+    def full_pass_seconds(self) -> float:
+        """S(K)/(1 − φ): of a full pass beside bulk work."""
+        return (self.pass_seconds + self.token_seconds * self.saturation_tokens) / (1 - self.bulk_share)
+
+    def bound(self, waiting_tokens: int) -> float:
+        """D(B) in seconds."""
+        passes = -(-waiting_tokens // self.saturation_tokens) + 1
+        waits = self.device_wait_seconds * (1 + (self.bulk_share > 0))
+        return waits + passes * self.full_pass_seconds + HANDLING_SECONDS
+
+    def retry_after(self, waiting_tokens: int, late_seconds: float = 0.0) -> float | None:
+        """None: a request may be accepted with so many tokens waiting, its own included; else D(B) − the promise.
+
+        Args:
+            late_seconds: by which the pass under way has taken longer than any should.
+        """
+        over = self.bound(waiting_tokens) + late_seconds - self.promised_seconds
+        return over if over > 0 else None
+
+    @property
+    def smallest_seconds(self) -> float:
+        """The smallest promise with which any request is accepted: it has at least one token itself."""
+        return self.bound(1)
+
+    @property
+    def largest_tokens(self) -> int:
+        """Tokens of the largest request that is accepted when none waits."""
+        passes = max(0, math.ceil((self.promised_seconds - self.bound(0)) / self.full_pass_seconds) + 1)
+        while passes and self.retry_after(passes * self.saturation_tokens) is not None:
+            passes -= 1
+        return passes * self.saturation_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it by name, with what a client can plan by."""
+        return asdict(self) | {
+            "handling_seconds": HANDLING_SECONDS,
+            "smallest_seconds": self.smallest_seconds,
+            "largest_tokens": self.largest_tokens,
+        }
+
+    def promising(self, promised_seconds: float | None) -> Promise:
+        """The same with another promise; None: what two full passes that wait need.
+
+        Raises:
+            ConfigError: no request could be accepted; names the smallest promise that holds.
+        """
+        if promised_seconds is None:
+            promised_seconds = self.bound(_DEFAULT_PASSES * self.saturation_tokens)
+        if promised_seconds < self.smallest_seconds:
+            raise ConfigError(
+                f"a promise of {1000 * promised_seconds:g} ms cannot be kept here: a full pass of "
+                f"{self.saturation_tokens:,} tokens takes up to {1000 * self.full_pass_seconds:.3g} ms beside bulk work. "
+                f"The smallest promise that holds is {math.ceil(1000 * self.smallest_seconds)} ms; use that, a smaller "
+                "model, or a faster device"
+            )
+        return replace(self, promised_seconds=promised_seconds)
+
+
+def upper_envelope(passes: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """The line over tokens and seconds of passes that none of them lies above, and that is nearest to them on average.
+
+    Returns:
+        Seconds at no token, and seconds per token; both at least 0.
+    """
+    tokens, seconds = np.array(passes, float).T
+    slopes = [0.0, float((seconds / tokens).max())]
+    for one, other in itertools.combinations(range(len(tokens)), 2):
+        if tokens[one] != tokens[other]:
+            slopes.append(float((seconds[one] - seconds[other]) / (tokens[one] - tokens[other])))
+    lines = [(max(0.0, float((seconds - slope * tokens).max())), slope) for slope in slopes if slope >= 0]
+    return min(lines, key=lambda line: line[0] + line[1] * tokens.mean())
+
+
+def time_passes(
+    encode: Callable[[list[str]], object],
+    count: Callable[[list[str]], np.ndarray],
+    saturation_tokens: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[tuple[int, float]]:
+    """Tokens and seconds of passes of a few sizes up to the saturation point, each of short and of long texts.
+
+    A first round warms up, since libraries prepare themselves for each new shape of a pass.
+
+    Args:
+        count: tokens of each text.
+    """
+    batches = [_texts_of(round(share * saturation_tokens), words, count) for words in _WORDS for share in _SHARES_OF_K]
+    passes, spent = list[tuple[int, float]](), 0.0
+    for number in range(1 + _ROUNDS):
+        for texts, tokens in batches:
+            begun = clock()
+            encode(texts)
+            seconds = clock() - begun
+            spent += seconds
+            if number:
+                passes.append((tokens, seconds))
+        if number and spent > _ENOUGH_SECONDS:
+            break
+    return passes
+
+
+def _texts_of(
+    most_tokens: int, words: tuple[int, int], count: Callable[[list[str]], np.ndarray]
+) -> tuple[list[str], int]:
+    """Texts of at most so many tokens together, but at least one, and their tokens."""
+    texts = speed_texts(64, *words)
+    tokens = np.maximum(count(texts), 1)
+    times = 1 + most_tokens // int(tokens.sum())
+    ends = np.cumsum(np.tile(tokens, times))
+    rows = max(1, int(np.searchsorted(ends, most_tokens, side="right")))
+    return (texts * times)[:rows], int(ends[rows - 1])
+
+
+def niceness_of(bulk_share: float) -> int:
+    """The niceness at which workers get this share of a core beside others of niceness 0."""
+    if not LEAST_SHARE <= bulk_share <= MOST_SHARE:
+        raise ConfigError(
+            f"the share of bulk work is {LEAST_SHARE:g} (the least that the scheduler gives) to {MOST_SHARE:g}, not "
+            f"{bulk_share:g}"
+        )
+    return min(_MOST_NICE, max(0, round(math.log((1 - bulk_share) / bulk_share) / math.log(_NICE_STEP))))

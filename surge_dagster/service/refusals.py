@@ -1,0 +1,71 @@
+"""Why the service does not answer a request: each error says what a client can do about it."""
+
+from __future__ import annotations
+
+from surge_dagster.engine.errors import SurgeError
+
+
+class Overloaded(SurgeError):
+    """The request could not be answered in time now; `retry_after_seconds` says when it is worth another attempt."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class RequestTooLarge(SurgeError):
+    """The request can never be accepted: `tokens` of it are over `largest_tokens`, or a text over what a text may have."""
+
+    def __init__(self, message: str, tokens: int, largest_tokens: int) -> None:
+        super().__init__(message)
+        self.tokens, self.largest_tokens = tokens, largest_tokens
+
+
+class TooLong(SurgeError):
+    """Texts are longer than the model reads.
+
+    Attributes:
+        rows: of these texts in the request.
+        limit: tokens that the model reads, prompt and special ones included.
+        longest: tokens of the longest text as far as they are counted, which is one more than the limit for most models.
+    """
+
+    def __init__(self, rows: list[int], limit: int, longest: int) -> None:
+        shown = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
+        super().__init__(
+            f"the model reads {limit:,} tokens of a text, and {'rows' if len(rows) > 1 else 'row'} {shown} of the request "
+            f"{'have' if len(rows) > 1 else 'has'} more. Shorten or split them, or allow truncation"
+        )
+        self.rows, self.limit, self.longest = rows, limit, longest
+
+
+class UnusableText(SurgeError):
+    """A text of the request cannot be encoded, whatever is tried: `row` says which one."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"row {row} of the request cannot be encoded: {reason}")
+        self.row = row
+
+
+class LaneDown(SurgeError):
+    """The encoder pool of the lane failed: no worker encodes any more."""
+
+
+class LaneClosed(SurgeError):
+    """The lane takes no more requests, or ended before this one was answered: the service stops, or left the space."""
+
+
+class SpaceLoading(SurgeError):
+    """The model of the space is being loaded; `retry_after_seconds` says when another attempt is worth it."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnknownSpace(SurgeError):
+    """No space that is served has this name; `names` lists what is answered."""
+
+    def __init__(self, model: str, names: list[str]) -> None:
+        super().__init__(f"the model {model!r} is not served; expected one of {', '.join(names)}")
+        self.names = names

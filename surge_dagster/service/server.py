@@ -1,0 +1,158 @@
+"""The server: what is bound, how long a client may take, and how the process ends."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.service.app import service_app
+from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.spaces import ServedSpaces
+
+_BACKLOG = 2048
+
+
+def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]) -> None:
+    """Start the spaces, answer requests until SIGTERM or Ctrl-C, and close the spaces.
+
+    What was accepted until then is answered. Call it in the main thread.
+
+    Args:
+        say: prints a line for the operator.
+
+    Raises:
+        ConfigError: the address cannot be bound, or may not be without API keys; or a space cannot be served.
+    """
+    app = service_app(spaces, settings)
+    with bound_socket(settings) as listener, spaces:
+        spaces.start()
+        for served in spaces.served():
+            promise = served.queries.promise
+            within = f", queries within {promise.promised_seconds * 1000:,.0f} ms" if promise else ""
+            say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
+        server = ServiceServer(app, settings)
+        listener.listen(_BACKLOG)
+        say(f"listening on {_shown(listener)}: /v1 for queries, /documents/v1 for documents")
+        server.run(sockets=[listener])
+        say("all requests were answered")
+
+
+@contextmanager
+def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
+    """A socket that is bound and does not listen yet, so that an address is refused before a model is loaded.
+
+    Raises:
+        ConfigError: it cannot be bound, or other machines could reach it without an API key.
+    """
+    if settings.uds is not None:
+        family, address = socket.AF_UNIX, str(settings.uds)
+        _remove_unused(settings.uds)
+    else:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+        except OSError as error:
+            raise ConfigError(f"the host {settings.host!r} has no address: {error.strerror}. Name another.") from None
+        if settings.api_keys is None and not ipaddress.ip_address(address[0]).is_loopback:
+            raise ConfigError(
+                f"{settings.host} can be reached from other machines, and the service has no API keys: give them with "
+                "--api-keys FILE, or listen on 127.0.0.1 or a Unix socket (--uds PATH)."
+            )
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            reason = f"{error.strerror or error}. Give another, or end what uses it."
+            raise ConfigError(f"{address} cannot be bound: {reason}") from None
+        if settings.uds is None:
+            yield listener
+            return
+        try:
+            # Without keys, of this user alone.
+            settings.uds.chmod(0o666 if settings.api_keys else 0o600)
+            yield listener
+        finally:
+            settings.uds.unlink(missing_ok=True)
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove the Unix socket of a process that has ended."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            if client.connect_ex(str(path)) == errno.ECONNREFUSED:
+                path.unlink()
+
+
+def _shown(listener: socket.socket) -> str:
+    address = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"the Unix socket {address}"
+    host = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
+    return f"http://{host}:{address[1]}"
+
+
+class ServiceServer(uvicorn.Server):
+    """uvicorn that ends as done on SIGTERM, and whose application knows before that it will."""
+
+    def __init__(self, app: Starlette, settings: ServiceSettings) -> None:
+        self._app = app
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_bounded_protocol(settings.header_seconds),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                h11_max_incomplete_event_size=settings.max_header_bytes,
+                timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = self._app.state.draining = True
+
+
+def _bounded_protocol(seconds: float) -> type[H11Protocol]:
+    class Bounded(H11Protocol):
+        """Ends a connection that for `seconds` has neither begun a request nor read what was written to it.
+
+        uvicorn bounds the time between two requests alone, and forgets even that when one byte of the next one arrives.
+        """
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._look(None)
+
+        def _look(self, before: tuple[Any, int] | None) -> None:
+            state = self.cycle, self.transport.get_write_buffer_size()
+            is_waiting = self.cycle is None or self.cycle.response_complete
+            if is_waiting and state == before:
+                self.transport.abort()
+            else:
+                self._next_look = self.loop.call_later(seconds, self._look, state)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._next_look.cancel()
+            super().connection_lost(exc)
+
+    return Bounded

@@ -1,0 +1,30 @@
+"""Settings of the HTTP side: where it listens, who may ask, and what a client may send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """Where the service listens, and its limits.
+
+    Attributes:
+        port: 0 takes a free one.
+        uds: path of a Unix socket, which is bound in place of `host` and `port`.
+        api_keys: file of digests, see `keys.py`; without one only this machine is served.
+        header_seconds: time for the headers of a request, and for a client that reads none of its answer.
+        body_seconds: time for the body of a request.
+        drain_seconds: time after SIGTERM for the answers to requests that were accepted.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    uds: Path | None = None
+    api_keys: Path | None = None
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 16 * 1024
+    header_seconds: float = 10.0
+    body_seconds: float = 10.0
+    drain_seconds: float = 25.0

@@ -1,0 +1,111 @@
+"""Served spaces without workers: vectors come from a hash of the text, and a test decides what becomes of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from surge_dagster.engine.derived.conversion import cut
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.service.lane import Encoded
+from surge_dagster.service.promise import Promise
+from surge_dagster.service.refusals import UnknownSpace
+from surge_dagster.service.spaces import ServedSpaces
+
+DIMENSION = 16
+LONGEST = 8  # words
+
+
+@dataclass
+class FakeLane:
+    """Answers at once; raises `failure`, or holds the futures while `holds` is set."""
+
+    space: Space
+    promise: Promise | None = None
+    failure: Exception | None = None
+    holds: bool = False
+    held: list[Future[Encoded]] = field(default_factory=list)
+    accepted: list[list[str]] = field(default_factory=list)
+    waiting_tokens: int = 5
+    waiting_requests: int = 1
+    computed_texts: int = 0
+    computed_tokens: int = 0
+    passes: int = 0
+    broken_promises: int = 0
+    is_alive: bool = True
+
+    def accept(self, texts: Sequence[str], *, truncate: bool = False) -> Future[Encoded]:
+        if self.failure:
+            raise self.failure
+        self.accepted.append(list(texts))
+        future: Future[Encoded] = Future()
+        if self.holds:
+            self.held.append(future)
+        else:
+            future.set_result(self.encoded(texts))
+        return future
+
+    def encoded(self, texts: Sequence[str]) -> Encoded:
+        words = [len(text.split()) for text in texts]
+        truncated = np.array([count > LONGEST for count in words])
+        vectors = hash_vectors([self.space.prompt + text for text in texts], DIMENSION)
+        return Encoded(vectors, sum(min(count, LONGEST) for count in words), truncated)
+
+
+@dataclass
+class FakeSpace:
+    space: Space
+    queries: FakeLane
+    documents: FakeLane
+    state: str = "current"
+    dimensions: tuple[int, ...] = (DIMENSION, 8)
+
+    def converted(self, vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+        return cut(vectors, replace(self.space, dimension=dimensions or self.space.dimension))
+
+
+class FakeSpaces:
+    """One space, whose queries have a prompt."""
+
+    def __init__(self) -> None:
+        space = EncodingSpec(f"hash://{DIMENSION}", query_prompt="find: ").resolve()
+        promise = Promise(0.004, 0.00001, 512, 0.0, 0.0, 0.025)
+        queries = FakeLane(replace(space, task="query"), promise)
+        self.only = FakeSpace(space, queries, FakeLane(space))
+        self.is_ready = self.is_alive = True
+        self.calls: list[str] = []
+
+    def __enter__(self) -> FakeSpaces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.calls.append("close")
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def find(self, model: str) -> FakeSpace:
+        if model in ("current", self.only.space.name, self.only.space.requested.model):
+            return self.only
+        raise UnknownSpace(model, [self.only.space.name])
+
+    def served(self) -> list[FakeSpace]:
+        return [self.only]
+
+    def as_served(self) -> ServedSpaces:
+        return cast(ServedSpaces, self)
+
+
+def vectors_of(texts: Sequence[str], prompt: str = "find: ") -> list[list[float]]:
+    """What a client gets for these texts as queries."""
+    return hash_vectors([prompt + text for text in texts], DIMENSION).tolist()
+
+
+def post(client: Any, path: str = "/v1/embeddings", **body: Any) -> Any:
+    """The answer to a request for embeddings of the current space."""
+    return client.post(path, json={"model": "current", "input": "a text"} | body)

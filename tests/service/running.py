@@ -1,0 +1,49 @@
+"""A service that answers over a socket, in a thread of the tests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from surge_dagster.service.app import service_app
+from surge_dagster.service.server import ServiceServer, bound_socket
+from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.spaces import ServedSpaces
+
+
+@contextmanager
+def serving(spaces: ServedSpaces, **settings: Any) -> Iterator[str]:
+    """The URL of a service on a free port; at the end it drains."""
+    chosen = ServiceSettings(port=0, **settings)
+    with bound_socket(chosen) as listener:
+        listener.listen()  # who connects before the server runs is answered when it does
+        server = ServiceServer(service_app(spaces, chosen), chosen)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield "http://{}:{}".format(*listener.getsockname())
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def connected(url: str) -> Iterator[socket.socket]:
+    """A plain connection to the service."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        yield client
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What the service sends until it closes the connection, which it does not always do in order."""
+    received = bytearray()
+    try:
+        while chunk := client.recv(65536):
+            received += chunk
+    except ConnectionError:
+        pass
+    return bytes(received)
