@@ -3,7 +3,7 @@
 S(T), the seconds of a pass of T tokens, is a line that no pass timed at the start lies above. With B tokens waiting,
 those of the request included, it is answered within
 
-    D(B) = P + (⌈B/K⌉ + 1)·S(K)/(1 − φ) + P·[φ > 0] + h
+    D(B) = P + (⌈B/K⌉ + 1)·S(K)/(1 - φ) + P·[φ > 0] + h
 
 K are the tokens of a full pass, of which one may be under way when the request comes. φ is the share of the device that
 bulk work keeps, P the longest wait for the device, h the handling outside of passes. A request is accepted only if D(B)
@@ -35,6 +35,7 @@ LEAST_SHARE, MOST_SHARE = 0.015, 0.5
 _SHARES_OF_K = (1 / 16, 1 / 4, 1)
 _ROUNDS, _ENOUGH_SECONDS = 3, 5.0
 _WORDS = ((6, 10), (60, 100))  # of titles and of paragraphs
+_TEXTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Promise:
 
     @property
     def full_pass_seconds(self) -> float:
-        """S(K)/(1 − φ): of a full pass beside bulk work."""
+        """S(K)/(1 - φ): of a full pass beside bulk work."""
         return (self.pass_seconds + self.token_seconds * self.saturation_tokens) / (1 - self.bulk_share)
 
     def bound(self, waiting_tokens: int) -> float:
@@ -68,7 +69,7 @@ class Promise:
         return waits + passes * self.full_pass_seconds + HANDLING_SECONDS
 
     def retry_after(self, waiting_tokens: int, late_seconds: float = 0.0) -> float | None:
-        """None: a request may be accepted with so many tokens waiting, its own included; else D(B) − the promise.
+        """None: a request may be accepted with so many tokens waiting, its own included; else D(B) - the promise.
 
         Args:
             late_seconds: by which the pass under way has taken longer than any should.
@@ -108,9 +109,9 @@ class Promise:
         if promised_seconds < self.smallest_seconds:
             raise ConfigError(
                 f"a promise of {1000 * promised_seconds:g} ms cannot be kept here: a full pass of "
-                f"{self.saturation_tokens:,} tokens takes up to {1000 * self.full_pass_seconds:.3g} ms beside bulk work. "
-                f"The smallest promise that holds is {math.ceil(1000 * self.smallest_seconds)} ms; use that, a smaller "
-                "model, or a faster device"
+                f"{self.saturation_tokens:,} tokens takes up to {1000 * self.full_pass_seconds:.3g} ms beside bulk "
+                f"work. The smallest promise that holds is {math.ceil(1000 * self.smallest_seconds)} ms; use that, a "
+                "smaller model, or a faster device"
             )
         return replace(self, promised_seconds=promised_seconds)
 
@@ -134,9 +135,10 @@ def time_passes(
     encode: Callable[[list[str]], object],
     count: Callable[[list[str]], np.ndarray],
     saturation_tokens: int,
+    max_length: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[tuple[int, float]]:
-    """Tokens and seconds of passes of a few sizes up to the saturation point, each of short and of long texts.
+    """Tokens and seconds of passes of a few sizes up to the saturation point, each of texts from short to the longest.
 
     A first round warms up, since libraries prepare themselves for each new shape of a pass.
 
@@ -162,7 +164,7 @@ def _texts_of(
     most_tokens: int, words: tuple[int, int], count: Callable[[list[str]], np.ndarray]
 ) -> tuple[list[str], int]:
     """Texts of at most so many tokens together, but at least one, and their tokens."""
-    texts = speed_texts(64, *words)
+    texts = speed_texts(_TEXTS if words in _WORDS else 1, *words)
     tokens = np.maximum(count(texts), 1)
     times = 1 + most_tokens // int(tokens.sum())
     ends = np.cumsum(np.tile(tokens, times))

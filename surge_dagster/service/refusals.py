@@ -14,7 +14,7 @@ class Overloaded(SurgeError):
 
 
 class RequestTooLarge(SurgeError):
-    """The request can never be accepted: `tokens` of it are over `largest_tokens`, or a text over what a text may have."""
+    """The request can never be accepted: its `tokens` are over `largest_tokens`, or a text has too many bytes."""
 
     def __init__(self, message: str, tokens: int, largest_tokens: int) -> None:
         super().__init__(message)
@@ -27,14 +27,15 @@ class TooLong(SurgeError):
     Attributes:
         rows: of these texts in the request.
         limit: tokens that the model reads, prompt and special ones included.
-        longest: tokens of the longest text as far as they are counted, which is one more than the limit for most models.
+        longest: tokens of the longest text, as far as they are counted: to one more than the limit.
     """
 
     def __init__(self, rows: list[int], limit: int, longest: int) -> None:
         shown = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
+        which = f"row {shown} of the request has" if len(rows) == 1 else f"rows {shown} of the request have"
         super().__init__(
-            f"the model reads {limit:,} tokens of a text, and {'rows' if len(rows) > 1 else 'row'} {shown} of the request "
-            f"{'have' if len(rows) > 1 else 'has'} more. Shorten or split them, or allow truncation"
+            f"the model reads {limit:,} tokens of a text, prompt and special ones included, and {which} more; shorten "
+            "or split such texts, or allow truncation"
         )
         self.rows, self.limit, self.longest = rows, limit, longest
 

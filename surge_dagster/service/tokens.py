@@ -1,4 +1,4 @@
-"""How many tokens texts have, counted before they are encoded, by the tokenizer that the workers of a pool have loaded."""
+"""How many tokens texts have, counted before they are encoded, by the tokenizer that a pool's workers have loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenCounter:
         self.is_exact = space.is_hash or self._tokenizer is not None
 
     def count(self, texts: list[str], text_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each text that the model reads, int64, and whether it has more of them; an estimate never says so."""
+        """Tokens of each text that the model reads, int64, and whether it has more; an estimate never says so."""
         most = self._space.max_length
         if self._tokenizer is not None:
             tokens = self._tokenizer.encode(texts)

@@ -165,10 +165,11 @@ class EncoderPool:
 
     def _start_workers(self) -> PoolFacts:
         message = {"op": "load", "space": asdict(self.space), "backend": self._backend}
-        message["niceness"] = self._niceness
         environment = worker_environment(self._choice)
         seats = [
-            WorkerSeat(index, device, message | {"settings": self._settings | {"device": device}}, environment)
+            WorkerSeat(
+                index, device, message | {"settings": self._settings | {"device": device}}, environment, self._niceness
+            )
             for index, device in enumerate(self._choice.devices)
         ]
         if self._closed:

@@ -44,6 +44,7 @@ class WorkerSeat:
     device: str
     load_message: protocol.Message
     environment: dict[str, str] = field(default_factory=dict)
+    niceness: int = 0
 
 
 class WorkerProcess:
@@ -92,6 +93,8 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(lifeline)
+        if seat.niceness:  # of its first thread, which has started no other yet
+            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + seat.niceness)
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)

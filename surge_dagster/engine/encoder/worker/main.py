@@ -68,7 +68,6 @@ class Worker:
         first = protocol.receive(self._connection)
         if first is None:
             return 0
-        os.nice(first[0]["niceness"])  # of this thread, and of those that it starts from now on
         threading.Thread(target=self._report_progress, daemon=True).start()
         try:
             backend = self._load(first[0])

@@ -1,0 +1,150 @@
+"""The lanes of one model: a pool for queries that is loaded and warm, and one for documents, started when it is needed.
+
+Both lanes load the model of the space on record, through the request that made it, and refuse another tokenizer, as
+`search` does. Documents have workers of their own also where they are encoded as queries are: workers of a higher
+niceness leave queries their share of the cores, and a pool that is not started before documents come holds no memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.digest import read_document
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.spaces import model_difference
+from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.support.waiting import in_background, result_of
+from surge_dagster.service.lane import Lane
+from surge_dagster.service.promise import CPU_WAIT_SECONDS, Promise, niceness_of, time_passes, upper_envelope
+from surge_dagster.service.tokens import TokenCounter
+
+log = logging.getLogger(__name__)
+
+_SATURATION_TOKENS = 1_024  # of a backend that does not say how many fill a pass
+_BULK_PASSES = 8  # full passes in one of the bulk lane, which wins more by texts of equal length than it loses by waits
+# A query worker without progress for so long is replaced. A pool for life forgives more losses in a row than a run's.
+_HANG_SECONDS, _MAX_RESPAWNS = 20.0, 9
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSettings:
+    """As `EncoderPool` and `ServedSpaces` have them; `promised_seconds` None is what the device suggests."""
+
+    devices: str = "auto"
+    precision: str = "auto"
+    backend: str = "auto"
+    trust_remote_code: str | None = None
+    promised_seconds: float | None = None
+    bulk_share: float = 0.1
+
+
+class SpaceLanes:
+    """The lanes that encode for a space, and for all that are derived from the same vectors.
+
+    Args:
+        space: as the output has it.
+
+    Attributes:
+        sha256: `encoder_sha256` of all spaces that these lanes encode for.
+        matryoshka_dimensions: that the model's configuration says it was trained for, if it does.
+
+    Raises:
+        ConfigError: the model is not that of the space, or cannot be used here.
+    """
+
+    queries: Lane
+    documents: Lane
+
+    def __init__(self, space: Space, settings: LaneSettings) -> None:
+        self.sha256 = space.encoder_sha256
+        self._space, self._settings = space, settings
+        spec = space.loadable
+        if spec.trust_remote_code not in (None, settings.trust_remote_code):
+            raise ConfigError(
+                f"the space {space.name} names code of the model {spec.model!r}, which is not run on the word of an "
+                f"output. If you trust that code, start with trust_remote_code {spec.trust_remote_code}"
+            )
+        options: dict[str, Any] = {name: getattr(settings, name) for name in ("devices", "precision", "backend")}
+        self._of_queries = EncoderPool(
+            spec, task="query", hang_timeout_seconds=_HANG_SECONDS, max_respawns=_MAX_RESPAWNS, **options
+        )
+        model = self._of_queries.space
+        if model.spec_sha256 != self.sha256:
+            raise ConfigError(
+                f"the model {spec.model!r} encodes into {model.name}, not into {space.name}: "
+                f"{model_difference(model, space)}. Restore it"
+            )
+        self.matryoshka_dimensions = _matryoshka_dimensions(model)
+        self._of_documents = EncoderPool(
+            model, max_respawns=_MAX_RESPAWNS, niceness=niceness_of(settings.bulk_share), **options
+        )
+
+    def start(self, *, keep_promise: bool = True) -> None:
+        """Load the model for queries, time its passes, and make both lanes.
+
+        Args:
+            keep_promise: whether a promise that cannot be kept is an error; else the smallest that can is made.
+
+        Raises:
+            ConfigError: see `EncoderPool.start` and `Promise.promising`; or the tokenizer is not that of the space.
+            EncoderError: the workers do not start, or `close` was called.
+        """
+        pool, documents = self._of_queries, self._of_documents
+        facts = pool.start()
+        self._space.require_tokenizer(facts.tokenizer)
+        counter = TokenCounter(pool.space, facts.tokenizer, pool.costs)
+        saturation_tokens = max(facts.saturation_tokens or _SATURATION_TOKENS, pool.space.max_length)
+        promise = self._promise(counter, saturation_tokens, keep_promise)
+        self.queries = Lane(pool, self._space, counter, saturation_tokens, promise)
+        self.queries.start()
+        # Queries may have a tokenizer of their own; what documents' workers load is compared when they start.
+        counter = TokenCounter(documents.space, facts.tokenizer or self._space.tokenizer, pool.costs)
+        self.documents = Lane(documents, self._space, counter, _BULK_PASSES * saturation_tokens)
+
+    def _promise(self, counter: TokenCounter, saturation_tokens: int, keep_promise: bool) -> Promise:
+        def count(texts: list[str]) -> np.ndarray:
+            return counter.count(texts, value_lengths(_column(texts)))[0]
+
+        def encode(texts: list[str]) -> None:  # with an arena of its own, which takes longer than a lane's does
+            self._of_queries.vectors(_column(texts))
+
+        passes = time_passes(encode, count, saturation_tokens, self._of_queries.space.max_length)
+        share, wanted = self._settings.bulk_share, self._settings.promised_seconds
+        promise = Promise(*upper_envelope(passes), saturation_tokens, CPU_WAIT_SECONDS, share, 0.0)
+        if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
+            log.warning("%s promises %.0f ms: less cannot be kept", self._space.name, 1000 * promise.smallest_seconds)
+            wanted = promise.smallest_seconds
+        return promise.promising(wanted)
+
+    @property
+    def last_accepted_at(self) -> float:
+        """When a request came last, on the monotonic clock."""
+        return max(self.queries.last_accepted_at, self.documents.last_accepted_at)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Close both lanes, which are drained at the same time; a start that is under way fails soon."""
+        lanes = [getattr(self, name) for name in ("queries", "documents") if hasattr(self, name)]
+        for closed in [in_background(partial(lane.close, drain_seconds), "surge-close-lane") for lane in lanes]:
+            result_of(closed)
+        self._of_queries.close()
+        self._of_documents.close()
+
+
+def _column(texts: list[str]) -> pa.LargeStringArray:
+    return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
+
+
+def _matryoshka_dimensions(space: Space) -> list[int]:
+    """Few models say it. sentence-transformers keeps it in the model card alone, which is written for people."""
+    config = read_document(Path(space.model_path) / "config.json") if space.model_path else None
+    stated = (config or {}).get("matryoshka_dimensions")
+    return [size for size in stated if isinstance(size, int)] if isinstance(stated, list) else []

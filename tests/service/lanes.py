@@ -1,0 +1,65 @@
+"""Lanes over real pools of the hash model, and waits for a state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.service.lane import Encoded, Lane
+from surge_dagster.service.promise import Promise
+from surge_dagster.service.tokens import TokenCounter
+
+SPEC = EncodingSpec("hash://16")
+BACKEND = "faults:FaultyBackend"
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def open_lane(
+    *, pass_tokens: int = 64, promise: Promise | None = None, clock: Clock | None = None, **options: Any
+) -> Iterator[Lane]:
+    """A lane with a faulty backend, see `faults.py`; closed without draining."""
+    pool = EncoderPool(SPEC, devices="cpu", backend=BACKEND, **options)
+    pool.start()
+    lane = Lane(
+        pool, pool.space, TokenCounter(pool.space, "", pool.costs), pass_tokens, promise, clock=clock or Clock()
+    )
+    try:
+        yield lane
+    finally:
+        lane.close()
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for a state; fails when it does not come within a minute."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "the state did not come"
+        threading.Event().wait(0.005)
+
+
+def assert_encoded(answer: Encoded, texts: list[str]) -> None:
+    assert np.array_equal(answer.vectors, hash_vectors(texts, 16))
+    assert answer.vectors.dtype == np.float32
+
+
+def texts_of(name: str, count: int) -> list[str]:
+    """Texts of four tokens each."""
+    return [f"{name:<8.8} {row:05}" for row in range(count)]

@@ -1,0 +1,229 @@
+"""A lane encodes all requests in bounded passes, drops those that are cancelled, and leaves none without an answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.service import lane as lane_module
+from surge_dagster.service.lane import Encoded, Lane, claim
+from surge_dagster.service.promise import Promise
+from surge_dagster.service.refusals import (
+    LaneClosed,
+    LaneDown,
+    Overloaded,
+    RequestTooLarge,
+    TooLong,
+    UnusableText,
+)
+from tests.engine.encoder.conftest import faulty_workers
+from tests.engine.encoder.faulty_pools import no_leaks
+from tests.service.lanes import Clock, assert_encoded, open_lane, texts_of, until
+
+__all__ = ["faulty_workers", "no_leaks"]
+
+pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
+
+
+@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), max_size=8), st.integers(1, 40))
+def test_passes_take_every_text_once_in_order_and_as_many_as_fit(requests: list[list[int]], most: int) -> None:
+    ends = [np.cumsum([0, *sizes]) for sizes in requests]
+    taken = [0] * len(requests)
+    left = [(row, size) for row, sizes in enumerate(requests) for size in sizes]
+    while left:
+        queue = [row for row in range(len(requests)) if taken[row] < len(requests[row])]
+        rows = claim(((ends[row], taken[row]) for row in queue), most)
+        sizes = list[int]()
+        for row, (start, stop) in zip(queue, rows, strict=False):
+            assert start == taken[row] < stop
+            taken[row] = stop
+            sizes += requests[row][start:stop]
+        assert sizes == [size for _, size in left[: len(sizes)]]
+        assert sum(sizes) <= most or len(sizes) == 1
+        left = left[len(sizes) :]
+        assert not left or sum(sizes) + left[0][1] > most
+
+
+def hold(lane: Lane, path: Path) -> Future[Encoded]:
+    """A request whose pass ends when `path` exists; returns once it is under way."""
+    held = lane.accept([f"wait {path}"])
+    until(lambda: not lane.waiting_tokens)
+    return held
+
+
+def test_small_requests_share_a_pass_and_a_large_one_spans_several(tmp_path: Path) -> None:
+    texts = [texts_of("one", 3), texts_of("two", 5), texts_of("many", 40), texts_of("last", 1)]
+    with open_lane(pass_tokens=64) as lane:
+        held = hold(lane, tmp_path / "go")
+        answers = [lane.accept(each) for each in texts]
+        assert lane.waiting_tokens == 4 * 49
+        assert lane.waiting_requests == 4
+        (tmp_path / "go").touch()
+        for each, answer in zip(texts, answers, strict=True):
+            assert_encoded(answer.result(), each)
+            assert answer.result().tokens == 4 * len(each)
+        assert_encoded(held.result(), [f"wait {tmp_path / 'go'}"])
+        assert (lane.passes, lane.computed_texts) == (1 + 4, 1 + 49), "16 texts fit into a pass"
+        assert (lane.waiting_tokens, lane.waiting_requests, lane.is_alive) == (0, 0, True)
+
+
+def test_cancelled_requests_are_never_computed(tmp_path: Path) -> None:
+    with open_lane(pass_tokens=64) as lane:
+        hold(lane, tmp_path / "go")
+        first, gone, last = (lane.accept(texts_of(name, 20)) for name in ("first", "gone", "last"))
+        assert gone.cancel()
+        assert lane.waiting_tokens == 4 * 40
+        (tmp_path / "go").touch()
+        assert_encoded(first.result(), texts_of("first", 20))
+        assert_encoded(last.result(), texts_of("last", 20))
+        with pytest.raises(CancelledError):
+            gone.result()
+        assert lane.computed_texts == 1 + 40
+
+
+def test_request_that_is_cancelled_half_way_gives_up_the_texts_that_no_pass_has_taken(tmp_path: Path) -> None:
+    with open_lane(pass_tokens=64) as lane:
+        large = [f"wait {tmp_path / 'go'}", *texts_of("large", 200)]
+        gone = lane.accept(large)
+        until(lambda: lane.waiting_tokens < 4 * 200)
+        assert gone.cancel()
+        assert lane.waiting_tokens == 0
+        (tmp_path / "go").touch()
+        assert_encoded(lane.accept(["next"]).result(), ["next"])
+        assert 1 < lane.computed_texts < 20
+
+
+def promised(passes: int) -> Promise:
+    return Promise(0.01, 0.0, 64, 0.004, 0.1, 0.0).promising(Promise(0.01, 0.0, 64, 0.004, 0.1, 0.0).bound(64 * passes))
+
+
+def test_request_is_refused_when_it_could_not_be_answered_in_time_and_accepted_ones_are_answered(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    with open_lane(promise=promised(3), clock=clock) as lane:
+        hold(lane, tmp_path / "go")
+        accepted = [lane.accept(texts_of(str(number), 16)) for number in range(3)]
+        with pytest.raises(Overloaded, match="192 tokens wait") as refused:
+            lane.accept(["one more"])
+        assert refused.value.retry_after_seconds == pytest.approx(0.01 / 0.9)
+        with pytest.raises(RequestTooLarge, match="at most 192") as never:
+            lane.accept(texts_of("large", 49))
+        assert (never.value.tokens, never.value.largest_tokens) == (196, 192)
+        assert lane.waiting_tokens == 192, "a refused request leaves nothing behind"
+        accepted[1].cancel()
+        accepted.append(lane.accept(texts_of("again", 16)))
+        (tmp_path / "go").touch()
+        for number in ("0", "2", "again"):
+            assert_encoded(accepted[("0", "1", "2", "again").index(number)].result(), texts_of(number, 16))
+        assert lane.broken_promises == 0
+        assert_encoded(lane.accept(["now"]).result(), ["now"])
+
+
+def test_pass_that_takes_too_long_counts_as_waiting_time(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_lane(promise=promised(3), clock=clock) as lane:
+        held = hold(lane, tmp_path / "go")
+        clock.now += 0.01 / 0.9 + 0.004
+        on_time = lane.accept(texts_of("on time", 16))
+        clock.now += 5
+        with pytest.raises(Overloaded) as refused:
+            lane.accept(["late"])
+        assert 4.9 < refused.value.retry_after_seconds < 5
+        (tmp_path / "go").touch()
+        held.result()
+        on_time.result()
+        until(lambda: lane.broken_promises == 2)
+
+
+def test_lane_without_a_promise_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "_MOST_WAITING_BYTES", 4_000)
+    with open_lane() as lane:
+        hold(lane, tmp_path / "go")
+        large = lane.accept(texts_of("large", 1_000))
+        with pytest.raises(Overloaded, match="4,000 tokens wait") as refused:
+            lane.accept(["more"])
+        assert refused.value.retry_after_seconds > 0
+        (tmp_path / "go").touch()
+        assert_encoded(large.result(), texts_of("large", 1_000))
+        assert_encoded(lane.accept(["more"]).result(), ["more"])
+
+
+def test_requests_are_answered_when_the_worker_is_killed_under_them(tmp_path: Path) -> None:
+    texts = [texts_of(str(number), 10) for number in range(12)]
+    with open_lane(max_respawns=3) as lane:
+        hold(lane, tmp_path / "go")
+        answers = [lane.accept(each) for each in texts]
+        [killed] = lane._pool.worker_pids
+        os.kill(killed, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        for each, answer in zip(texts, answers, strict=True):
+            assert_encoded(answer.result(), each)
+        assert lane.is_alive
+        assert lane._pool.worker_pids != [killed]
+
+
+def test_every_request_hears_that_the_pool_has_failed_for_good(tmp_path: Path) -> None:
+    with open_lane(max_respawns=0) as lane:
+        held = hold(lane, tmp_path / "go")
+        answers = [lane.accept(texts_of(str(number), 30)) for number in range(4)]
+        for pid in lane._pool.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        for answer in (held, *answers):
+            with pytest.raises(LaneDown, match="worker"):
+                answer.result()
+        until(lambda: not lane.is_alive)
+        with pytest.raises(LaneDown):
+            lane.accept(["too late"])
+
+
+def test_text_that_ends_every_worker_fails_its_own_request_alone(tmp_path: Path) -> None:
+    with open_lane(pass_tokens=256) as lane:
+        hold(lane, tmp_path / "go")
+        before, failing, after = (lane.accept(texts) for texts in (["a"], ["b", "die always", "c"], ["d", "e"]))
+        (tmp_path / "go").touch()
+        assert_encoded(before.result(), ["a"])
+        assert_encoded(after.result(), ["d", "e"])
+        with pytest.raises(UnusableText, match="row 1 of the request") as refused:
+            failing.result()
+        assert refused.value.row == 1
+        assert_encoded(lane.accept(["f"]).result(), ["f"])
+
+
+def test_texts_longer_than_the_model_reads_are_refused_by_row_unless_they_may_be_cut() -> None:
+    long = "x" * 1_024  # 257 tokens
+    with open_lane() as lane:
+        with pytest.raises(TooLong, match=r"256 tokens.*rows 1, 3") as refused:
+            lane.accept(["short", long, "short", 2 * long])
+        assert (refused.value.rows, refused.value.limit) == ([1, 3], 256)
+        answer = lane.accept(["short", long], truncate=True).result()
+        assert answer.truncated.tolist() == [False, True]
+        assert answer.tokens == 2 + 256
+        assert_encoded(answer, ["short", long])
+        with pytest.raises(UnusableText, match=r"row 1 .*surrogate"):
+            lane.accept(["fine", "\ud800"])
+        with pytest.raises(RequestTooLarge, match=r"row 0 .* bytes"):
+            lane.accept(["x" * (lane_module.MOST_TEXT_BYTES + 1)], truncate=True)
+
+
+def test_closed_lane_answers_what_it_accepted_within_the_drain_time_and_nothing_later(tmp_path: Path) -> None:
+    with open_lane() as lane:
+        answer = lane.accept(texts_of("drained", 100))
+        lane.close(drain_seconds=60)
+        assert_encoded(answer.result(timeout=0), texts_of("drained", 100))
+        with pytest.raises(LaneClosed):
+            lane.accept(["late"])
+    with open_lane() as lane:
+        unanswered = [hold(lane, tmp_path / "never"), lane.accept(["waits"])]
+        lane.close()
+        for each in unanswered:
+            with pytest.raises(LaneClosed):
+                each.result(timeout=0)
+        assert not lane.is_alive

