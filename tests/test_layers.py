@@ -33,7 +33,7 @@ LAYERS = (
     "resources service",
     "config",
     "consumers",
-    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables engine.verify",
+    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.remote engine.tables engine.verify",
     "engine.run",
     "engine.output",
     "engine.encoder engine.sources",
@@ -44,7 +44,7 @@ LAYERS = (
 )
 HOUSES = {PACKAGE, "engine"}
 CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
-SATELLITES = ("derived", "feed", "inference", "plan", "readers", "tables", "verify")
+SATELLITES = ("derived", "feed", "inference", "plan", "readers", "remote", "tables", "verify")
 # Lines of Python at most, comments and blank ones included. A room that grows past its budget needs a reason.
 BUDGETS: dict[str, int] = {
     "__main__": 11,
@@ -68,6 +68,7 @@ BUDGETS: dict[str, int] = {
     "engine.inference": 1_375,
     "engine.plan": 1_260,
     "engine.readers": 600,
+    "engine.remote": 500,
     "engine.tables": 1_480,
     "engine.verify": 630,
     "engine.run": 3_970,
