@@ -138,6 +138,10 @@ class Lane:
         self.last_accepted_at = clock()
 
     @property
+    def pool(self) -> EncoderPool:
+        return self._pool
+
+    @property
     def waiting_requests(self) -> int:
         """Those with texts that no pass has taken."""
         return len(self._queue)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,10 +15,13 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
+from surge_dagster.service.runs import RunListener
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.unix_sockets import remove_unused
 
 _BACKLOG = 2048
 
@@ -46,7 +47,13 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         server = ServiceServer(app, settings)
         listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)}: /v1 for queries, /documents/v1 for documents")
-        server.run(sockets=[listener])
+
+        def pools() -> list[EncoderPool]:
+            return [served.documents.pool for served in spaces.served()]
+
+        with RunListener(pools, settings.run_socket) as runs:
+            say(f"runs of this user on this machine encode here: {runs.path}")
+            server.run(sockets=[listener])
         say("all requests were answered")
 
 
@@ -59,7 +66,7 @@ def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
     """
     if settings.uds is not None:
         family, address = socket.AF_UNIX, str(settings.uds)
-        _remove_unused(settings.uds)
+        remove_unused(settings.uds)
     else:
         try:
             family, _, _, _, address = socket.getaddrinfo(
@@ -88,14 +95,6 @@ def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
             yield listener
         finally:
             settings.uds.unlink(missing_ok=True)
-
-
-def _remove_unused(path: Path) -> None:
-    """Remove the Unix socket of a process that has ended."""
-    if path.is_socket():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            if client.connect_ex(str(path)) == errno.ECONNREFUSED:
-                path.unlink()
 
 
 def _shown(listener: socket.socket) -> str:
