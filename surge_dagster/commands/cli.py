@@ -21,6 +21,7 @@ import typer
 from surge_dagster.commands.catalog import catalog_app
 from surge_dagster.commands.derive import derive
 from surge_dagster.commands.plan import plan
+from surge_dagster.commands.serve import serve
 from surge_dagster.commands.settings import CATALOG, RUN, SPACE, start_pool, takes_settings
 from surge_dagster.commands.spaces import describes_space, existing_space, recorded_source, space_to_read
 from surge_dagster.config.settings import Settings, require_text
@@ -60,6 +61,7 @@ app = typer.Typer(
 app.add_typer(catalog_app, name="catalog")
 app.command()(plan)
 app.command()(derive)
+app.command()(serve)
 
 SpaceName = Annotated[str | None, typer.Option("--space", help="Name of the space, derived ones too.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")]

@@ -1,40 +1,30 @@
 """The HTTP application: OpenAI's embeddings and models, health and metrics.
 
-A request is answered by the event loop alone: the lane hands back a future, so no thread waits for an encoder. Two
-steps that take long where a request is large, accepting its texts and writing the answer, are a thread's then.
+A request is answered by the event loop alone: the lane hands back a future, so no thread waits for an encoder. Where a
+request is large, accepting its texts and writing the answer take long and are a thread's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
-from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.answers import ModelList, embeddings_body, model_of
-from surge_dagster.service.errors import (
-    ClientError,
-    answer_client_error,
-    answer_defect,
-    answer_http_error,
-    answer_surge_error,
-    error_response,
-)
+from surge_dagster.service.errors import ClientError, answer_error, error_response
 from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.openapi import openapi_document
@@ -44,12 +34,10 @@ from surge_dagster.service.spaces import ServedSpaces
 
 _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-# Paths that a probe asks, which has no key.
-_OPEN = ("/healthz", "/readyz")
-# Bytes of a body and numbers of an answer from which a thread does the work.
-_LARGE_BODY, _LARGE_ANSWER = 64 * 1024, 256 * 1024
+_PROBES = ("/healthz", "/readyz")
+# Bytes of a body, and numbers of an answer, that take about two milliseconds.
+_LARGE_BODY, _LARGE_ANSWER = 4 * 1024, 16 * 1024
 _CLIENT_GONE = 499
-T = TypeVar("T")
 
 
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
@@ -63,35 +51,27 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     """
     endpoints = _Endpoints(spaces, settings)
     routes = [
-        *_endpoints_below("/v1", endpoints, "query"),
-        *_endpoints_below("/documents/v1", endpoints, "document"),
         Route("/healthz", endpoints.health),
         Route("/readyz", endpoints.readiness),
         Route("/metrics", endpoints.metrics_text),
         Route("/openapi.json", endpoints.openapi),
     ]
+    roots: dict[str, Task] = {"/v1": "query", "/documents/v1": "document"}
+    for root, task in roots.items():
+        routes += [
+            Route(f"{root}/embeddings", partial(endpoints.embeddings, task=task), methods=["POST"]),
+            Route(f"{root}/models", endpoints.models),
+            Route(f"{root}/models/{{model:path}}", endpoints.model),
+        ]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(_Gate, endpoints=endpoints)],
-        exception_handlers={
-            ClientError: answer_client_error,
-            SurgeError: answer_surge_error,
-            HTTPException: answer_http_error,
-            ClientDisconnect: _answer_nobody,
-            Exception: answer_defect,
-        },
+        exception_handlers=dict.fromkeys((ClientError, SurgeError, HTTPException, Exception), answer_error)
+        | {ClientDisconnect: _answer_nobody},
     )
     app.router.redirect_slashes = False
     app.state.draining = False
     return app
-
-
-def _endpoints_below(root: str, endpoints: _Endpoints, task: Task) -> list[Route]:
-    return [
-        Route(f"{root}/embeddings", partial(endpoints.embeddings, task=task), methods=["POST"]),
-        Route(f"{root}/models", endpoints.models),
-        Route(f"{root}/models/{{model:path}}", endpoints.model),
-    ]
 
 
 class _Endpoints:
@@ -99,7 +79,7 @@ class _Endpoints:
         self._spaces, self._settings = spaces, settings
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
-        self._document = to_json(openapi_document(needs_key=self.keys is not None))
+        self._document = openapi_document(needs_key=self.keys is not None)
         try:
             from surge_dagster.service.metrics import Metrics  # of an extra
         except ModuleNotFoundError as error:
@@ -116,53 +96,50 @@ class _Endpoints:
         task = asked.input_type or task
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
-        accept = partial(lane.accept, asked.texts, truncate=bool(asked.truncate))
-        encoded = await _unless_gone(request, await _run(accept, len(body) > _LARGE_BODY))
+        accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True)
+        future = await asyncio.to_thread(accept) if len(body) > _LARGE_BODY else accept()
+        encoded = await _unless_gone(request, future)
         if encoded is None:
             return await _answer_nobody(request, None)
 
         def write() -> bytes:
             vectors = served.converted(encoded.vectors, asked.dimensions)
-            return embeddings_body(vectors, asked.encoding_format or "float", served.space.name, encoded.tokens)
+            return embeddings_body(vectors, asked.encoding_format, served.space.name, encoded.tokens)
 
         headers = {"surge-space": served.space.name}
         if encoded.truncated.any():
             headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
-        return Response(await _run(write, encoded.vectors.size > _LARGE_ANSWER), headers=headers, media_type=_JSON)
+        answer = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
+        return Response(answer, headers=headers, media_type=_JSON)
 
     async def models(self, request: Request) -> Response:
         models = [model_of(served, self._began) for served in self._spaces.served()]
-        return Response(ModelList(object="list", data=models).model_dump_json(), media_type=_JSON)
+        return Response(ModelList(data=models).model_dump_json(), media_type=_JSON)
 
     async def model(self, request: Request) -> Response:
         served = self._spaces.find(request.path_params["model"])
         return Response(model_of(served, self._began).model_dump_json(), media_type=_JSON)
 
     async def health(self, request: Request) -> Response:
-        return _status(self._spaces.is_alive, "a space has no worker that could encode queries", "encoder_down")
+        return _status(self._spaces.is_alive, "no worker encodes queries of the current space", "encoder_down")
 
     async def readiness(self, request: Request) -> Response:
         if request.app.state.draining:
             return _status(False, "the service shuts down", "shutting_down")
-        ready = self._spaces.is_ready and self._spaces.is_alive
-        return _status(ready, "the service has no space that can be queried now", "not_ready")
+        return _status(self._spaces.is_ready, "the current space cannot be queried yet", "space_loading")
 
     async def metrics_text(self, request: Request) -> Response:
         if self.metrics is None:
             message = "Metrics need a package that is not installed. Run: pip install 'surge-dagster[serve]'"
             return error_response(501, message, "not_installed")
-        return PlainTextResponse(self.metrics.text(), headers={"content-type": _PROMETHEUS})
+        return Response(self.metrics.text(), headers={"content-type": _PROMETHEUS})
 
     async def openapi(self, request: Request) -> Response:
-        return Response(self._document, media_type=_JSON)
+        return JSONResponse(self._document)
 
 
 def _status(is_well: bool, problem: str, code: str) -> Response:
-    return Response(b'{"status":"ok"}', media_type=_JSON) if is_well else error_response(503, problem, code)
-
-
-async def _run(work: Callable[[], T], in_thread: bool) -> T:
-    return await asyncio.to_thread(work) if in_thread else work()
+    return JSONResponse({"status": "ok"}) if is_well else error_response(503, problem, code)
 
 
 async def _unless_gone(request: Request, future: Future[Encoded]) -> Encoded | None:
@@ -201,7 +178,7 @@ class _Gate:
                     MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        app = self._app if scope["path"] in _OPEN or self._has_key(scope) else _unauthorized
+        app = self._app if scope["path"] in _PROBES or self._has_key(scope) else _unauthorized
         try:
             await app(scope, receive, watched)
         finally:

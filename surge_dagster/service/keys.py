@@ -12,18 +12,17 @@ from surge_dagster.engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_DIGEST = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ApiKeys:
-    """The keys of a file, which is read again when it has changed.
+    """The keys of a file, which is read again when it has changed; a change that makes it wrong is logged and ignored.
 
-    A line is the digest, as in the output of `printf %s "$KEY" | sha256sum`; what follows it, and all after `#`, is a
+    A line is a digest, as in the output of `printf %s "$KEY" | sha256sum`; what follows it, and all after `#`, is a
     comment.
 
     Raises:
-        ConfigError: the file cannot be read, has no digest, or a line that is none. Later such a change is logged, and
-            the keys stay as they were.
+        ConfigError: the file cannot be read, has no digest, or a line that is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +32,7 @@ class ApiKeys:
         self._read()
 
     def accept(self, key: bytes) -> bool:
-        """Whether this is one of the keys; takes the same time for each wrong one."""
+        """Whether this is one of the keys."""
         try:
             self._read()
         except ConfigError as error:
@@ -54,10 +53,11 @@ class ApiKeys:
             lines = [line.split("#")[0].split() for line in self._path.read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the API keys in {self._path} cannot be read: {error}") from None
-        digests = {number: words[0] for number, words in enumerate(lines, 1) if words}
+        digests = {number: words[0].lower() for number, words in enumerate(lines, 1) if words}
         wrong = next((number for number, digest in digests.items() if not _DIGEST.fullmatch(digest)), None)
         if wrong or not digests:
-            found = f"line {wrong} is none" if wrong else "there is none"
-            remedy = 'Make one with: printf %s "$KEY" | sha256sum'
-            raise ConfigError(f"{self._path} holds SHA-256 digests of API keys in hex, and {found}. {remedy}")
-        self._digests = [digest.lower() for digest in digests.values()]
+            raise ConfigError(
+                f"{self._path} holds SHA-256 digests of API keys in hex, and {f'line {wrong}' if wrong else 'there'} "
+                'is none. Make one with: printf %s "$KEY" | sha256sum'
+            )
+        self._digests = list(digests.values())

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +27,7 @@ from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.promise import Promise
 from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
+from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
 from surge_dagster.service.tokens import TokenCounter
 
 MOST_TEXT_BYTES = 16 << 20
@@ -36,60 +35,7 @@ MOST_TEXT_BYTES = 16 << 20
 _BYTES_PER_TOKEN = 16
 _MOST_WAITING_BYTES = 64 << 20  # of a lane without a promise
 _FIRST_RETRY_SECONDS = 5.0  # of one that has encoded nothing yet
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """The answer to a request.
-
-    Attributes:
-        vectors: float32 [texts, dimension of the lane's space].
-        tokens: that the model read, as `TokenCounter` counts them.
-        truncated: whether a text was longer than the model reads, bool [texts].
-    """
-
-    vectors: np.ndarray
-    tokens: int
-    truncated: np.ndarray
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A request that is not answered yet. `ends`: size of the texts before each row in tokens, int64 [texts + 1]."""
-
-    texts: pa.LargeStringArray
-    tokens: int
-    ends: np.ndarray
-    truncate: bool
-    vectors: np.ndarray
-    truncated: np.ndarray
-    accepted_at: float = 0.0
-    next_row: int = 0  # the first that no pass has taken
-    missing: int = field(init=False)  # rows without a vector
-    is_answered: bool = False
-    future: Future[Encoded] = field(default_factory=Future)
-
-    def __post_init__(self) -> None:
-        self.missing = len(self.texts)
-
-    @property
-    def size(self) -> int:
-        """Of all texts."""
-        return int(self.ends[-1])
-
-    @property
-    def waiting(self) -> int:
-        """Size of the texts that no pass has taken."""
-        return int(self.ends[-1] - self.ends[self.next_row])
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of a request that a pass encodes."""
-
-    request: _Request
-    start: int
-    stop: int
+_KEPT_EXCESS = 0.9  # of the largest excess of the passes before the last one
 
 
 class Lane:
@@ -124,22 +70,26 @@ class Lane:
         self._pool, self._recorded, self._counter, self._pass_tokens = pool, recorded, counter, pass_tokens
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue = deque[_Request]()
-        self._pass: list[_Part] = []  # under way
-        self._pass_started_at = 0.0
+        self._queue = TextQueue()
+        self._pass: list[Part] = []  # under way
+        self._computing_since: float | None = None
         self._busy_seconds = 0.0
+        self._excess_seconds = 0.0  # of a pass, beyond what it should take
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
         self._failure: str | None = None
-        self.waiting_tokens = 0
-        self._waiting_bytes = 0
         self.computed_texts = self.computed_tokens = self.passes = self.broken_promises = 0
         self.last_accepted_at = clock()
 
     @property
     def pool(self) -> EncoderPool:
         return self._pool
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of texts that no pass has taken; a text of many bytes counts as more than it has."""
+        return self._queue.tokens
 
     @property
     def waiting_requests(self) -> int:
@@ -174,8 +124,6 @@ class Lane:
             request.accepted_at = self._clock()
             self._admit(request)
             self._queue.append(request)
-            self.waiting_tokens += request.size
-            self._waiting_bytes += request.texts.nbytes
             self.last_accepted_at = request.accepted_at
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
@@ -205,33 +153,33 @@ class Lane:
         if self._arena is not None:
             self._arena.close()
 
-    def _counted(self, texts: list[str], truncate: bool) -> _Request:
+    def _counted(self, texts: list[str], truncate: bool) -> Request:
         if not texts:
             raise ValueError("a request has at least one text")
         column = _column(texts)
         text_bytes = value_lengths(column)
+        if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
+            row = int(text_bytes.argmax())
+            raise RequestTooLarge(
+                f"row {row} of the request has {longest:,} bytes; a text has at most {MOST_TEXT_BYTES:,}: shorten it",
+                *(longest // _BYTES_PER_TOKEN, MOST_TEXT_BYTES // _BYTES_PER_TOKEN),
+            )
         tokens, is_too_long = self._counter.count(texts, text_bytes)
         if is_too_long.any() and not truncate:
             raise self._too_long(is_too_long)
-        if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
-            raise RequestTooLarge(
-                f"row {int(text_bytes.argmax())} of the request has {longest:,} bytes; a text has at most "
-                f"{MOST_TEXT_BYTES:,}",
-                *(int(tokens.sum()), self._pass_tokens),
-            )
         ends = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.maximum(np.maximum(tokens, 1), -(-text_bytes // _BYTES_PER_TOKEN)), out=ends[1:])
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        return _Request(column, int(tokens.sum()), ends, truncate, vectors, np.zeros(len(texts), np.bool_))
+        return Request(column, int(tokens.sum()), ends, truncate, vectors, np.zeros(len(texts), np.bool_))
 
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
         limit = self.space.max_length
         return TooLong(np.flatnonzero(is_too_long).tolist(), limit, limit + 1)
 
-    def _admit(self, request: _Request) -> None:
+    def _admit(self, request: Request) -> None:
         """Raise where the request cannot be answered in time."""
         if self.promise is None:
-            if self._waiting_bytes and self._waiting_bytes + request.texts.nbytes > _MOST_WAITING_BYTES:
+            if self._queue and self._queue.text_bytes + request.texts.nbytes > _MOST_WAITING_BYTES:
                 rate = self._busy_seconds / max(1, self.computed_tokens)
                 seconds = self.waiting_tokens * rate or _FIRST_RETRY_SECONDS
                 raise Overloaded(f"{self.waiting_tokens:,} tokens wait, which take about {seconds:.0f} s", seconds)
@@ -240,39 +188,30 @@ class Lane:
             largest = self.promise.largest_tokens
             raise RequestTooLarge(
                 f"the request has {request.size:,} tokens, and at most {largest:,} can be answered within the promised "
-                f"{1000 * self.promise.promised_seconds:.0f} ms. Split it, or send its texts as documents",
+                f"{1000 * self.promise.promised_seconds:.0f} ms; split it, or send its texts as documents",
                 *(request.size, largest),
             )
-        late = 0.0
-        if self._pass:  # one that takes longer than any should, because its worker was lost or stopped
-            longest = self.promise.full_pass_seconds + self.promise.device_wait_seconds
-            late = max(0.0, self._clock() - self._pass_started_at - longest)
-        if (seconds := self.promise.retry_after(self.waiting_tokens + request.size, late)) is not None:
+        waiting, late = self.waiting_tokens + request.size, 0.0
+        if self._computing_since is not None:  # else a lane that was slow would never learn that it no longer is
+            longest = self._longest_seconds(self.promise.saturation_tokens)
+            late = max(0.0, self._clock() - self._computing_since - longest)
+            late += self._excess_seconds * self.promise.passes(waiting)
+        if (seconds := self.promise.retry_after(waiting, late)) is not None:
             raise Overloaded(
                 f"{self.waiting_tokens:,} tokens wait: the request would take {1000 * seconds:.0f} ms longer than the "
                 f"promised {1000 * self.promise.promised_seconds:.0f} ms",
                 seconds,
             )
 
-    def _drop(self, request: _Request) -> None:
+    def _drop(self, request: Request) -> None:
         """Forget a cancelled request."""
         with self._changed:
-            self._leave_queue(request)
+            self._queue.remove(request)
+            self._changed.notify_all()
             if request.is_answered:
                 return
             request.is_answered = True
         request.future.set_running_or_notify_cancel()
-
-    def _leave_queue(self, request: _Request) -> None:
-        if request.waiting:
-            self._queue.remove(request)
-            self._waiting_bytes -= request.texts.nbytes
-            self._take(request, len(request.texts))
-            self._changed.notify_all()
-
-    def _take(self, request: _Request, stop: int) -> None:
-        self.waiting_tokens -= int(request.ends[stop] - request.ends[request.next_row])
-        request.next_row = stop
 
     # Below runs in the lane's own thread.
 
@@ -295,22 +234,18 @@ class Lane:
             self._changed.wait_for(lambda: self._queue or self._stopping)
             if self._stopping:
                 return False
-            rows = claim(((request.ends, request.next_row) for request in self._queue), self._pass_tokens)
-            for start, stop in rows:
-                request = self._queue[0]
-                self._pass.append(_Part(request, start, stop))
-                self._take(request, stop)
-                if not request.waiting:
-                    self._queue.popleft()
-                    self._waiting_bytes -= request.texts.nbytes
-            self._pass_started_at = self._clock()
+            self._pass = self._queue.take(self._pass_tokens)
+            self._computing_since = self._clock()
             return True
 
     def _encode(self) -> None:
-        assert self._arena is not None
+        assert self._arena is not None and self._computing_since is not None
         slot = self._arena.acquire(lambda: self._stopping)
         try:
-            borders = np.array([self._append(slot, part) for part in self._pass])
+            sizes = [part.stop - part.start for part in self._pass]
+            for part, size in zip(self._pass, sizes, strict=True):
+                slot.append(part.request.texts.slice(part.start, size))
+            borders = np.cumsum([0, *sizes[:-1]])
             call = self._pool.submit(slot, borders)
             try:
                 metrics = call.result()
@@ -319,16 +254,13 @@ class Lane:
                 for part in self._pass:
                     self._answer(part.request, why)
                 return
+            finally:
+                seconds, self._computing_since = self._clock() - self._computing_since, None
             assert metrics is not None
-            self._count(metrics)
+            self._count(metrics, seconds)
             self._hand_out(slot, borders, metrics)
         finally:
             slot.release()
-
-    def _append(self, slot: Slot, part: _Part) -> int:
-        first = len(slot)
-        slot.append(part.request.texts.slice(part.start, part.stop - part.start))
-        return first
 
     def _hand_out(self, slot: Slot, borders: np.ndarray, metrics: EncodeMetrics) -> None:
         """Copies vectors to their requests, and answers those that have all of theirs."""
@@ -347,15 +279,21 @@ class Lane:
                 was_cut = request.truncated.any() and not request.truncate
                 self._answer(request, self._too_long(request.truncated) if was_cut else None)
 
-    def _count(self, metrics: EncodeMetrics) -> None:
+    def _count(self, metrics: EncodeMetrics, seconds: float) -> None:
         self.passes += 1
         self.computed_texts += metrics.costs.texts_computed
         self.computed_tokens += metrics.costs.tokens
-        self._busy_seconds += self._clock() - self._pass_started_at
+        self._busy_seconds += seconds
+        longest = self._longest_seconds(sum(part.size for part in self._pass))
+        self._excess_seconds = max(seconds - longest, _KEPT_EXCESS * self._excess_seconds)
 
-    def _answer(self, request: _Request, error: SurgeError | None = None) -> None:
+    def _longest_seconds(self, tokens: int) -> float:
+        """What a pass takes at most, as it was timed at the start."""
+        return self.promise.seconds(tokens) + self.promise.device_wait_seconds if self.promise else 0.0
+
+    def _answer(self, request: Request, error: SurgeError | None = None) -> None:
         with self._changed:
-            self._leave_queue(request)
+            self._queue.remove(request)
             if request.is_answered:
                 return
             request.is_answered = True
@@ -375,37 +313,9 @@ class Lane:
             self._answer(request, error)
 
 
-def claim(waiting: Iterable[tuple[np.ndarray, int]], most_tokens: int) -> list[tuple[int, int]]:
-    """The rows that the next pass takes of each request, from the head of the queue: at least one text of the first.
-
-    Args:
-        waiting: of each request, the size of the texts before each row, [texts + 1], and the first row that is left.
-    """
-    rows, room = list[tuple[int, int]](), most_tokens
-    for ends, start in waiting:
-        stop = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
-        if stop <= start:
-            if rows:
-                break
-            stop = start + 1
-        rows.append((start, stop))
-        room -= int(ends[stop] - ends[start])
-        if stop < len(ends) - 1 or room <= 0:
-            break
-    return rows
-
-
 def _column(texts: list[str]) -> pa.LargeStringArray:
     try:
         return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
-    except UnicodeEncodeError:
-        row = next(row for row, text in enumerate(texts) if not _is_unicode(text))
+    except UnicodeEncodeError as error:
+        row = texts.index(error.object)
         raise UnusableText(row, "it holds half of a surrogate pair, which is no character") from None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,11 +24,7 @@ class Metrics:
             "surge_requests_total", "Requests that were answered", ("endpoint", "status"), registry=self._registry
         )
         self._seconds = Histogram(
-            "surge_request_seconds",
-            "Seconds from the headers of a request to its answer",
-            ("endpoint",),
-            buckets=_SECONDS,
-            registry=self._registry,
+            "surge_request_seconds", "Time of a request", ("endpoint",), buckets=_SECONDS, registry=self._registry
         )
         self._registry.register(_LaneCollector(spaces))
 
@@ -40,20 +37,18 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-_GAUGES: tuple[tuple[str, str, Callable[[Lane], float | None]], ...] = (
-    ("surge_waiting_tokens", "Tokens that wait to be encoded", lambda lane: lane.waiting_tokens),
-    ("surge_waiting_requests", "Requests that wait to be encoded", lambda lane: lane.waiting_requests),
-    (
-        "surge_queue_seconds",
-        "Seconds within which a request that arrives now would be answered",
-        lambda lane: lane.promise.bound(lane.waiting_tokens) if lane.promise else None,
-    ),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[Lane], float | None]], ...] = (
-    ("surge_texts_total", "Texts that were encoded", lambda lane: lane.computed_texts),
-    ("surge_tokens_total", "Tokens that were encoded", lambda lane: lane.computed_tokens),
-    ("surge_passes_total", "Passes through the model", lambda lane: lane.passes),
-    ("surge_promise_broken_total", "Requests answered after the promise", lambda lane: lane.broken_promises),
+def _queue_seconds(lane: Lane) -> float | None:
+    return lane.promise.bound(lane.waiting_tokens) if lane.promise else None
+
+
+_OF_LANES = (
+    (GaugeMetricFamily, "surge_waiting_tokens", "Tokens that wait", attrgetter("waiting_tokens")),
+    (GaugeMetricFamily, "surge_waiting_requests", "Requests that wait", attrgetter("waiting_requests")),
+    (GaugeMetricFamily, "surge_queue_seconds", "Time within which what waits is answered", _queue_seconds),
+    (CounterMetricFamily, "surge_texts_total", "Texts that were encoded", attrgetter("computed_texts")),
+    (CounterMetricFamily, "surge_tokens_total", "Tokens that were encoded", attrgetter("computed_tokens")),
+    (CounterMetricFamily, "surge_passes_total", "Passes through the model", attrgetter("passes")),
+    (CounterMetricFamily, "surge_promise_broken_total", "Answers that came too late", attrgetter("broken_promises")),
 )
 
 
@@ -62,12 +57,11 @@ class _LaneCollector(Collector):
         self._spaces = spaces
 
     def collect(self) -> Iterable[Metric]:
-        served = self._spaces.served()
-        lanes = {id(lane): lane for each in served for lane in (each.queries, each.documents)}.values()
-        for kind, metrics in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for name, meaning, value_of in metrics:
-                family = kind(name, meaning, labels=("space", "side"))
-                for lane in lanes:
-                    if (value := value_of(lane)) is not None:
-                        family.add_metric((lane.space.name, lane.space.task), value)
-                yield family
+        # Spaces share lanes, and so do queries and documents that are encoded alike.
+        lanes = dict.fromkeys(lane for each in self._spaces.served() for lane in (each.queries, each.documents))
+        for kind, name, meaning, value_of in _OF_LANES:
+            family = kind(name, meaning, labels=("space", "side"))
+            for lane in lanes:
+                if (value := value_of(lane)) is not None:
+                    family.add_metric((lane.space.name, lane.space.task), value)
+            yield family

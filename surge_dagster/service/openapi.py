@@ -12,7 +12,10 @@ from surge_dagster.service.requests import EmbeddingRequest
 from surge_dagster.version import __version__
 
 _SCHEMAS = "#/components/schemas/{model}"
-_TRUNCATED = {"surge-truncated-rows": "Indexes of the texts that were cut, with commas; only where there are any"}
+_HEADERS = {
+    "surge-space": "name of the space of the vectors",
+    "surge-truncated-rows": "indexes of the texts that were cut, where there are any",
+}
 
 
 def openapi_document(*, needs_key: bool) -> dict[str, Any]:
@@ -25,25 +28,22 @@ def openapi_document(*, needs_key: bool) -> dict[str, Any]:
     _, schemas = models_json_schema(models, ref_template=_SCHEMAS)  # pyright: ignore[reportArgumentType]
     paths: dict[str, Any] = {}
     for root, texts in (("/v1", "queries"), ("/documents/v1", "documents")):
-        paths[f"{root}/embeddings"] = {"post": _embeddings(texts)}
-        paths[f"{root}/models"] = {"get": _answering("List the spaces that are served", ModelList)}
-        by_name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-        paths[f"{root}/models/{{model}}"] = {
-            "get": _answering("Describe the space of this name, or of this model", Model) | {"parameters": [by_name]}
+        encode = _operation(f"encode texts as {texts}", EmbeddingList) | {"requestBody": _content(EmbeddingRequest)}
+        encode["requestBody"]["required"] = True
+        encode["responses"]["200"]["headers"] = {
+            name: {"description": meaning, "schema": {"type": "string"}} for name, meaning in _HEADERS.items()
         }
-    for path, meaning in (
-        ("/healthz", "Whether every current space can be queried (200 or 503); needs no key"),
-        ("/readyz", "Whether requests should be sent here (200 or 503); needs no key"),
-    ):
-        paths[path] = {"get": _answering(meaning, None) | {"security": []}}
-    paths["/metrics"] = {"get": _answering("Metrics of Prometheus", None, "text/plain")}
-    document: dict[str, Any] = {
+        paths[f"{root}/embeddings"] = {"post": encode}
+        paths[f"{root}/models"] = {"get": _operation("list the spaces that are served", ModelList)}
+        named = _operation("describe the space of this name or of this model", Model)
+        named["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+        paths[f"{root}/models/{{model}}"] = {"get": named}
+    for path, meaning in (("/healthz", "whether queries can be encoded"), ("/readyz", "whether to send requests here")):
+        paths[path] = {"get": _operation(meaning, None) | {"security": []}}
+    paths["/metrics"] = {"get": _operation("metrics of Prometheus", None, "text/plain")}
+    document = {
         "openapi": "3.1.0",
-        "info": {
-            "title": "surge-dagster",
-            "version": __version__,
-            "description": "Vectors of queries and documents in the spaces of an output.",
-        },
+        "info": {"title": "surge-dagster", "version": __version__},
         "paths": paths,
         "components": {"schemas": schemas["$defs"]},
     }
@@ -53,22 +53,12 @@ def openapi_document(*, needs_key: bool) -> dict[str, Any]:
     return document
 
 
-def _embeddings(texts: str) -> dict[str, Any]:
-    body = {"required": True, "content": _content(EmbeddingRequest)}
-    answering = _answering(f"Encode texts as {texts}", EmbeddingList)
-    headers = {"surge-space": "Name of the space of the vectors", **_TRUNCATED}
-    answering["responses"]["200"]["headers"] = {
-        name: {"description": meaning, "schema": {"type": "string"}} for name, meaning in headers.items()
-    }
-    return answering | {"requestBody": body}
-
-
-def _answering(summary: str, model: type[BaseModel] | None, media_type: str = "application/json") -> dict[str, Any]:
-    success = {"description": "Done", "content": _content(model, media_type)}
-    failures = {"4XX": "The request is refused", "5XX": "The service cannot answer; 503 says when to come back"}
-    responses = {code: {"description": said, "content": _content(Error)} for code, said in failures.items()}
-    return {"summary": summary, "responses": {"200": success, **responses}}
+def _operation(summary: str, model: type[BaseModel] | None, media_type: str = "application/json") -> dict[str, Any]:
+    refused = {"description": "refused, or failed; 429 and 503 say when to come back", **_content(Error)}
+    done = {"description": "done", **_content(model, media_type)}
+    return {"summary": summary, "responses": {"200": done, "4XX": refused, "5XX": refused}}
 
 
 def _content(model: type[BaseModel] | None, media_type: str = "application/json") -> dict[str, Any]:
-    return {media_type: {"schema": {"$ref": _SCHEMAS.format(model=model.__name__)}} if model else {}}
+    schema = {"schema": {"$ref": _SCHEMAS.format(model=model.__name__)}} if model else {}
+    return {"content": {media_type: schema}}

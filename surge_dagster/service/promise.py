@@ -8,6 +8,9 @@ those of the request included, it is answered within
 K are the tokens of a full pass, of which one may be under way when the request comes. φ is the share of the device that
 bulk work keeps, P the longest wait for the device, h the handling outside of passes. A request is accepted only if D(B)
 is within the promise: those that are accepted keep it, and the others are refused early, with a time to come back.
+
+Other programs may take a device from its workers later. So a lane adds to D(B) by how much the pass under way is late,
+and for each pass what the last ones took beyond S(T).
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ _DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where
 _NICE_STEP, _MOST_NICE = 1.25, 19
 LEAST_SHARE, MOST_SHARE = 0.015, 0.5
 _SHARES_OF_K = (1 / 16, 1 / 4, 1)
-_ROUNDS, _ENOUGH_SECONDS = 3, 5.0
-_WORDS = ((6, 10), (60, 100))  # of titles and of paragraphs
+_ROUNDS, _ENOUGH_SECONDS, _MOST_SECONDS = 3, 5.0, 20.0
+_WORDS = ((6, 10), (60, 100), (6, 40))  # of titles, of paragraphs, and of texts of many lengths
 _TEXTS = 64
 
 
@@ -57,22 +60,28 @@ class Promise:
     bulk_share: float
     promised_seconds: float
 
+    def seconds(self, tokens: int) -> float:
+        """S(T)/(1 - φ): of a pass beside bulk work."""
+        return (self.pass_seconds + self.token_seconds * tokens) / (1 - self.bulk_share)
+
     @property
     def full_pass_seconds(self) -> float:
-        """S(K)/(1 - φ): of a full pass beside bulk work."""
-        return (self.pass_seconds + self.token_seconds * self.saturation_tokens) / (1 - self.bulk_share)
+        return self.seconds(self.saturation_tokens)
+
+    def passes(self, waiting_tokens: int) -> int:
+        """⌈B/K⌉ + 1."""
+        return -(-waiting_tokens // self.saturation_tokens) + 1
 
     def bound(self, waiting_tokens: int) -> float:
         """D(B) in seconds."""
-        passes = -(-waiting_tokens // self.saturation_tokens) + 1
         waits = self.device_wait_seconds * (1 + (self.bulk_share > 0))
-        return waits + passes * self.full_pass_seconds + HANDLING_SECONDS
+        return waits + self.passes(waiting_tokens) * self.full_pass_seconds + HANDLING_SECONDS
 
     def retry_after(self, waiting_tokens: int, late_seconds: float = 0.0) -> float | None:
         """None: a request may be accepted with so many tokens waiting, its own included; else D(B) - the promise.
 
         Args:
-            late_seconds: by which the pass under way has taken longer than any should.
+            late_seconds: by which passes take longer than they should.
         """
         over = self.bound(waiting_tokens) + late_seconds - self.promised_seconds
         return over if over > 0 else None
@@ -140,23 +149,30 @@ def time_passes(
 ) -> list[tuple[int, float]]:
     """Tokens and seconds of passes of a few sizes up to the saturation point, each of texts from short to the longest.
 
-    A first round warms up, since libraries prepare themselves for each new shape of a pass.
+    A first round warms up, since libraries prepare themselves for each new shape of a pass. A model that is so slow
+    that this takes long is timed in fewer passes: the smaller ones, and the first round where there is no other.
 
     Args:
         count: tokens of each text.
     """
-    batches = [_texts_of(round(share * saturation_tokens), words, count) for words in _WORDS for share in _SHARES_OF_K]
+    # Attention makes tokens of long texts dearer: a text of so many words fills the model, or a pass.
+    longest = min(max_length, saturation_tokens)
+    kinds = (*_WORDS, (longest, longest))
+    batches = [_texts_of(round(share * saturation_tokens), words, count) for share in _SHARES_OF_K for words in kinds]
     passes, spent = list[tuple[int, float]](), 0.0
-    for number in range(1 + _ROUNDS):
+    for is_warm in (False, *[True] * _ROUNDS):
+        timed = list[tuple[int, float]]()
         for texts, tokens in batches:
             begun = clock()
             encode(texts)
-            seconds = clock() - begun
-            spent += seconds
-            if number:
-                passes.append((tokens, seconds))
-        if number and spent > _ENOUGH_SECONDS:
-            break
+            timed.append((tokens, clock() - begun))
+            spent += timed[-1][1]
+            if spent > _MOST_SECONDS:
+                return passes + timed
+        if is_warm:
+            passes += timed
+            if spent > _ENOUGH_SECONDS:
+                break
     return passes
 
 

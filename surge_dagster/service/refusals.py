@@ -14,7 +14,10 @@ class Overloaded(SurgeError):
 
 
 class RequestTooLarge(SurgeError):
-    """The request can never be accepted: its `tokens` are over `largest_tokens`, or a text has too many bytes."""
+    """An idle lane could not answer the request within the promise either, or a text has too many bytes.
+
+    `tokens` are over `largest_tokens`; many bytes of text count as tokens too, see `Lane`.
+    """
 
     def __init__(self, message: str, tokens: int, largest_tokens: int) -> None:
         super().__init__(message)
@@ -27,7 +30,7 @@ class TooLong(SurgeError):
     Attributes:
         rows: of these texts in the request.
         limit: tokens that the model reads, prompt and special ones included.
-        longest: tokens of the longest text, as far as they are counted: to one more than the limit.
+        longest: tokens of the longest text, which are counted to one more than the limit.
     """
 
     def __init__(self, rows: list[int], limit: int, longest: int) -> None:

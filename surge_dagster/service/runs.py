@@ -53,7 +53,7 @@ class RunListener:
         except OSError as error:
             self._listener.close()
             raise ConfigError(f"the socket {self.path} for runs cannot be bound: {error.strerror or error}") from None
-        self._thread = threading.Thread(target=self._accept, name="surge-run-listener", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="surge-service-socket", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -6,8 +6,7 @@ import ipaddress
 import math
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -27,9 +26,9 @@ _BACKLOG = 2048
 
 
 def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]) -> None:
-    """Start the spaces, answer requests until SIGTERM or Ctrl-C, and close the spaces.
+    """Start the spaces, answer requests until SIGTERM or Ctrl-C, and close the spaces when all are answered.
 
-    What was accepted until then is answered. Call it in the main thread.
+    Call it in the main thread.
 
     Args:
         say: prints a line for the operator.
@@ -42,88 +41,83 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         spaces.start()
         for served in spaces.served():
             promise = served.queries.promise
-            within = f", queries within {promise.promised_seconds * 1000:,.0f} ms" if promise else ""
+            within = f", queries within {1000 * promise.promised_seconds:,.0f} ms" if promise else ""
             say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
-        server = ServiceServer(app, settings)
         listener.listen(_BACKLOG)
-        say(f"listening on {_shown(listener)}: /v1 for queries, /documents/v1 for documents")
+        say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
 
         def pools() -> list[EncoderPool]:
             return [served.documents.pool for served in spaces.served()]
 
         with RunListener(pools, settings.run_socket) as runs:
             say(f"runs of this user on this machine encode here: {runs.path}")
-            server.run(sockets=[listener])
-        say("all requests were answered")
+            ServiceServer(app, settings).run(sockets=[listener])
+        say("stopped")
 
 
-@contextmanager
-def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
-    """A socket that is bound and does not listen yet, so that an address is refused before a model is loaded.
+def bound_socket(settings: ServiceSettings) -> socket.socket:
+    """A socket that does not listen yet, so that an address is refused before a model is loaded.
 
     Raises:
         ConfigError: it cannot be bound, or other machines could reach it without an API key.
     """
-    if settings.uds is not None:
-        family, address = socket.AF_UNIX, str(settings.uds)
-        remove_unused(settings.uds)
-    else:
-        try:
-            family, _, _, _, address = socket.getaddrinfo(
-                settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-        except OSError as error:
-            raise ConfigError(f"the host {settings.host!r} has no address: {error.strerror}. Name another.") from None
-        if settings.api_keys is None and not ipaddress.ip_address(address[0]).is_loopback:
-            raise ConfigError(
-                f"{settings.host} can be reached from other machines, and the service has no API keys: give them with "
-                "--api-keys FILE, or listen on 127.0.0.1 or a Unix socket (--uds PATH)."
-            )
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            reason = f"{error.strerror or error}. Give another, or end what uses it."
-            raise ConfigError(f"{address} cannot be bound: {reason}") from None
-        if settings.uds is None:
-            yield listener
-            return
-        try:
-            # Without keys, of this user alone.
+    family, address = _address(settings) if settings.uds is None else (socket.AF_UNIX, str(settings.uds))
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if settings.uds is not None:
+            remove_unused(settings.uds)
+        listener.bind(address)
+        if settings.uds is not None:  # without keys, of this user alone
             settings.uds.chmod(0o666 if settings.api_keys else 0o600)
-            yield listener
-        finally:
-            settings.uds.unlink(missing_ok=True)
+    except OSError as error:
+        listener.close()
+        reason = f"{error.strerror or error}. Give another, or end what uses it."
+        raise ConfigError(f"{address} cannot be bound: {reason}") from None
+    return listener
+
+
+def _address(settings: ServiceSettings) -> tuple[socket.AddressFamily, Any]:
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"the host {settings.host!r} has no address: {error.strerror}. Name another.") from None
+    family, _, _, _, address = found[0]
+    if settings.api_keys is None and not ipaddress.ip_address(address[0]).is_loopback:
+        raise ConfigError(
+            f"{settings.host} can be reached from other machines, and the service has no API keys: give them with "
+            "--api-keys FILE, or listen on 127.0.0.1 or a Unix socket (--uds PATH)."
+        )
+    return family, address
 
 
 def _shown(listener: socket.socket) -> str:
     address = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"the Unix socket {address}"
-    host = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
     return f"http://{host}:{address[1]}"
 
 
 class ServiceServer(uvicorn.Server):
-    """uvicorn that ends as done on SIGTERM, and whose application knows before that it will."""
+    """uvicorn whose clients learn before that it will end."""
 
     def __init__(self, app: Starlette, settings: ServiceSettings) -> None:
         self._app = app
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=_bounded_protocol(settings.header_seconds),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                backlog=_BACKLOG,
-                h11_max_incomplete_event_size=settings.max_header_bytes,
-                timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
-            )
+        config = uvicorn.Config(
+            app,
+            http=_bounded_protocol(settings.header_seconds),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # a client could write any number of warnings
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            h11_max_incomplete_event_size=settings.max_header_bytes,
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         )
+        super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
@@ -144,7 +138,7 @@ def _bounded_protocol(seconds: float) -> type[H11Protocol]:
 
         def _look(self, before: tuple[Any, int] | None) -> None:
             state = self.cycle, self.transport.get_write_buffer_size()
-            is_waiting = self.cycle is None or self.cycle.response_complete
+            is_waiting = self.cycle is None or self.cycle.response_complete or self.flow.write_paused
             if is_waiting and state == before:
                 self.transport.abort()
             else:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import read_document
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import in_background, result_of
@@ -30,9 +30,11 @@ from surge_dagster.service.tokens import TokenCounter
 log = logging.getLogger(__name__)
 
 _SATURATION_TOKENS = 1_024  # of a backend that does not say how many fill a pass
+# A longer text has a pass of its own: the passes of a model that reads more are not made longer for it.
+_LONGEST_TEXT_TOKENS = 4_096
 _BULK_PASSES = 8  # full passes in one of the bulk lane, which wins more by texts of equal length than it loses by waits
 # A query worker without progress for so long is replaced. A pool for life forgives more losses in a row than a run's.
-_HANG_SECONDS, _MAX_RESPAWNS = 20.0, 9
+_HANG_SECONDS, _MAX_RESPAWNS = 60.0, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +58,17 @@ class SpaceLanes:
     Attributes:
         sha256: `encoder_sha256` of all spaces that these lanes encode for.
         matryoshka_dimensions: that the model's configuration says it was trained for, if it does.
-
-    Raises:
-        ConfigError: the model is not that of the space, or cannot be used here.
     """
 
     queries: Lane
     documents: Lane
+    matryoshka_dimensions: list[int]
 
     def __init__(self, space: Space, settings: LaneSettings) -> None:
         self.sha256 = space.encoder_sha256
         self._space, self._settings = space, settings
-        spec = space.loadable
-        if spec.trust_remote_code not in (None, settings.trust_remote_code):
-            raise ConfigError(
-                f"the space {space.name} names code of the model {spec.model!r}, which is not run on the word of an "
-                f"output. If you trust that code, start with trust_remote_code {spec.trust_remote_code}"
-            )
-        options: dict[str, Any] = {name: getattr(settings, name) for name in ("devices", "precision", "backend")}
-        self._of_queries = EncoderPool(
-            spec, task="query", hang_timeout_seconds=_HANG_SECONDS, max_respawns=_MAX_RESPAWNS, **options
-        )
-        model = self._of_queries.space
-        if model.spec_sha256 != self.sha256:
-            raise ConfigError(
-                f"the model {spec.model!r} encodes into {model.name}, not into {space.name}: "
-                f"{model_difference(model, space)}. Restore it"
-            )
-        self.matryoshka_dimensions = _matryoshka_dimensions(model)
-        self._of_documents = EncoderPool(
-            model, max_respawns=_MAX_RESPAWNS, niceness=niceness_of(settings.bulk_share), **options
-        )
+        self._pools: list[EncoderPool] = []
+        self._is_closed = False
 
     def start(self, *, keep_promise: bool = True) -> None:
         """Load the model for queries, time its passes, and make both lanes.
@@ -95,31 +77,57 @@ class SpaceLanes:
             keep_promise: whether a promise that cannot be kept is an error; else the smallest that can is made.
 
         Raises:
-            ConfigError: see `EncoderPool.start` and `Promise.promising`; or the tokenizer is not that of the space.
+            ConfigError: the model or its tokenizer is not that of the space, or cannot be used here; see
+                `Promise.promising` too.
             EncoderError: the workers do not start, or `close` was called.
         """
-        pool, documents = self._of_queries, self._of_documents
+        pool = self._pool(self._trusted_request(), task="query", hang_timeout_seconds=_HANG_SECONDS)
+        model = pool.space
+        if model.spec_sha256 != self.sha256:
+            raise ConfigError(
+                f"the model {model.requested.model!r} encodes into {model.name}, not into {self._space.name}: "
+                f"{model_difference(model, self._space)}. Restore it"
+            )
         facts = pool.start()
         self._space.require_tokenizer(facts.tokenizer)
-        counter = TokenCounter(pool.space, facts.tokenizer, pool.costs)
-        saturation_tokens = max(facts.saturation_tokens or _SATURATION_TOKENS, pool.space.max_length)
-        promise = self._promise(counter, saturation_tokens, keep_promise)
-        self.queries = Lane(pool, self._space, counter, saturation_tokens, promise)
+        counter = TokenCounter(model, facts.tokenizer, pool.costs)
+        full_pass = max(facts.saturation_tokens or _SATURATION_TOKENS, min(model.max_length, _LONGEST_TEXT_TOKENS))
+        promise = self._promise(pool, counter, full_pass, keep_promise)
+        self.queries = Lane(pool, self._space, counter, full_pass, promise)
         self.queries.start()
+        documents = self._pool(model, niceness=niceness_of(self._settings.bulk_share))
         # Queries may have a tokenizer of their own; what documents' workers load is compared when they start.
         counter = TokenCounter(documents.space, facts.tokenizer or self._space.tokenizer, pool.costs)
-        self.documents = Lane(documents, self._space, counter, _BULK_PASSES * saturation_tokens)
+        self.documents = Lane(documents, self._space, counter, _BULK_PASSES * full_pass)
+        self.matryoshka_dimensions = _matryoshka_dimensions(model)
 
-    def _promise(self, counter: TokenCounter, saturation_tokens: int, keep_promise: bool) -> Promise:
+    def _trusted_request(self) -> EncodingSpec:
+        request, trusted = self._space.loadable, self._settings.trust_remote_code
+        if request.trust_remote_code not in (None, trusted):
+            raise ConfigError(
+                f"the space {self._space.name} names code of the model {request.model!r}, which is not run on the word "
+                f"of an output. If you trust that code, start with trust_remote_code {request.trust_remote_code}"
+            )
+        return request
+
+    def _pool(self, spec: EncodingSpec | Space, **options: Any) -> EncoderPool:
+        settings = {name: getattr(self._settings, name) for name in ("devices", "precision", "backend")}
+        pool = EncoderPool(spec, max_respawns=_MAX_RESPAWNS, **settings, **options)
+        self._pools.append(pool)
+        if self._is_closed:  # by another thread, which may not have seen the pool
+            pool.close()
+        return pool
+
+    def _promise(self, pool: EncoderPool, counter: TokenCounter, full_pass: int, keep_promise: bool) -> Promise:
         def count(texts: list[str]) -> np.ndarray:
             return counter.count(texts, value_lengths(_column(texts)))[0]
 
         def encode(texts: list[str]) -> None:  # with an arena of its own, which takes longer than a lane's does
-            self._of_queries.vectors(_column(texts))
+            pool.vectors(_column(texts))
 
-        passes = time_passes(encode, count, saturation_tokens, self._of_queries.space.max_length)
+        passes = time_passes(encode, count, full_pass, pool.space.max_length)
         share, wanted = self._settings.bulk_share, self._settings.promised_seconds
-        promise = Promise(*upper_envelope(passes), saturation_tokens, CPU_WAIT_SECONDS, share, 0.0)
+        promise = Promise(*upper_envelope(passes), full_pass, CPU_WAIT_SECONDS, share, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
             log.warning("%s promises %.0f ms: less cannot be kept", self._space.name, 1000 * promise.smallest_seconds)
             wanted = promise.smallest_seconds
@@ -132,11 +140,12 @@ class SpaceLanes:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Close both lanes, which are drained at the same time; a start that is under way fails soon."""
+        self._is_closed = True
         lanes = [getattr(self, name) for name in ("queries", "documents") if hasattr(self, name)]
         for closed in [in_background(partial(lane.close, drain_seconds), "surge-close-lane") for lane in lanes]:
             result_of(closed)
-        self._of_queries.close()
-        self._of_documents.close()
+        for pool in list(self._pools):
+            pool.close()
 
 
 def _column(texts: list[str]) -> pa.LargeStringArray:

@@ -114,8 +114,7 @@ class ServedSpaces:
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
         self._unneeded_since: dict[str, float] = {}  # of those that drain
         self._ending: list[tuple[SpaceLanes, Future[None]]] = []
-        self._starting: dict[str, SpaceLanes] = {}
-        self._loads: dict[str, Future[None]] = {}
+        self._loading: dict[str, tuple[SpaceLanes, Future[None]]] = {}
         self._failed: dict[str, tuple[str, float]] = {}  # why, and when to load again
         self._served: list[ServedSpace] = []
         self._is_closed = False
@@ -177,12 +176,11 @@ class ServedSpaces:
         self._following.close()
         with self._lock:
             self._is_closed = True
-            ending, loads = [lanes for lanes, _ in self._ending], list(self._loads.values())
-            closing = [*self._lanes.values(), *self._starting.values(), *ending]
-        for closed in [in_background(partial(lanes.close, drain_seconds), "surge-close-space") for lanes in closing]:
-            result_of(closed)
-        for load in loads:
-            result_of(load)
+            changing = [*self._loading.values(), *self._ending]
+            closing = [*self._lanes.values(), *(lanes for lanes, _ in changing)]
+        ends = [in_background(partial(lanes.close, drain_seconds), "surge-close-space") for lanes in closing]
+        for end in (*ends, *(end for _, end in changing)):
+            result_of(end)
 
     def __enter__(self) -> ServedSpaces:
         return self
@@ -219,8 +217,10 @@ class ServedSpaces:
             wanted = {space.encoder_sha256: space for space in self._wanted()}
             for sha256, space in wanted.items():
                 _, load_again_at = self._failed.get(sha256, ("", 0.0))
-                if sha256 not in self._lanes and sha256 not in self._loads and time.monotonic() >= load_again_at:
-                    self._loads[sha256] = in_background(partial(self._load, space), "surge-load-space")
+                if sha256 not in self._lanes and sha256 not in self._loading and time.monotonic() >= load_again_at:
+                    lanes = SpaceLanes(space, self._settings)
+                    load = in_background(partial(self._load, lanes, space.name), "surge-load-space")
+                    self._loading[sha256] = lanes, load
             self._ending = [(lanes, closed) for lanes, closed in self._ending if not closed.done()]
             for lanes in self._drained(set(wanted)):
                 closed = in_background(partial(lanes.close, _CLOSING_SECONDS), "surge-close-space")
@@ -245,28 +245,24 @@ class ServedSpaces:
             self._next = next((space for space in reversed(others) if space.encoder_sha256 not in self._past), None)
             self._current, self._pointer, self._listed_at, self._trouble = current, pointer, now, ""
 
-    def _load(self, space: Space) -> None:
-        sha256, lanes, why = space.encoder_sha256, None, ""
+    def _load(self, lanes: SpaceLanes, name: str) -> None:
+        why = ""
         try:
-            lanes = SpaceLanes(space, self._settings)
-            with self._lock:
-                self._starting[sha256] = lanes
-            if not self._is_closed:
-                lanes.start(keep_promise=False)
+            lanes.start(keep_promise=False)
         except Exception as error:
             why = str(error) or repr(error)
-        with self._lock:
-            self._starting.pop(sha256, None)
-            self._loads.pop(sha256, None)
-            self._failed.pop(sha256, None)
-            if why and not self._is_closed:
-                log.warning("the space %s cannot be loaded: %s", space.name, why)
-                self._failed[sha256] = (why, time.monotonic() + _LOAD_AGAIN_SECONDS)
-            elif lanes is not None and not self._is_closed:
-                self._lanes[sha256], lanes = lanes, None
-            self._publish()
-        if lanes is not None:
             lanes.close()
+        with self._lock:
+            self._loading.pop(lanes.sha256, None)
+            if self._is_closed:
+                return  # `close` closes these lanes too
+            if why:
+                log.warning("the space %s cannot be loaded: %s", name, why)
+                self._failed[lanes.sha256] = (why, time.monotonic() + _LOAD_AGAIN_SECONDS)
+            else:
+                self._failed.pop(lanes.sha256, None)
+                self._lanes[lanes.sha256] = lanes
+            self._publish()
 
     def _drained(self, wanted: set[str]) -> list[SpaceLanes]:
         """Takes out the lanes that end now; of those that are not wanted, one may stay: that which was wanted last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any, cast
 
 import numpy as np
@@ -21,15 +22,16 @@ DIMENSION = 16
 LONGEST = 8  # words
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeLane:
-    """Answers at once; raises `failure`, or holds the futures while `holds` is set."""
+    """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set."""
 
     space: Space
     promise: Promise | None = None
     failure: Exception | None = None
+    fails_later: Exception | None = None
     holds: bool = False
-    held: list[Future[Encoded]] = field(default_factory=list)
+    held: SimpleQueue[Future[Encoded]] = field(default_factory=SimpleQueue)
     accepted: list[list[str]] = field(default_factory=list)
     waiting_tokens: int = 5
     waiting_requests: int = 1
@@ -45,7 +47,9 @@ class FakeLane:
         self.accepted.append(list(texts))
         future: Future[Encoded] = Future()
         if self.holds:
-            self.held.append(future)
+            self.held.put(future)
+        elif self.fails_later:
+            future.set_exception(self.fails_later)
         else:
             future.set_result(self.encoded(texts))
         return future
@@ -57,7 +61,7 @@ class FakeLane:
         return Encoded(vectors, sum(min(count, LONGEST) for count in words), truncated)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeSpace:
     space: Space
     queries: FakeLane
@@ -106,6 +110,6 @@ def vectors_of(texts: Sequence[str], prompt: str = "find: ") -> list[list[float]
     return hash_vectors([prompt + text for text in texts], DIMENSION).tolist()
 
 
-def post(client: Any, path: str = "/v1/embeddings", **body: Any) -> Any:
+def post(client: Any, path: str = "/v1/embeddings", /, **body: Any) -> Any:
     """The answer to a request for embeddings of the current space."""
     return client.post(path, json={"model": "current", "input": "a text"} | body)

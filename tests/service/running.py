@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from surge_dagster.service.app import service_app
@@ -14,9 +16,21 @@ from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    url: str
+    server: ServiceServer
+
+
 @contextmanager
 def serving(spaces: ServedSpaces, **settings: Any) -> Iterator[str]:
     """The URL of a service on a free port; at the end it drains."""
+    with running(spaces, **settings) as service:
+        yield service.url
+
+
+@contextmanager
+def running(spaces: ServedSpaces, **settings: Any) -> Iterator[Running]:
     chosen = ServiceSettings(port=0, **settings)
     with bound_socket(chosen) as listener:
         listener.listen()  # who connects before the server runs is answered when it does
@@ -24,7 +38,7 @@ def serving(spaces: ServedSpaces, **settings: Any) -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield "http://{}:{}".format(*listener.getsockname())
+            yield Running("http://{}:{}".format(*listener.getsockname()), server)
         finally:
             server.should_exit = True
             thread.join()
@@ -36,6 +50,14 @@ def connected(url: str) -> Iterator[socket.socket]:
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
         yield client
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for a state that no event tells of."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def read_all(client: socket.socket) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.service import lane as lane_module
-from surge_dagster.service.lane import Encoded, Lane, claim
+from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.promise import Promise
 from surge_dagster.service.refusals import (
     LaneClosed,
@@ -23,6 +23,7 @@ from surge_dagster.service.refusals import (
     TooLong,
     UnusableText,
 )
+from surge_dagster.service.text_queue import claim
 from tests.engine.encoder.conftest import faulty_workers
 from tests.engine.encoder.faulty_pools import no_leaks
 from tests.service.lanes import Clock, assert_encoded, open_lane, texts_of, until
@@ -114,7 +115,7 @@ def test_request_is_refused_when_it_could_not_be_answered_in_time_and_accepted_o
         with pytest.raises(Overloaded, match="192 tokens wait") as refused:
             lane.accept(["one more"])
         assert refused.value.retry_after_seconds == pytest.approx(0.01 / 0.9)
-        with pytest.raises(RequestTooLarge, match="at most 192") as never:
+        with pytest.raises(RequestTooLarge, match="has 196 tokens, and at most 192") as never:
             lane.accept(texts_of("large", 49))
         assert (never.value.tokens, never.value.largest_tokens) == (196, 192)
         assert lane.waiting_tokens == 192, "a refused request leaves nothing behind"
@@ -127,7 +128,7 @@ def test_request_is_refused_when_it_could_not_be_answered_in_time_and_accepted_o
         assert_encoded(lane.accept(["now"]).result(), ["now"])
 
 
-def test_pass_that_takes_too_long_counts_as_waiting_time(tmp_path: Path) -> None:
+def test_pass_that_takes_too_long_counts_as_waiting_time_and_later_ones_are_expected_to(tmp_path: Path) -> None:
     clock = Clock()
     with open_lane(promise=promised(3), clock=clock) as lane:
         held = hold(lane, tmp_path / "go")
@@ -141,6 +142,18 @@ def test_pass_that_takes_too_long_counts_as_waiting_time(tmp_path: Path) -> None
         held.result()
         on_time.result()
         until(lambda: lane.broken_promises == 2)
+        held = hold(lane, tmp_path / "later")  # an idle lane accepts by the formula alone
+        with pytest.raises(Overloaded) as refused:
+            lane.accept(["beside"])
+        assert refused.value.retry_after_seconds > 8
+        (tmp_path / "later").touch()
+        held.result()
+        for row in range(60):  # which take no time
+            lane.accept([f"quick {row}"]).result()
+        last = hold(lane, tmp_path / "at last")
+        assert lane.accept(["beside"])
+        (tmp_path / "at last").touch()
+        last.result()
 
 
 def test_lane_without_a_promise_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

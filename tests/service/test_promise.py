@@ -72,20 +72,38 @@ def test_envelope_of_passes_on_a_line_is_that_line() -> None:
     assert upper_envelope([(10, 0.2), (10, 0.3), (50, 0.1)]) == pytest.approx((0.3, 0))
 
 
+class Encoding:
+    """A device that takes so many seconds per character, by a clock of its own."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now = seconds, 0.0
+        self.encoded: list[int] = []
+
+    def encode(self, texts: list[str]) -> None:
+        self.encoded.append(sum(map(len, texts)))
+        self.now += self.seconds * self.encoded[-1]
+
+    def passes(self) -> list[tuple[int, float]]:
+        """Of a model whose tokens are characters."""
+        return time_passes(self.encode, lambda texts: np.array([*map(len, texts)]), 4_000, 90, lambda: self.now)
+
+
 def test_passes_are_timed_up_to_the_saturation_point_after_a_round_that_warms_up() -> None:
-    encoded, seconds = list[int](), iter(range(1_000_000))
+    device = Encoding(1e-6)
+    passes = device.passes()
+    each = len(device.encoded) // 4
+    assert device.encoded == 4 * device.encoded[:each]
+    assert [tokens for tokens, _ in passes] == device.encoded[each:]
+    assert max(tokens for tokens, _ in passes) > 3_500
+    assert all(tokens <= 4_000 and seconds == pytest.approx(1e-6 * tokens) for tokens, seconds in passes)
 
-    def encode(texts: list[str]) -> None:
-        encoded.append(sum(map(len, texts)))
 
-    passes = time_passes(
-        encode, lambda texts: np.array([len(text) for text in texts]), 4_000, 90, lambda: next(seconds)
-    )
-    assert [tokens for tokens, _ in passes] == encoded[len(encoded) - len(passes) :]
-    assert encoded[: len(passes)] == encoded[len(passes) :], "a slow model is timed once, after it has warmed up"
-    assert {seconds for _, seconds in passes} == {1}
-    assert 3_000 < max(encoded) <= 4_000
-    assert min(encoded) <= 250
+def test_slow_model_is_timed_in_fewer_and_smaller_passes() -> None:
+    device = Encoding(4e-3)
+    passes = device.passes()
+    assert len(passes) == len(device.encoded) < 12
+    assert 20 < device.now < 40
+    assert upper_envelope(passes) == pytest.approx((0, 4e-3))
 
 
 @pytest.mark.parametrize(("share", "niceness"), [(0.5, 0), (0.2, 6), (0.1, 10), (0.0145, 19)])

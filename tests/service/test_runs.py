@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +23,21 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.protocol import SlotLayout
 from surge_dagster.engine.encoder.schedule import Job
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.remote.connection import SEALS, requirements
+from surge_dagster.engine.remote.pool import RemotePool
+from surge_dagster.engine.store import open_store
+from surge_dagster.service.server import ServiceServer, run_service
+from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.turns import Turns
 from tests.engine.encoder.conftest import filled_slot
 from tests.engine.encoder.faulty_pools import open_descriptors
+from tests.engine.runs import finish, in_memory, make_run
 from tests.service.lanes import until
 from tests.service.served_runs import remote_pool, served, socket_path
+from tests.service.test_server import noted_startup
+from tests.small_catalogs import assert_embedded, numbered_rows
 
 HERE = Path(__file__).parent
 LAYOUT = SlotLayout(max_texts=8, max_bytes=1_000, dimension=16, dtype="float32")
@@ -212,6 +224,30 @@ def test_runs_get_the_same_share_however_they_cut_their_texts() -> None:
     for number in range(10):
         turns.end("large" if begun[number] in large else "small", begun[number])
     assert [job in large for job in begun] == [True, True, *2 * [True, False, False, False]]
+
+
+def test_run_encodes_through_the_service_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers, said = SimpleQueue[ServiceServer](), list[str]()
+    monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
+    rows = {key: numbered_rows(key, 20) for key in "ab"}
+    spec = EncodingSpec("hash://16", query_prompt="find: ")
+    with EncoderPool(spec, devices="cpu") as pool:
+        run = make_run(pool, in_memory({"a": rows["a"]}), tmp_path)
+        finish(run)
+    with socket_path() as path, ServedSpaces(open_store(tmp_path), devices="cpu") as spaces:
+        settings = ServiceSettings(port=0, run_socket=path)
+        thread = threading.Thread(target=run_service, args=(spaces, settings, said.append))
+        thread.start()
+        server = servers.get(timeout=60)
+        with RemotePool(spec, devices="cpu", service=str(path)) as pool:
+            assert pool.start().device_reason.endswith(f"by the encoder service at {path}")
+            [bulk] = spaces.served()
+            assert pool.worker_pids == bulk.documents.pool.worker_pids
+            finish(make_run(pool, in_memory(rows), tmp_path))
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join()
+    for key, expected in rows.items():
+        assert_embedded(tmp_path, run.space.name, key, expected)
 
 
 def _job(weight: int) -> Job:

@@ -24,7 +24,7 @@ from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.service import spaces as spaces_module
-from surge_dagster.service.refusals import LaneClosed, SpaceLoading, UnknownSpace
+from surge_dagster.service.refusals import LaneClosed, LaneDown, SpaceLoading, UnknownSpace
 from surge_dagster.service.space_lanes import SpaceLanes
 from surge_dagster.service.spaces import ServedSpaces
 from tests.engine.encoder.faulty_pools import no_leaks
@@ -203,8 +203,9 @@ def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(three_spac
         until(lambda: not spaces._trouble)
 
 
+@pytest.mark.parametrize("task", ["query", "document"])
 def test_other_tokenizer_than_that_of_the_files_is_refused(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     made = three_spaces.copy_to(tmp_path, (A,))
     file = tmp_path / "output" / made.of(A).name / "space.json"
@@ -212,11 +213,20 @@ def test_other_tokenizer_than_that_of_the_files_is_refused(
     start = EncoderPool.start
 
     def start_with_other_tokenizer(pool: EncoderPool) -> PoolFacts:
-        return replace(start(pool), tokenizer="5678 tokenizers-2")
+        return replace(start(pool), tokenizer="5678 tokenizers-2" if pool.space.task == task else "")
 
     monkeypatch.setattr(EncoderPool, "start", start_with_other_tokenizer)
-    with pytest.raises(ConfigError, match="expected 1234"), serving(made.store):
-        pass
+    if task == "query":
+        with pytest.raises(ConfigError, match="expected 1234"), serving(made.store):
+            pass
+        return
+    with serving(made.store) as spaces:
+        served = spaces.find("current")
+        with pytest.raises(LaneDown, match="expected 1234"):
+            served.documents.accept(["a"]).result()
+        assert not served.documents.is_alive
+        assert served.queries.accept(["a"]).result().vectors.shape == (1, 16)
+        assert spaces.is_alive
 
 
 def test_start_refuses_what_cannot_be_served(three_spaces: Spaces, tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_workers_inherit_no_secrets_and_allocate_like_commands(monkeypatch: pyte
     assert {f"{name}={value}" for name, value in needed.items()} <= set(inherited)
 
 
+def test_all_threads_of_workers_have_the_niceness_of_the_pool() -> None:
+    with EncoderPool(EncodingSpec("hash://8"), devices="cpu", niceness=7) as pool:
+        assert np.array_equal(encode(pool, ["a"]), hash_vectors(["a"], 8))
+        [pid] = pool.worker_pids
+        threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {min(19, own + 7)}
+
+
 def test_vectors_have_the_type_of_the_space_and_truncated_rows_are_counted_where_they_are() -> None:
     texts = ["short", "x" * 400, "short", "y" * 4_000, ""]
     with (

@@ -1,0 +1,66 @@
+"""The command that answers queries and documents over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from surge_dagster.commands.settings import takes_settings
+from surge_dagster.commands.spaces import space_to_read
+from surge_dagster.config.settings import Settings
+from surge_dagster.terminal import messages, terminable
+
+
+@takes_settings("output", "model", "trust_remote_code", "devices", "precision")
+def serve(
+    settings: Settings,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that other machines reach needs --api-keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 is a free one.", min=0, max=65535)] = 8080,
+    uds: Annotated[
+        Path | None, typer.Option(help="Unix socket to listen on, in place of --host and --port.", metavar="PATH")
+    ] = None,
+    run_socket: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket for runs on this machine. Default: where they look for one.", metavar="PATH"),
+    ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="File with the SHA-256 of an API key, in hex, in each line.", metavar="FILE")
+    ] = None,
+    promise_ms: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds within which an accepted query is answered. Default: from the model's speed."),
+    ] = None,
+    bulk_share: Annotated[
+        float, typer.Option(help="Share of the device that documents keep while queries wait.")
+    ] = 0.1,
+    yes: Annotated[bool, typer.Option("--yes", help="Load models that only the output names without asking.")] = False,
+) -> None:
+    """Answer queries over HTTP within a promised time, in the output's current space, as OpenAI's API does.
+
+    Follows the output to another space when readers are switched to it. Ends on SIGTERM or Ctrl-C, when what was
+    accepted is answered.
+    """
+    from surge_dagster.service.server import run_service  # a web server, and only this command needs it
+    from surge_dagster.service.settings import ServiceSettings
+    from surge_dagster.service.spaces import ServedSpaces
+
+    store = settings.open_store()
+    space_to_read(settings, store, False, yes, queries=True)
+    spaces = ServedSpaces(
+        store,
+        devices=settings.devices,
+        precision=settings.precision,
+        promise_ms=promise_ms,
+        bulk_share=bulk_share,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    address = ServiceSettings(host=host, port=port, uds=uds, run_socket=run_socket, api_keys=api_keys)
+    with terminable():
+        try:
+            run_service(spaces, address, lambda text: messages.print(text, markup=False))
+        except KeyboardInterrupt:  # before it listened
+            raise typer.Exit(130) from None

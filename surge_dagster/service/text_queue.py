@@ -1,0 +1,137 @@
+"""The texts that wait before a lane, in requests, and which of them the next pass takes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The answer to a request.
+
+    Attributes:
+        vectors: float32 [texts, dimension of the lane's space].
+        tokens: that the model read, as `TokenCounter` counts them.
+        truncated: whether a text was longer than the model reads, bool [texts].
+    """
+
+    vectors: np.ndarray
+    tokens: int
+    truncated: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that is not answered yet.
+
+    Attributes:
+        tokens: that the model reads.
+        ends: size of the texts before each row, in tokens as they count towards a pass; int64 [texts + 1].
+        vectors, truncated: as in `Encoded`, filled by passes.
+        next_row: the first that no pass has taken.
+        missing: rows without a vector.
+    """
+
+    texts: pa.LargeStringArray
+    tokens: int
+    ends: np.ndarray
+    truncate: bool
+    vectors: np.ndarray
+    truncated: np.ndarray
+    accepted_at: float = 0.0
+    next_row: int = 0
+    missing: int = field(init=False)
+    is_answered: bool = False
+    future: Future[Encoded] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.missing = len(self.texts)
+
+    @property
+    def size(self) -> int:
+        return int(self.ends[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a request that a pass encodes."""
+
+    request: Request
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return int(self.request.ends[self.stop] - self.request.ends[self.start])
+
+
+class TextQueue:
+    """The requests of which texts wait, first come, first served.
+
+    Attributes:
+        tokens: size of the texts that wait.
+        text_bytes: of these requests.
+    """
+
+    def __init__(self) -> None:
+        self._requests = deque[Request]()
+        self.tokens = self.text_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def append(self, request: Request) -> None:
+        self._requests.append(request)
+        self.tokens += request.size
+        self.text_bytes += request.texts.nbytes
+
+    def remove(self, request: Request) -> None:
+        """Takes out the texts of a request that wait; harmless where none does."""
+        if request.next_row < len(request.texts):
+            self._requests.remove(request)
+            self._take(request, len(request.texts))
+
+    def take(self, most_tokens: int) -> list[Part]:
+        """The texts of the next pass; see `claim`."""
+        rows = claim(((request.ends, request.next_row) for request in self._requests), most_tokens)
+        parts = [Part(request, *each) for request, each in zip(self._requests, rows, strict=False)]
+        for part in parts:
+            self._take(part.request, part.stop)
+            if part.stop == len(part.request.texts):
+                self._requests.popleft()
+        return parts
+
+    def _take(self, request: Request, stop: int) -> None:
+        self.tokens -= int(request.ends[stop] - request.ends[request.next_row])
+        request.next_row = stop
+        if stop == len(request.texts):
+            self.text_bytes -= request.texts.nbytes
+
+
+def claim(waiting: Iterable[tuple[np.ndarray, int]], most_tokens: int) -> list[tuple[int, int]]:
+    """The rows that the next pass takes of each request, from the head of the queue: at least one text of the first.
+
+    Args:
+        waiting: of each request, the size of the texts before each row, [texts + 1], and the first row that is left.
+    """
+    rows, room = list[tuple[int, int]](), most_tokens
+    for ends, start in waiting:
+        stop = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
+        if stop <= start:
+            if rows:
+                break
+            stop = start + 1
+        rows.append((start, stop))
+        room -= int(ends[stop] - ends[start])
+        if stop < len(ends) - 1 or room <= 0:
+            break
+    return rows

@@ -1,0 +1,141 @@
+"""`surge-dagster serve`: a process that answers until SIGTERM, in the space of the output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from tests.command import Command
+from tests.commands.test_cli import write_partition
+from tests.small_catalogs import read_embedded
+
+PROMPTS = ("--document-prompt", "keep: ", "--query-prompt", "find: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    process: subprocess.Popen[str]
+    url: str
+    said: list[str]
+
+    def embed(self, path: str, **body: Any) -> tuple[np.ndarray, str]:
+        """Vectors and the name of their space."""
+        request = urllib.request.Request(
+            f"{self.url}{path}", json.dumps({"model": "current"} | body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            document = json.load(answer)
+        return np.array([each["embedding"] for each in document["data"]], np.float32), document["model"]
+
+
+@contextmanager
+def serving(root: Path, *arguments: str) -> Iterator[Service]:
+    command = [sys.executable, "-m", "surge_dagster", "serve", "out", "--port", "0", *arguments]
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr is not None
+        try:
+            said = list[str]()
+            while not said or not said[-1].startswith("listening on "):
+                said.append(process.stderr.readline())
+                assert said[-1], f"it ended: {said}"
+            yield Service(process, said[-1].split()[2], said)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def output(surge: Command) -> str:
+    """An output `out` with prompts; the name of its space."""
+    write_partition(surge.root / "catalog", "a", 5)
+    return surge.json("embed", "catalog", "out", "--model", "hash://16", *PROMPTS)["space"]
+
+
+def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(surge: Command, output: str) -> None:
+    stored = read_embedded(surge.root / "out", output, "a")
+    with serving(surge.root) as service:
+        documents, space = service.embed("/documents/v1/embeddings", input=stored.texts)
+        queries, _ = service.embed("/v1/embeddings", input=stored.texts)
+        with pytest.raises(HTTPError) as refused:
+            service.embed("/v1/embeddings", input=["short", "long " * 1_000])
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(60) == 0
+        assert service.process.stderr and service.process.stderr.read() == "stopped\n"
+    error = json.load(refused.value)["error"]
+    assert (refused.value.code, error["code"]) == (400, "context_length_exceeded") and "row 1 " in error["message"]
+    assert space == output
+    np.testing.assert_array_equal(documents, stored.matrix)
+    assert stored.texts
+    np.testing.assert_array_equal(queries, hash_vectors([f"find: {text}" for text in stored.texts], 16))
+    assert service.said[0].startswith(f"{output} (current): 16 dimensions, queries within ")
+
+
+def test_wrong_usage_is_refused_with_what_to_do(surge: Command, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, expected in (
+        (("nowhere",), "surge-dagster embed"),
+        (("out", "--host", "0.0.0.0"), "--api-keys FILE"),
+        (("out", "--api-keys", "keys"), "cannot be read"),
+        (("out", "--bulk-share", "2"), "share of bulk work"),
+        (("out", "--uds", "no/folder/socket"), "cannot be bound: No such file or directory"),
+    ):
+        code, _, error = surge("serve", *arguments)
+        assert code == 2 and expected in error
+    described = surge.space_json()
+    record = json.loads(described.read_text())
+    record["requested"]["model"] = "owner/model"
+    described.write_text(json.dumps(record))
+    code, _, error = surge("serve", "out")
+    assert code == 2 and "names the model 'owner/model'" in error and "--yes" in error
+
+
+@pytest.mark.soak
+def test_no_request_is_lost_at_sigterm(surge: Command, output: str) -> None:
+    """Eight clients send one request after the other, each over its connection until it is told to open another.
+
+    A new connection may be refused or reset, which clients answer by asking elsewhere.
+    """
+    answered, lost = [0] * 8, list[Exception]()
+
+    def ask(number: int, address: str) -> None:
+        body = json.dumps({"model": "current", "input": f"query {number}"})
+        connection = HTTPConnection(address)
+        while True:
+            is_new = connection.sock is None
+            try:
+                connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                assert (answer.status, bool(answer.read())) == (200, True)
+            except (OSError, HTTPException, AssertionError) as error:
+                if not (is_new and isinstance(error, ConnectionError)):
+                    lost.append(error)
+                return
+            answered[number] += 1
+
+    with serving(surge.root, "--promise-ms", "10000") as service:
+        address = service.url.removeprefix("http://")
+        clients = [threading.Thread(target=ask, args=(number, address)) for number in range(len(answered))]
+        for client in clients:
+            client.start()
+        while sum(answered) < 2_000 and not lost:
+            time.sleep(0.01)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(60) == 0
+        for client in clients:
+            client.join()
+    assert lost == [] and min(answered) > 0
