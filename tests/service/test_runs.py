@@ -175,7 +175,8 @@ def test_client_that_ends_leaves_its_memory_and_its_work(service: tuple[Path, En
     with remote_pool(path) as other, filled_slot(other, texts) as slot:
         call = other.submit(slot)
         client.socket.close()
-        until(lambda: len(pool.dispatcher()._arenas) == 1)
+        dispatcher = pool.dispatcher()
+        until(lambda: (len(dispatcher._schedule.jobs), len(dispatcher._arenas)) == (1, 1))
         assert call.result(0) is None  # the worker finishes the chunk that it has
         (tmp_path / "gate").touch()
         assert call.result(60) is not None

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -136,6 +138,27 @@ def test_run_goes_on_by_itself_when_its_service_is_killed(
         [line] = [line for line in caplog.messages if "goes on" in line]
         assert line.endswith("; the run goes on with workers of its own")
         assert len(pool.worker_pids) == 1
+
+
+def test_rows_that_had_vectors_before_the_service_was_lost_do_not_count_twice(tmp_path: Path, run_socket: Path) -> None:
+    texts = [f"text {row}" for row in range(3 * LARGEST_CHUNK_TEXTS)] + held_texts(tmp_path)
+    ends = [LARGEST_CHUNK_TEXTS * chunk for chunk in range(4)] + [len(texts)]
+    with (
+        remote_pool(run_socket, patience_seconds=0.0) as pool,
+        ExitStack() as service,
+    ):
+        service.enter_context(served(run_socket))
+        with filled_slot(pool, texts) as slot:
+            slot.matrix(0, len(texts))[:] = 0
+            call = pool.submit(slot)
+            until(lambda: call.finished_rows == ends[2])  # a worker answers when it has begun with the next chunk
+            service.close()
+            until(lambda: pool.worker_pids and call.finished_rows == ends[2])
+            assert call.result(0.01) is None
+            open_gate(tmp_path)
+            assert call.result(60) is not None
+            assert call.encoded == list(pairwise(ends))
+            assert np.array_equal(slot.matrix(0, len(texts)), hash_vectors(texts, 16))
 
 
 def test_run_goes_on_with_the_next_process_of_its_service(tmp_path: Path, run_socket: Path) -> None:
