@@ -151,9 +151,9 @@ def test_rows_that_had_vectors_before_the_service_was_lost_do_not_count_twice(tm
         with filled_slot(pool, texts) as slot:
             slot.matrix(0, len(texts))[:] = 0
             call = pool.submit(slot)
-            until(lambda: call.finished_rows == ends[2])  # a worker answers when it has begun with the next chunk
+            until(lambda: call.finished_rows >= ends[2])  # a worker may answer when it has begun with the next chunk
             service.close()
-            until(lambda: pool.worker_pids and call.finished_rows == ends[2])
+            until(lambda: pool.worker_pids and call.finished_rows >= ends[2])
             assert call.result(0.01) is None
             open_gate(tmp_path)
             assert call.result(60) is not None
