@@ -33,7 +33,7 @@ LAYERS = (
     "resources service",
     "config",
     "consumers",
-    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables engine.verify",
+    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.remote engine.tables engine.verify",
     "engine.run",
     "engine.output",
     "engine.encoder engine.sources",
@@ -44,7 +44,7 @@ LAYERS = (
 )
 HOUSES = {PACKAGE, "engine"}
 CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
-SATELLITES = ("derived", "feed", "inference", "plan", "readers", "tables", "verify")
+SATELLITES = ("derived", "feed", "inference", "plan", "readers", "remote", "tables", "verify")
 # Lines of Python at most, comments and blank ones included. A room that grows past its budget needs a reason.
 BUDGETS: dict[str, int] = {
     "__main__": 11,
@@ -60,14 +60,15 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_260,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_300,
-    "config": 650,
+    "service": 3_750,
+    "config": 670,
     "consumers": 930,
     "engine.derived": 700,
     "engine.feed": 740,
     "engine.inference": 1_375,
     "engine.plan": 1_260,
     "engine.readers": 600,
+    "engine.remote": 520,
     "engine.tables": 1_480,
     "engine.verify": 630,
     "engine.run": 3_970,
@@ -184,8 +185,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 34_700
-    assert lines_of(ROOT / "tests") <= 39_600
+    assert product <= 35_750
+    assert lines_of(ROOT / "tests") <= 40_300
     assert lines_of(ROOT / "benchmarks") <= 6_250
 
 

@@ -23,6 +23,10 @@ def serve(
     uds: Annotated[
         Path | None, typer.Option(help="Unix socket to listen on, in place of --host and --port.", metavar="PATH")
     ] = None,
+    run_socket: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket for runs on this machine. Default: where they look for one.", metavar="PATH"),
+    ] = None,
     api_keys: Annotated[
         Path | None, typer.Option(help="File with the SHA-256 of an API key, in hex, in each line.", metavar="FILE")
     ] = None,
@@ -57,7 +61,7 @@ def serve(
         bulk_share=bulk_share,
         trust_remote_code=settings.trust_remote_code,
     )
-    address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
+    address = ServiceSettings(host=host, port=port, uds=uds, run_socket=run_socket, api_keys=api_keys, batches=batches)
     with terminable():
         try:
             run_service(spaces, address, lambda text: messages.print(text, markup=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from functools import partial
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -52,6 +53,7 @@ from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
+from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import open_store
@@ -95,6 +97,11 @@ class EncoderSettings(BaseModel):
     )
     devices: str = Field("auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1")
     precision: Literal["auto", "fp32", "fp16", "bf16"] = Field("auto", description="arithmetic: auto, fp32, fp16, bf16")
+    service: Annotated[
+        str,
+        BeforeValidator(_unquoted_off),
+        Field(min_length=1, description="encoder service of this machine: auto, off, or the path of its socket"),
+    ] = "auto"
     b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: what costs 1 % of speed)")
     first_b_min: int | None = Field(
         None, ge=1, description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)"
@@ -132,7 +139,8 @@ class EncoderSettings(BaseModel):
 
     def encoder_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
         """A pool for this spec or another one, which starts when it is needed; close it, or use `with`."""
-        return EncoderPool(
+        pool = EncoderPool if task == "query" else partial(RemotePool, service=self.service)
+        return pool(
             spec or self.encoding_spec(),
             task=task,
             devices=self.devices,

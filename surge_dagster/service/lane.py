@@ -83,6 +83,10 @@ class Lane:
         self.last_accepted_at = clock()
 
     @property
+    def pool(self) -> EncoderPool:
+        return self._pool
+
+    @property
     def waiting_tokens(self) -> int:
         """Of texts that no pass has taken; a text of many bytes counts as more than it has."""
         return self._queue.tokens

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import math
 import signal
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,10 +15,13 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
+from surge_dagster.service.runs import RunListener
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.unix_sockets import remove_unused
 
 _BACKLOG = 2048
 
@@ -45,7 +46,12 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
         listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
-        with app.state.batches or nullcontext():
+
+        def pools() -> list[EncoderPool]:
+            return [served.documents.pool for served in spaces.served()]
+
+        with RunListener(pools, settings.run_socket) as runs, app.state.batches or nullcontext():
+            say(f"runs of this user on this machine encode here: {runs.path}")
             ServiceServer(app, settings).run(sockets=[listener])
         say("stopped")
 
@@ -61,7 +67,7 @@ def bound_socket(settings: ServiceSettings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         if settings.uds is not None:
-            _remove_unused(settings.uds)
+            remove_unused(settings.uds)
         listener.bind(address)
         if settings.uds is not None:  # without keys, of this user alone
             settings.uds.chmod(0o666 if settings.api_keys else 0o600)
@@ -84,14 +90,6 @@ def _address(settings: ServiceSettings) -> tuple[socket.AddressFamily, Any]:
             "--api-keys FILE, or listen on 127.0.0.1 or a Unix socket (--uds PATH)."
         )
     return family, address
-
-
-def _remove_unused(path: Path) -> None:
-    """Remove the Unix socket of a process that has ended."""
-    if path.is_socket():
-        with socket.socket(socket.AF_UNIX) as client:
-            if client.connect_ex(str(path)) == errno.ECONNREFUSED:
-                path.unlink()
 
 
 def _shown(listener: socket.socket) -> str:

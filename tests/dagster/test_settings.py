@@ -50,7 +50,7 @@ def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, A
 
 def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Mock()
-    monkeypatch.setattr(settings, "EncoderPool", pools)
+    monkeypatch.setattr(settings, "RemotePool", pools)
     inside: dict[str, Any] = {"hang_timeout_seconds": 7}
     Encoder(**inside).encoder_pool()
     monkeypatch.setenv("SURGE_HANG_TIMEOUT_SECONDS", "1800")

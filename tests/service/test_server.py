@@ -82,11 +82,13 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
 ) -> None:
     servers = SimpleQueue[ServiceServer]()
     spaces, said, path = FakeSpaces(), SimpleQueue[str](), tmp_path / "socket"
+    chosen = ServiceSettings(uds=path, run_socket=tmp_path / "runs")
     monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
-    thread = threading.Thread(target=run_service, args=(spaces.as_served(), ServiceSettings(uds=path), said.put))
+    thread = threading.Thread(target=run_service, args=(spaces.as_served(), chosen, said.put))
     thread.start()
     assert said.get(timeout=60) == f"{spaces.only.space.name} (current): 16 dimensions, queries within 25 ms"
     assert said.get(timeout=60) == f"listening on the Unix socket {path} (queries: /v1, documents: /documents/v1)"
+    assert said.get(timeout=60) == f"runs of this user on this machine encode here: {tmp_path / 'runs'}"
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         client.sendall(REQUEST)

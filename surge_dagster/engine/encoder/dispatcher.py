@@ -50,7 +50,7 @@ class Dispatcher:
     """
 
     def __init__(self, seats: list[WorkerSeat], hang_timeout_seconds: float, max_respawns: int) -> None:
-        self._seats = seats
+        self.seats = seats
         self._hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -117,7 +117,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         try:
-            for seat in self._seats:
+            for seat in self.seats:
                 self._spawn(seat)
             while not self._stopping:
                 for key, _ in self._selector.select(_TICK_SECONDS):
@@ -133,7 +133,7 @@ class Dispatcher:
             self._shut_down()
 
     def _watch_gpus(self) -> None:
-        gpus = GpuMonitor([seat.device for seat in self._seats])
+        gpus = GpuMonitor([seat.device for seat in self.seats])
         while not self._ended and (sample := gpus.sample()) is not None:
             self._post(partial(self._record_sample, sample))
             time.sleep(_SAMPLE_SECONDS)
@@ -200,7 +200,7 @@ class Dispatcher:
         if message["op"] == "ready":
             worker.ready, worker.queues = True, message["queues"]
             self.ready_messages.setdefault(worker.seat.index, message)
-            if len(self.ready_messages) == len(self._seats):
+            if len(self.ready_messages) == len(self.seats):
                 self.started.set()
         elif message["op"] == "done":
             chunk, seconds = worker.finish_chunk()

@@ -174,7 +174,7 @@ class EncoderPool:
         ]
         if self._closed:
             raise EncoderError("the encoder pool is closed")
-        self._dispatcher = Dispatcher(seats, self._hang_timeout_seconds, self._max_respawns)
+        self._dispatcher = self._dispatcher_of(seats)
         if self._closed:  # by another thread, which may not have seen the dispatcher
             self._dispatcher.close()
         wait_in_turns(self._dispatcher.started.wait)
@@ -195,7 +195,10 @@ class EncoderPool:
             calibration=Calibration(ready[0]["calibration"]),
         )
 
-    def _running(self) -> Dispatcher:
+    def _dispatcher_of(self, seats: list[WorkerSeat]) -> Dispatcher:
+        return Dispatcher(seats, self._hang_timeout_seconds, self._max_respawns)
+
+    def dispatcher(self) -> Dispatcher:
         """The dispatcher of the ready workers; starts them if they were not."""
         if self._facts is None:
             self.start()
@@ -238,7 +241,7 @@ class EncoderPool:
 
     def arena(self, *, slots: int, max_texts: int, max_bytes: int) -> Arena:
         """Close it when its vectors are no longer needed."""
-        dispatcher = self._running()
+        dispatcher = self.dispatcher()
         arena = Arena(
             slots=slots,
             max_texts=max_texts,
@@ -262,7 +265,7 @@ class EncoderPool:
         Raises:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
         """
-        dispatcher, job = self._running(), Job(slot, borders, rows)
+        dispatcher, job = self.dispatcher(), Job(slot, borders, rows)
         if job.rows:
             dispatcher.encode(job)
         else:

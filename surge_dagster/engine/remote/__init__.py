@@ -1,0 +1,1 @@
+"""An encoder pool whose workers belong to the encoder service of the machine."""
