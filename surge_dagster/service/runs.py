@@ -39,20 +39,21 @@ class RunListener:
 
     def __init__(self, pools: Callable[[], Iterable[EncoderPool]], path: Path | None = None) -> None:
         self._pools = pools
-        self.path = path or _free_path()
         self._lock = threading.Lock()
         self._runs: dict[ServedRun, threading.Thread] = {}
         self._turns = WeakValueDictionary[Dispatcher, Turns[ServedRun]]()
         self._closing = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            self.path = path or _free_path()
             remove_unused(self.path)
             self._listener.bind(str(self.path))
             self.path.chmod(0o600)
             self._listener.listen()
         except OSError as error:
             self._listener.close()
-            raise ConfigError(f"the socket {self.path} for runs cannot be bound: {error.strerror or error}") from None
+            where = path or f"in {socket_folder()}"
+            raise ConfigError(f"the socket for runs {where} cannot be bound: {error.strerror or error}") from None
         self._thread = threading.Thread(target=self._accept, name="surge-service-socket", daemon=True)
         self._thread.start()
 

@@ -7,7 +7,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -46,14 +46,26 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
         listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
-
-        def pools() -> list[EncoderPool]:
-            return [served.documents.pool for served in spaces.served()]
-
-        with RunListener(pools, settings.run_socket) as runs, app.state.batches or nullcontext():
-            say(f"runs of this user on this machine encode here: {runs.path}")
+        with _run_listener(spaces, settings, say), app.state.batches or nullcontext():
             ServiceServer(app, settings).run(sockets=[listener])
         say("stopped")
+
+
+def _run_listener(
+    spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]
+) -> AbstractContextManager[object]:
+    def pools() -> list[EncoderPool]:
+        return [served.documents.pool for served in spaces.served()]
+
+    try:
+        listener = RunListener(pools, settings.run_socket)
+    except ConfigError as error:
+        if settings.run_socket is not None:
+            raise
+        say(f"runs encode by themselves: {error}")  # such as a container in which nothing can be written
+        return nullcontext()
+    say(f"runs of this user on this machine encode here: {listener.path}")
+    return listener
 
 
 def bound_socket(settings: ServiceSettings) -> socket.socket:

@@ -99,6 +99,24 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     assert spaces.calls == ["start", "close"]
 
 
+def test_service_without_a_place_for_the_socket_of_runs_answers_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
+    servers, said = SimpleQueue[ServiceServer](), list[str]()
+    monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
+    with pytest.raises(ConfigError, match=r"the socket for runs .*/file/runs cannot be bound"):
+        run_service(
+            FakeSpaces().as_served(), ServiceSettings(port=0, run_socket=tmp_path / "file" / "runs"), said.append
+        )
+    thread = threading.Thread(target=run_service, args=(FakeSpaces().as_served(), ServiceSettings(port=0), said.append))
+    thread.start()
+    servers.get(timeout=60).handle_exit(signal.SIGTERM, None)
+    thread.join()
+    assert "runs encode by themselves: the socket for runs in " in said[-2]
+
+
 def noted_startup(servers: SimpleQueue[ServiceServer]) -> object:
     startup = ServiceServer.startup
 

@@ -297,7 +297,8 @@ def test_runs_find_a_service_of_this_machine_and_ask_nobody_where_it_is_off(
         with load_settings(**settings).encoder_pool() as pool:
             pool.start()
             assert pool.worker_pids == service.worker_pids
-        with load_settings(**settings, service="off").encoder_pool() as pool:
+        # As YAML reads a plain off.
+        with load_settings(**settings, service=False).encoder_pool() as pool:
             pool.start()
             assert pool.worker_pids != service.worker_pids
         with load_settings(**settings).encoder_pool(task="query") as pool:
