@@ -50,14 +50,15 @@ class ApiKeys:
             return
         self._seen = seen
         try:
-            lines = [line.split("#")[0].split() for line in self._path.read_text().splitlines()]
+            lines = [line.split("#")[0].split() for line in self._path.read_text("utf-8-sig").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the API keys in {self._path} cannot be read: {error}") from None
         digests = {number: words[0].lower() for number, words in enumerate(lines, 1) if words}
         wrong = next((number for number, digest in digests.items() if not _DIGEST.fullmatch(digest)), None)
         if wrong or not digests:
+            came = f"line {wrong} is none" if wrong else "it has none"
             raise ConfigError(
-                f"{self._path} holds SHA-256 digests of API keys in hex, and {f'line {wrong}' if wrong else 'there'} "
-                'is none. Make one with: printf %s "$KEY" | sha256sum'
+                f"{self._path}: expected the SHA-256 of an API key in hex in each line, and {came}. "
+                'Make one with: printf %s "$KEY" | sha256sum'
             )
         self._digests = list(digests.values())

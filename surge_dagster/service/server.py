@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import math
+import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from filelock import FileLock, Timeout
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support.waiting import in_background
 from surge_dagster.service.app import service_app
 from surge_dagster.service.runs import RunListener
 from surge_dagster.service.settings import ServiceSettings
@@ -24,6 +29,7 @@ from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.unix_sockets import remove_unused
 
 _BACKLOG = 2048
+_REFUSING_SECONDS = 3.0  # of the time to drain, for the answers to what cannot be encoded in time
 
 
 def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]) -> None:
@@ -44,10 +50,11 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             promise = served.queries.promise
             within = f", queries within {1000 * promise.promised_seconds:,.0f} ms" if promise else ""
             say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
-        listener.listen(_BACKLOG)
+        with _in_words(settings):  # another service may have been as fast
+            listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         with _run_listener(spaces, settings, say), app.state.batches or nullcontext():
-            ServiceServer(app, settings).run(sockets=[listener])
+            ServiceServer(app, settings, spaces.close).run(sockets=[listener])
         say("stopped")
 
 
@@ -68,26 +75,37 @@ def _run_listener(
     return listener
 
 
-def bound_socket(settings: ServiceSettings) -> socket.socket:
+@contextmanager
+def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
     """A socket that does not listen yet, so that an address is refused before a model is loaded.
 
     Raises:
         ConfigError: it cannot be bound, or other machines could reach it without an API key.
     """
     family, address = _address(settings) if settings.uds is None else (socket.AF_UNIX, str(settings.uds))
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with ExitStack() as held:
+        listener = held.enter_context(socket.socket(family))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _in_words(settings):
+            if settings.uds is not None:  # which does not say whether somebody is about to listen there
+                held.enter_context(FileLock(f"{settings.uds}.lock", timeout=0, thread_local=False))
+                remove_unused(settings.uds)
+            listener.bind(address)
+            if settings.uds is not None:  # without keys, of this user alone
+                held.callback(settings.uds.unlink, missing_ok=True)
+                settings.uds.chmod(0o666 if settings.api_keys else 0o600)
+        yield listener
+
+
+@contextmanager
+def _in_words(settings: ServiceSettings) -> Iterator[None]:
     try:
-        if settings.uds is not None:
-            remove_unused(settings.uds)
-        listener.bind(address)
-        if settings.uds is not None:  # without keys, of this user alone
-            settings.uds.chmod(0o666 if settings.api_keys else 0o600)
+        yield
     except OSError as error:
-        listener.close()
-        reason = f"{error.strerror or error}. Give another, or end what uses it."
-        raise ConfigError(f"{address} cannot be bound: {reason}") from None
-    return listener
+        is_locked = isinstance(error, Timeout)
+        reason = os.strerror(errno.EADDRINUSE) if is_locked else error.strerror or error
+        address = settings.uds or f"{settings.host}:{settings.port}"
+        raise ConfigError(f"{address} cannot be bound: {reason}. Give another, or end what uses it.") from None
 
 
 def _address(settings: ServiceSettings) -> tuple[socket.AddressFamily, Any]:
@@ -113,10 +131,15 @@ def _shown(listener: socket.socket) -> str:
 
 
 class ServiceServer(uvicorn.Server):
-    """uvicorn whose clients learn before that it will end."""
+    """uvicorn whose clients learn before that it will end.
 
-    def __init__(self, app: Starlette, settings: ServiceSettings) -> None:
+    Args:
+        close: waits for answers so many seconds, and refuses what is left: before uvicorn cuts it off.
+    """
+
+    def __init__(self, app: Starlette, settings: ServiceSettings, close: Callable[[float], None]) -> None:
         self._app = app
+        self._close = partial(close, max(0.0, settings.drain_seconds - _REFUSING_SECONDS))
         config = uvicorn.Config(
             app,
             http=_bounded_protocol(settings.header_seconds),
@@ -135,6 +158,8 @@ class ServiceServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
         self.force_exit = self.should_exit and sig == signal.SIGINT
+        if not self.should_exit:
+            in_background(self._close, "surge-drain")
         self.should_exit = self._app.state.draining = True
 
 
