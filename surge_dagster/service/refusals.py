@@ -14,14 +14,7 @@ class Overloaded(SurgeError):
 
 
 class RequestTooLarge(SurgeError):
-    """An idle lane could not answer the request within the promise either, or a text has too many bytes.
-
-    `tokens` are over `largest_tokens`; many bytes of text count as tokens too, see `Lane`.
-    """
-
-    def __init__(self, message: str, tokens: int, largest_tokens: int) -> None:
-        super().__init__(message)
-        self.tokens, self.largest_tokens = tokens, largest_tokens
+    """An idle lane could not answer the request within the promise either, or a text has too many bytes."""
 
 
 class TooLong(SurgeError):
