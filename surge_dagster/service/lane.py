@@ -132,7 +132,7 @@ class Lane:
             LaneDown, LaneClosed: none can.
         """
         texts = list(texts)
-        column, text_bytes = _measured(texts)
+        column, text_bytes = measured(texts)
         floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
         with self._changed:  # before tokens are counted, which takes long where there are many
             self._require_room(int(floors.sum()), column.nbytes)
@@ -188,8 +188,7 @@ class Lane:
         return Request(column, int(tokens.sum()), ends, truncate, vectors, np.zeros(len(texts), np.bool_))
 
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
-        limit = self.space.max_length
-        return TooLong(np.flatnonzero(is_too_long).tolist(), limit, limit + 1)
+        return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)
 
     def _require_room(self, size: int, text_bytes: int) -> None:
         """Raise where no request is answered, or none of at least so many tokens."""
@@ -354,8 +353,8 @@ class Lane:
             self._answer(request, error)
 
 
-def _measured(texts: list[str]) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """The texts as a column, and their bytes."""
+def measured(texts: list[str]) -> tuple[pa.LargeStringArray, np.ndarray]:
+    """At least one text as a column, and the bytes of each, int64; texts that no lane takes are refused."""
     if not texts:
         raise ValueError("a request has at least one text")
     try:

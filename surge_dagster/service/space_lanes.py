@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import read_document
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import model_difference
-from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.lane import Lane
+from surge_dagster.service.lane import Lane, measured
 from surge_dagster.service.promise import CPU_WAIT_SECONDS, Promise, niceness_of, time_passes, upper_envelope
 from surge_dagster.service.tokens import TokenCounter
 
@@ -131,10 +129,10 @@ class SpaceLanes:
 
     def _promise(self, pool: EncoderPool, counter: TokenCounter, full_pass: int, keep_promise: bool) -> Promise:
         def count(texts: list[str]) -> np.ndarray:
-            return counter.count(texts, value_lengths(_column(texts)))[0]
+            return counter.count(texts, measured(texts)[1])[0]
 
         def encode(texts: list[str]) -> None:  # with an arena of its own, which takes longer than a lane's does
-            pool.vectors(_column(texts))
+            pool.vectors(measured(texts)[0])
 
         passes = time_passes(encode, count, full_pass, pool.space.max_length)
         share, wanted = self._settings.bulk_share, self._settings.promised_seconds
@@ -157,10 +155,6 @@ class SpaceLanes:
             result_of(closed)
         for pool in list(self._pools):
             pool.close()
-
-
-def _column(texts: list[str]) -> pa.LargeStringArray:
-    return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
 
 
 def _matryoshka_dimensions(space: Space) -> list[int]:

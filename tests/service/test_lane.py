@@ -24,8 +24,8 @@ from surge_dagster.service.refusals import (
     TooLong,
     UnusableText,
 )
-from surge_dagster.service.text_queue import claim
-from tests.engine.encoder.conftest import faulty_workers
+from surge_dagster.service.text_queue import Request, TextQueue
+from tests.engine.encoder.conftest import column, faulty_workers
 from tests.engine.encoder.faulty_pools import no_leaks
 from tests.service.lanes import Clock, assert_encoded, open_lane, texts_of, until
 
@@ -38,21 +38,20 @@ NO_WORKER = r"^no worker encodes texts of space \S+ any more; the service's log 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), max_size=8), st.integers(1, 40))
 def test_passes_take_every_text_once_in_order_and_as_many_as_fit(requests: list[list[int]], most: int) -> None:
-    ends = [np.cumsum([0, *sizes]) for sizes in requests]
-    taken = [0] * len(requests)
-    left = [(row, size) for row, sizes in enumerate(requests) for size in sizes]
+    queue, left = TextQueue(), list[tuple[Request, int, int]]()
+    for sizes in requests:
+        texts, ends = column(["text"] * len(sizes)), np.cumsum([0, *sizes])
+        queue.append(Request(texts, 0, ends, False, np.empty((len(sizes), 1)), np.zeros(len(sizes), np.bool_)))
+        left += [(list(queue)[-1], row, size) for row, size in enumerate(sizes)]
     while left:
-        queue = [row for row in range(len(requests)) if taken[row] < len(requests[row])]
-        rows = claim(((ends[row], taken[row]) for row in queue), most)
-        sizes = list[int]()
-        for row, (start, stop) in zip(queue, rows, strict=False):
-            assert start == taken[row] < stop
-            taken[row] = stop
-            sizes += requests[row][start:stop]
-        assert sizes == [size for _, size in left[: len(sizes)]]
-        assert sum(sizes) <= most or len(sizes) == 1
-        left = left[len(sizes) :]
-        assert not left or sum(sizes) + left[0][1] > most
+        taken = [(part.request, row) for part in queue.take(most) for row in range(part.start, part.stop)]
+        assert taken and taken == [each[:2] for each in left[: len(taken)]]
+        size = sum(each[2] for each in left[: len(taken)])
+        assert size <= most or len(taken) == 1
+        left = left[len(taken) :]
+        assert not left or size + left[0][2] > most
+        assert queue.tokens == sum(each[2] for each in left)
+    assert (len(queue), queue.text_bytes) == (0, 0)
 
 
 def hold(lane: Lane, path: Path) -> Future[Encoded]:
@@ -275,7 +274,7 @@ def test_texts_longer_than_the_model_reads_are_refused_by_row_unless_they_may_be
     with open_lane() as lane:
         with pytest.raises(TooLong, match=r"256 tokens.*rows 1, 3") as refused:
             lane.accept(["short", long, "short", 2 * long])
-        assert (refused.value.rows, refused.value.limit) == ([1, 3], 256)
+        assert refused.value.rows == [1, 3]
         answer = lane.accept(["short", long], truncate=True).result()
         assert answer.truncated.tolist() == [False, True]
         assert answer.tokens == 2 + 256

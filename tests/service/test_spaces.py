@@ -19,7 +19,7 @@ import pytest
 
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import read_current, write_current
 from surge_dagster.engine.output.spaces import claim_space
@@ -175,8 +175,20 @@ def test_nobody_answers_as_the_current_space_while_its_model_is_loaded(
         assert spaces.find("current").space.name == b
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "reason"),
+    [
+        (ConfigError, "the model is gone", "the model is gone"),
+        (EncoderError, "worker 12 ended", "ready: its workers failed, and the service's log says why; try"),
+    ],
+)
 def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_spaces: Spaces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[SurgeError],
+    message: str,
+    reason: str,
 ) -> None:
     made = three_spaces.copy_to(tmp_path, (A, B))
     a, b, _ = three_spaces.names()
@@ -185,13 +197,13 @@ def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
 
     def refuse(lanes: SpaceLanes, **options: Any) -> None:
         if lanes.sha256 == made.of(B).spec_sha256:
-            raise ConfigError("the model is gone")
+            raise kind(message)
         start(lanes, **options)
 
     monkeypatch.setattr(SpaceLanes, "start", refuse)
     with serving(made.store) as spaces:
         until(lambda: spaces._failed)
-        with pytest.raises(SpaceLoading, match="the model is gone"):
+        with pytest.raises(SpaceLoading, match=reason):
             spaces.find(b)
         assert spaces.find("current").space.name == a
         monkeypatch.undo()
