@@ -212,8 +212,11 @@ class Lane:
             return
         waiting = self.waiting_tokens + size
         reading = 0.0 if received_at is None else self._clock() - received_at - HANDLING_SECONDS
-        # An idle lane that was slow would otherwise never learn that it no longer is.
-        excess = 0.0 if self._computing_since is None else self._excess_seconds * self.promise.passes(waiting)
+        if self._computing_since is None:
+            reading -= self.promise.full_pass_seconds  # of the pass that the bound takes to be under way
+            excess = 0.0  # else a lane that was slow would never learn that it no longer is
+        else:
+            excess = self._excess_seconds * self.promise.passes(waiting)
         late = {
             "the pass under way is late": self._late_seconds(),
             "the device is slower than at the start": excess,

@@ -259,19 +259,20 @@ class ServedSpaces:
             self._current, self._pointer, self._listed_at, self._trouble = current, pointer, now, ""
 
     def _load(self, lanes: SpaceLanes, name: str) -> None:
-        why = ""
+        why = shown = ""
         try:
             lanes.start(keep_promise=False)
         except Exception as error:
-            log.warning("the space %s cannot be loaded: %s", name, str(error) or repr(error))
-            why = str(error) if isinstance(error, ConfigError) else _FAILED
+            why = str(error) or repr(error)
+            shown = why if isinstance(error, ConfigError) else _FAILED  # others may tell what a worker printed
             lanes.close()
         with self._lock:
             self._loading.pop(lanes.sha256, None)
             if self._is_closed:
                 return  # `close` closes these lanes too
             if why:
-                self._failed[lanes.sha256] = (why, time.monotonic() + _LOAD_AGAIN_SECONDS)
+                log.warning("the space %s cannot be loaded: %s", name, why)
+                self._failed[lanes.sha256] = (shown, time.monotonic() + _LOAD_AGAIN_SECONDS)
             else:
                 self._failed.pop(lanes.sha256, None)
                 self._lanes[lanes.sha256] = lanes
