@@ -198,7 +198,7 @@ class BatchRun:
             lane = served.queries if is_urgent else served.documents
             try:
                 if is_urgent and len(lines) > 1:
-                    raise refusals.RequestTooLarge("these lines are sent one by one", 0, 0)
+                    raise refusals.RequestTooLarge("these lines are sent one by one")
                 if is_urgent:
                     self._wait(math.inf, lane)
                 encoded = lane.accept(texts, truncate=truncate)

@@ -10,6 +10,7 @@ and each one that comes later, gets `LaneDown`.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,17 +26,21 @@ from surge_dagster.engine.errors import EncoderError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
-from surge_dagster.service.promise import Promise
+from surge_dagster.service.promise import HANDLING_SECONDS, Promise
 from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
 from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
 from surge_dagster.service.tokens import TokenCounter
+
+log = logging.getLogger(__name__)
 
 MOST_TEXT_BYTES = 16 << 20
 # Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
 _BYTES_PER_TOKEN = 16
 _MOST_WAITING_BYTES = 64 << 20  # of a lane without a promise
 _FIRST_RETRY_SECONDS = 5.0  # of one that has encoded nothing yet
-_KEPT_EXCESS = 0.9  # of the largest excess of the passes before the last one
+_KEPT_EXCESS = 0.5  # of the largest excess of the passes before the last one
+_LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
+_STUCK_SECONDS = 1.0  # by which a pass is late when its worker no longer counts as alive
 
 
 class Lane:
@@ -54,6 +59,7 @@ class Lane:
         computed_texts, computed_tokens, passes: since the start.
         broken_promises: requests that were accepted and answered later than promised.
         last_accepted_at: on the clock; when the lane was made, before the first request.
+        failed_at: on the clock; None while the pool can go on.
     """
 
     def __init__(
@@ -78,7 +84,7 @@ class Lane:
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
-        self._failure: str | None = None
+        self.failed_at: float | None = None
         self.computed_texts = self.computed_tokens = self.passes = self.broken_promises = 0
         self.last_accepted_at = clock()
 
@@ -98,10 +104,19 @@ class Lane:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has a worker, or needs none before its first request."""
-        return not self._stopping and self._failure is None and (self._arena is None or bool(self._pool.worker_pids))
+        """Whether a worker is ready, or needed only by a first request, and no pass hangs as far as one is promised."""
+        is_open = not self._stopping and self.failed_at is None
+        return is_open and (
+            self._arena is None or (self._pool.ready_workers > 0 and self._late_seconds() < _STUCK_SECONDS)
+        )
 
-    def accept(self, texts: Sequence[str], *, truncate: bool = False) -> Future[Encoded]:
+    @property
+    def _down(self) -> LaneDown:
+        return LaneDown(f"no worker encodes texts of space {self.space.name} any more; the service's log says why")
+
+    def accept(
+        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
+    ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
 
         Cancelling what is returned drops the texts that no pass has taken. Its errors are `LaneDown`, `LaneClosed`,
@@ -109,22 +124,25 @@ class Lane:
 
         Args:
             truncate: whether texts longer than the model reads are cut; else they are refused.
+            received_at: on the clock; the promise counts from then. None: once the tokens are counted.
 
         Raises:
             TooLong, RequestTooLarge, UnusableText: this request can never be answered.
             Overloaded: it could not be answered in time.
             LaneDown, LaneClosed: none can.
         """
-        request = self._counted(list(texts), truncate)
+        texts = list(texts)
+        column, text_bytes = measured(texts)
+        floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
+        with self._changed:  # before tokens are counted, which takes long where there are many
+            self._require_room(int(floors.sum()), column.nbytes)
+        request = self._counted(texts, column, text_bytes, floors, truncate)
         with self._changed:
-            if self._closing:
-                raise LaneClosed(f"the lane of {self.space.name} takes no more requests")
-            if self._failure is not None:
-                raise LaneDown(self._failure)
-            request.accepted_at = self._clock()
-            self._admit(request)
+            self._require_room(request.size, column.nbytes)
+            self._require_in_time(request.size, received_at)
             self._queue.append(request)
-            self.last_accepted_at = request.accepted_at
+            self.last_accepted_at = self._clock()
+            request.accepted_at = self.last_accepted_at if received_at is None else received_at
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
                 self._thread.start()
@@ -153,55 +171,71 @@ class Lane:
         if self._arena is not None:
             self._arena.close()
 
-    def _counted(self, texts: list[str], truncate: bool) -> Request:
-        if not texts:
-            raise ValueError("a request has at least one text")
-        column = _column(texts)
-        text_bytes = value_lengths(column)
-        if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
-            row = int(text_bytes.argmax())
-            raise RequestTooLarge(
-                f"row {row} of the request has {longest:,} bytes; a text has at most {MOST_TEXT_BYTES:,}: shorten it",
-                *(longest // _BYTES_PER_TOKEN, MOST_TEXT_BYTES // _BYTES_PER_TOKEN),
-            )
+    def _counted(
+        self,
+        texts: list[str],
+        column: pa.LargeStringArray,
+        text_bytes: np.ndarray,
+        floors: np.ndarray,
+        truncate: bool,
+    ) -> Request:
         tokens, is_too_long = self._counter.count(texts, text_bytes)
         if is_too_long.any() and not truncate:
             raise self._too_long(is_too_long)
         ends = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.maximum(np.maximum(tokens, 1), -(-text_bytes // _BYTES_PER_TOKEN)), out=ends[1:])
+        np.cumsum(np.maximum(tokens, floors), out=ends[1:])
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
         return Request(column, int(tokens.sum()), ends, truncate, vectors, np.zeros(len(texts), np.bool_))
 
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
-        limit = self.space.max_length
-        return TooLong(np.flatnonzero(is_too_long).tolist(), limit, limit + 1)
+        return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)
 
-    def _admit(self, request: Request) -> None:
-        """Raise where the request cannot be answered in time."""
+    def _require_room(self, size: int, text_bytes: int) -> None:
+        """Raise where no request is answered, or none of at least so many tokens."""
+        if self._closing:
+            raise LaneClosed(f"the lane of {self.space.name} takes no more requests")
+        if self.failed_at is not None:
+            raise self._down
         if self.promise is None:
-            if self._queue and self._queue.text_bytes + request.texts.nbytes > _MOST_WAITING_BYTES:
+            if self._queue and self._queue.text_bytes + text_bytes > _MOST_WAITING_BYTES:
                 rate = self._busy_seconds / max(1, self.computed_tokens)
                 seconds = self.waiting_tokens * rate or _FIRST_RETRY_SECONDS
                 raise Overloaded(f"{self.waiting_tokens:,} tokens wait, which take about {seconds:.0f} s", seconds)
-            return
-        if self.promise.retry_after(request.size) is not None:
-            largest = self.promise.largest_tokens
+        elif self.promise.retry_after(size) is not None:
             raise RequestTooLarge(
-                f"the request has {request.size:,} tokens, and at most {largest:,} can be answered within the promised "
-                f"{1000 * self.promise.promised_seconds:.0f} ms; split it, or send its texts as documents",
-                *(request.size, largest),
+                f"the request has {size:,} tokens or more, and at most {self.promise.largest_tokens:,} can be answered "
+                f"within {self.promise}; split it, or send its texts as documents"
             )
-        waiting, late = self.waiting_tokens + request.size, 0.0
-        if self._computing_since is not None:  # else a lane that was slow would never learn that it no longer is
-            longest = self._longest_seconds(self.promise.saturation_tokens)
-            late = max(0.0, self._clock() - self._computing_since - longest)
-            late += self._excess_seconds * self.promise.passes(waiting)
-        if (seconds := self.promise.retry_after(waiting, late)) is not None:
+
+    def _require_in_time(self, size: int, received_at: float | None) -> None:
+        if self.promise is None:
+            return
+        waiting = self.waiting_tokens + size
+        reading = 0.0 if received_at is None else self._clock() - received_at - HANDLING_SECONDS
+        if self._computing_since is None:
+            reading -= self.promise.full_pass_seconds  # of the pass that the bound takes to be under way
+            excess = 0.0  # else a lane that was slow would never learn that it no longer is
+        else:
+            excess = self._excess_seconds * self.promise.passes(waiting)
+        late = {
+            "the pass under way is late": self._late_seconds(),
+            "the device is slower than at the start": excess,
+            "the request was read, and its tokens were counted, slowly": max(0.0, reading),
+        }
+        if (seconds := self.promise.retry_after(waiting, sum(late.values()))) is not None:
+            late[f"{self.waiting_tokens:,} tokens wait"] = self.promise.bound(waiting) - self.promise.bound(size)
+            reason = max(late, key=lambda each: late[each])
             raise Overloaded(
-                f"{self.waiting_tokens:,} tokens wait: the request would take {1000 * seconds:.0f} ms longer than the "
-                f"promised {1000 * self.promise.promised_seconds:.0f} ms",
-                seconds,
+                f"{reason}: the request would take {1000 * seconds:.0f} ms longer than {self.promise}", seconds
             )
+
+    def _late_seconds(self) -> float:
+        """By which the pass under way takes longer than a full one, or than it should where it is larger."""
+        begun = self._computing_since  # which another thread may unset
+        if begun is None or self.promise is None:
+            return 0.0
+        most = max(self.promise.saturation_tokens, sum(part.size for part in self._pass))
+        return max(0.0, self._clock() - begun - self._longest_seconds(most))
 
     def _drop(self, request: Request) -> None:
         """Forget a cancelled request."""
@@ -221,17 +255,17 @@ class Lane:
             while self._next_pass():
                 self._encode()
         except BaseException as error:
-            reason = f"the encoder pool of {self.space.name} failed: {error}"
             with self._changed:
-                self._failure = reason
-            self._answer_all(LaneClosed("the lane was closed") if self._closing else LaneDown(reason))
+                self.failed_at = self._clock()
+            self._answer_all(self._ended_by(error))
 
     def _next_pass(self) -> bool:
         """Takes the texts of a pass as soon as there are some; False at the end."""
         with self._changed:
             self._pass = []
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self._stopping)
+            while not self._changed.wait_for(lambda: self._queue or self._stopping, _LOOK_SECONDS):
+                self._pool.dispatcher()  # raises where the pool has failed
             if self._stopping:
                 return False
             self._pass = self._queue.take(self._pass_tokens)
@@ -250,7 +284,7 @@ class Lane:
             try:
                 metrics = call.result()
             except EncoderError as error:  # of these texts; where it is of the pool, the next call has it too
-                why = LaneClosed("the lane was closed") if self._closing else LaneDown(str(error))
+                why = self._ended_by(error)
                 for part in self._pass:
                     self._answer(part.request, why)
                 return
@@ -262,13 +296,21 @@ class Lane:
         finally:
             slot.release()
 
+    def _ended_by(self, error: BaseException) -> SurgeError:
+        """What clients hear of it; the rest is of the workers, and for the log alone."""
+        if self._closing:
+            return LaneClosed("the lane was closed")
+        log.error("the lane of %s (%s) failed: %s", self.space.name, self.space.task, str(error))
+        return self._down
+
     def _hand_out(self, slot: Slot, borders: np.ndarray, metrics: EncodeMetrics) -> None:
         """Copies vectors to their requests, and answers those that have all of theirs."""
         failed = {int(np.searchsorted(borders, row.row, side="right")) - 1: row for row in metrics.failed}
         for place, part in enumerate(self._pass):
             request, first = part.request, int(borders[place])
             if (row := failed.get(place)) is not None:
-                reason = f"it ended every worker that tried it ({row.reason})"
+                log.warning("a text for %s cannot be encoded: %s", self.space.name, row.reason)
+                reason = "the text ended every worker that tried it"
                 self._answer(request, UnusableText(part.start + row.row - first, reason))
                 continue
             end = first + part.stop - part.start
@@ -285,7 +327,8 @@ class Lane:
         self.computed_tokens += metrics.costs.tokens
         self._busy_seconds += seconds
         longest = self._longest_seconds(sum(part.size for part in self._pass))
-        self._excess_seconds = max(seconds - longest, _KEPT_EXCESS * self._excess_seconds)
+        excess = min(seconds - longest, self.promise.promised_seconds if self.promise else 0.0)
+        self._excess_seconds = max(excess, _KEPT_EXCESS * self._excess_seconds)
 
     def _longest_seconds(self, tokens: int) -> float:
         """What a pass takes at most, as it was timed at the start."""
@@ -313,9 +356,19 @@ class Lane:
             self._answer(request, error)
 
 
-def _column(texts: list[str]) -> pa.LargeStringArray:
+def measured(texts: list[str]) -> tuple[pa.LargeStringArray, np.ndarray]:
+    """At least one text as a column, and the bytes of each, int64; texts that no lane takes are refused."""
+    if not texts:
+        raise ValueError("a request has at least one text")
     try:
-        return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
+        column: pa.LargeStringArray = pa.array(texts, pa.large_string())  # pyright: ignore[reportAssignmentType]
     except UnicodeEncodeError as error:
         row = texts.index(error.object)
         raise UnusableText(row, "it holds half of a surrogate pair, which is no character") from None
+    text_bytes = value_lengths(column)
+    if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
+        row = int(text_bytes.argmax())
+        raise RequestTooLarge(
+            f"row {row} of the request has {longest:,} bytes; a text has at most {MOST_TEXT_BYTES:,}: shorten it"
+        )
+    return column, text_bytes

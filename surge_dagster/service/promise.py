@@ -60,6 +60,9 @@ class Promise:
     bulk_share: float
     promised_seconds: float
 
+    def __str__(self) -> str:
+        return f"the promised {1000 * self.promised_seconds:.0f} ms"
+
     def seconds(self, tokens: int) -> float:
         """S(T)/(1 - φ): of a pass beside bulk work."""
         return (self.pass_seconds + self.token_seconds * tokens) / (1 - self.bulk_share)
@@ -115,9 +118,9 @@ class Promise:
         """
         if promised_seconds is None:
             promised_seconds = self.bound(_DEFAULT_PASSES * self.saturation_tokens)
-        if promised_seconds < self.smallest_seconds:
+        if not self.smallest_seconds <= promised_seconds < math.inf:
             raise ConfigError(
-                f"a promise of {1000 * promised_seconds:g} ms cannot be kept here: a full pass of "
+                f"a promise of {1000 * promised_seconds:g} ms cannot be kept here (--promise-ms): a full pass of "
                 f"{self.saturation_tokens:,} tokens takes up to {1000 * self.full_pass_seconds:.3g} ms beside bulk "
                 f"work. The smallest promise that holds is {math.ceil(1000 * self.smallest_seconds)} ms; use that, a "
                 "smaller model, or a faster device"
@@ -192,7 +195,7 @@ def niceness_of(bulk_share: float) -> int:
     """The niceness at which workers get this share of a core beside others of niceness 0."""
     if not LEAST_SHARE <= bulk_share <= MOST_SHARE:
         raise ConfigError(
-            f"the share of bulk work is {LEAST_SHARE:g} (the least that the scheduler gives) to {MOST_SHARE:g}, not "
-            f"{bulk_share:g}"
+            f"bulk_share, the share of bulk work, is {LEAST_SHARE:g} (the least that the scheduler gives) to "
+            f"{MOST_SHARE:g}, not {bulk_share:g}"
         )
     return min(_MOST_NICE, max(0, round(math.log((1 - bulk_share) / bulk_share) / math.log(_NICE_STEP))))

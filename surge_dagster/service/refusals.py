@@ -5,23 +5,20 @@ from __future__ import annotations
 from surge_dagster.engine.errors import SurgeError
 
 
-class Overloaded(SurgeError):
-    """The request could not be answered in time now; `retry_after_seconds` says when it is worth another attempt."""
+class NotNow(SurgeError):
+    """Not answered now; `retry_after_seconds` says when another attempt is worth it."""
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 
 
+class Overloaded(NotNow):
+    """The request could not be answered in time."""
+
+
 class RequestTooLarge(SurgeError):
-    """An idle lane could not answer the request within the promise either, or a text has too many bytes.
-
-    `tokens` are over `largest_tokens`; many bytes of text count as tokens too, see `Lane`.
-    """
-
-    def __init__(self, message: str, tokens: int, largest_tokens: int) -> None:
-        super().__init__(message)
-        self.tokens, self.largest_tokens = tokens, largest_tokens
+    """An idle lane could not answer the request within the promise either, or a text has too many bytes."""
 
 
 class TooLong(SurgeError):
@@ -29,18 +26,16 @@ class TooLong(SurgeError):
 
     Attributes:
         rows: of these texts in the request.
-        limit: tokens that the model reads, prompt and special ones included.
-        longest: tokens of the longest text, which are counted to one more than the limit.
     """
 
-    def __init__(self, rows: list[int], limit: int, longest: int) -> None:
+    def __init__(self, rows: list[int], limit: int) -> None:
         shown = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
         which = f"row {shown} of the request has" if len(rows) == 1 else f"rows {shown} of the request have"
         super().__init__(
             f"the model reads {limit:,} tokens of a text, prompt and special ones included, and {which} more; shorten "
             "or split such texts, or allow truncation"
         )
-        self.rows, self.limit, self.longest = rows, limit, longest
+        self.rows = rows
 
 
 class UnusableText(SurgeError):
@@ -59,12 +54,8 @@ class LaneClosed(SurgeError):
     """The lane takes no more requests, or ended before this one was answered: the service stops, or left the space."""
 
 
-class SpaceLoading(SurgeError):
-    """The model of the space is being loaded; `retry_after_seconds` says when another attempt is worth it."""
-
-    def __init__(self, message: str, retry_after_seconds: float) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
+class SpaceLoading(NotNow):
+    """The model of the space is being loaded."""
 
 
 class UnknownSpace(SurgeError):

@@ -8,22 +8,20 @@ niceness leave queries their share of the cores, and a pool that is not started 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import read_document
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import model_difference
-from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.lane import Lane
+from surge_dagster.service.lane import Lane, measured
 from surge_dagster.service.promise import CPU_WAIT_SECONDS, Promise, niceness_of, time_passes, upper_envelope
 from surge_dagster.service.tokens import TokenCounter
 
@@ -33,8 +31,9 @@ _SATURATION_TOKENS = 1_024  # of a backend that does not say how many fill a pas
 # A longer text has a pass of its own: the passes of a model that reads more are not made longer for it.
 _LONGEST_TEXT_TOKENS = 4_096
 _BULK_PASSES = 8  # full passes in one of the bulk lane, which wins more by texts of equal length than it loses by waits
-# A query worker without progress for so long is replaced. A pool for life forgives more losses in a row than a run's.
-_HANG_SECONDS, _MAX_RESPAWNS = 60.0, 9
+# A query worker without progress for so many seconds, and full passes, is replaced.
+_HANG_SECONDS, _HANG_PASSES = 5.0, 10
+_MAX_RESPAWNS = 9  # in a row: a pool for life forgives more than a run's
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class SpaceLanes:
                 `Promise.promising` too.
             EncoderError: the workers do not start, or `close` was called.
         """
-        pool = self._pool(self._trusted_request(), task="query", hang_timeout_seconds=_HANG_SECONDS)
+        pool = self._pool(self._trusted_request(), task="query")
         model = pool.space
         if model.spec_sha256 != self.sha256:
             raise ConfigError(
@@ -92,13 +91,24 @@ class SpaceLanes:
         counter = TokenCounter(model, facts.tokenizer, pool.costs)
         full_pass = max(facts.saturation_tokens or _SATURATION_TOKENS, min(model.max_length, _LONGEST_TEXT_TOKENS))
         promise = self._promise(pool, counter, full_pass, keep_promise)
+        pool.dispatcher().hang_timeout_seconds = max(_HANG_SECONDS, _HANG_PASSES * promise.full_pass_seconds)
         self.queries = Lane(pool, self._space, counter, full_pass, promise)
         self.queries.start()
-        documents = self._pool(model, niceness=niceness_of(self._settings.bulk_share))
+        niceness = niceness_of(self._settings.bulk_share)
         # Queries may have a tokenizer of their own; what documents' workers load is compared when they start.
-        counter = TokenCounter(documents.space, facts.tokenizer or self._space.tokenizer, pool.costs)
-        self.documents = Lane(documents, self._space, counter, _BULK_PASSES * full_pass)
+        counter = TokenCounter(replace(model, task="document"), facts.tokenizer or self._space.tokenizer, pool.costs)
+
+        def documents() -> Lane:
+            return Lane(self._pool(model, niceness=niceness), self._space, counter, _BULK_PASSES * full_pass)
+
+        self._new_documents, self.documents = documents, documents()
         self.matryoshka_dimensions = _matryoshka_dimensions(model)
+
+    def renew_documents(self) -> Lane:
+        """Put a lane that starts anew in place of the one for documents, which the caller closes."""
+        old, self.documents = self.documents, self._new_documents()
+        self._pools.remove(old.pool)
+        return old
 
     def _trusted_request(self) -> EncodingSpec:
         request, trusted = self._space.loadable, self._settings.trust_remote_code
@@ -119,10 +129,10 @@ class SpaceLanes:
 
     def _promise(self, pool: EncoderPool, counter: TokenCounter, full_pass: int, keep_promise: bool) -> Promise:
         def count(texts: list[str]) -> np.ndarray:
-            return counter.count(texts, value_lengths(_column(texts)))[0]
+            return counter.count(texts, measured(texts)[1])[0]
 
         def encode(texts: list[str]) -> None:  # with an arena of its own, which takes longer than a lane's does
-            pool.vectors(_column(texts))
+            pool.vectors(measured(texts)[0])
 
         passes = time_passes(encode, count, full_pass, pool.space.max_length)
         share, wanted = self._settings.bulk_share, self._settings.promised_seconds
@@ -145,10 +155,6 @@ class SpaceLanes:
             result_of(closed)
         for pool in list(self._pools):
             pool.close()
-
-
-def _column(texts: list[str]) -> pa.LargeStringArray:
-    return pa.array(texts, pa.large_string())  # pyright: ignore[reportReturnType]
 
 
 def _matryoshka_dimensions(space: Space) -> list[int]:

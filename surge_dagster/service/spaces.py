@@ -1,9 +1,10 @@
 """ServedSpaces: the spaces of an output that the service answers for, which follow its switches.
 
-The lanes of the current space are loaded, and those of the newest other one, so that a switch to it finds them warm. A
-space that is derived from the vectors of a loaded model needs no more than that model. Lanes that neither of the two
-needs any longer still answer by name: until others take their place, or no request has come for ten minutes. So at
-most three models are loaded.
+The lanes of the current space are loaded, and those of the newest other one, so that a switch to it finds them warm.
+Those that are there at the start count as begun in the order of their names: an output does not say when. A space that
+is derived from the vectors of a loaded model needs no more than that model. Lanes that neither of the two needs any
+longer still answer by name: until others take their place, or no request has come for ten minutes. So at most three
+models are loaded.
 
 A thread looks at the output twice a second. From the moment at which it has seen a switch, `current` is the new space
 or, while its model is loaded, nobody.
@@ -43,6 +44,7 @@ _LISTING_SECONDS = 10.0  # between two listings of a bucket's spaces, each of a 
 _DRAINED_SECONDS = 600.0  # without a request
 _CLOSING_SECONDS = 30.0  # for the answers of lanes that end
 _LOADING_SECONDS, _LOAD_AGAIN_SECONDS = 2.0, 60.0
+_FAILED = "its workers failed, and the service's log says why"
 _ORDER: tuple[State, ...] = ("current", "next", "draining")
 
 
@@ -214,6 +216,7 @@ class ServedSpaces:
         with self._lock:
             if self._is_closed:
                 return
+            self._end_failed()
             wanted = {space.encoder_sha256: space for space in self._wanted()}
             for sha256, space in wanted.items():
                 _, load_again_at = self._failed.get(sha256, ("", 0.0))
@@ -226,6 +229,16 @@ class ServedSpaces:
                 closed = in_background(partial(lanes.close, _CLOSING_SECONDS), "surge-close-space")
                 self._ending.append((lanes, closed))
             self._publish()
+
+    def _end_failed(self) -> None:
+        """Takes out the lanes whose pool has given up: they are loaded again later."""
+        for sha256, lanes in list(self._lanes.items()):
+            if lanes.queries.failed_at is not None:
+                self._failed[sha256] = (_FAILED, lanes.queries.failed_at + _LOAD_AGAIN_SECONDS)
+                self._ending.append((self._lanes.pop(sha256), in_background(lanes.close, "surge-close-space")))
+            elif (since := lanes.documents.failed_at) is not None and time.monotonic() >= since + _LOAD_AGAIN_SECONDS:
+                # Queries go on meanwhile. The new lane has no worker before its first request.
+                self._ending.append((lanes, in_background(lanes.renew_documents().close, "surge-close-lane")))
 
     def _look(self) -> None:
         """Reads which spaces the output has, and which one is current."""
@@ -246,11 +259,12 @@ class ServedSpaces:
             self._current, self._pointer, self._listed_at, self._trouble = current, pointer, now, ""
 
     def _load(self, lanes: SpaceLanes, name: str) -> None:
-        why = ""
+        why = shown = ""
         try:
             lanes.start(keep_promise=False)
         except Exception as error:
             why = str(error) or repr(error)
+            shown = why if isinstance(error, ConfigError) else _FAILED  # others may tell what a worker printed
             lanes.close()
         with self._lock:
             self._loading.pop(lanes.sha256, None)
@@ -258,7 +272,7 @@ class ServedSpaces:
                 return  # `close` closes these lanes too
             if why:
                 log.warning("the space %s cannot be loaded: %s", name, why)
-                self._failed[lanes.sha256] = (why, time.monotonic() + _LOAD_AGAIN_SECONDS)
+                self._failed[lanes.sha256] = (shown, time.monotonic() + _LOAD_AGAIN_SECONDS)
             else:
                 self._failed.pop(lanes.sha256, None)
                 self._lanes[lanes.sha256] = lanes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -101,13 +101,20 @@ class TextQueue:
             self._take(request, len(request.texts))
 
     def take(self, most_tokens: int) -> list[Part]:
-        """The texts of the next pass; see `claim`."""
-        rows = claim(((request.ends, request.next_row) for request in self._requests), most_tokens)
-        parts = [Part(request, *each) for request, each in zip(self._requests, rows, strict=False)]
-        for part in parts:
-            self._take(part.request, part.stop)
-            if part.stop == len(part.request.texts):
-                self._requests.popleft()
+        """The texts of the next pass, from the head of the queue: at least one of the first request."""
+        parts, room = list[Part](), most_tokens
+        while self._requests and room > 0:
+            request = self._requests[0]
+            start, ends = request.next_row, request.ends
+            stop = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
+            if stop <= start and parts:
+                break
+            parts.append(Part(request, start, max(stop, start + 1)))
+            room -= parts[-1].size
+            self._take(request, parts[-1].stop)
+            if request.next_row < len(request.texts):
+                break
+            self._requests.popleft()
         return parts
 
     def _take(self, request: Request, stop: int) -> None:
@@ -115,23 +122,3 @@ class TextQueue:
         request.next_row = stop
         if stop == len(request.texts):
             self.text_bytes -= request.texts.nbytes
-
-
-def claim(waiting: Iterable[tuple[np.ndarray, int]], most_tokens: int) -> list[tuple[int, int]]:
-    """The rows that the next pass takes of each request, from the head of the queue: at least one text of the first.
-
-    Args:
-        waiting: of each request, the size of the texts before each row, [texts + 1], and the first row that is left.
-    """
-    rows, room = list[tuple[int, int]](), most_tokens
-    for ends, start in waiting:
-        stop = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
-        if stop <= start:
-            if rows:
-                break
-            stop = start + 1
-        rows.append((start, stop))
-        room -= int(ends[stop] - ends[start])
-        if stop < len(ends) - 1 or room <= 0:
-            break
-    return rows

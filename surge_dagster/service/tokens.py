@@ -12,6 +12,8 @@ from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Toke
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 
+_SLICE = 64  # texts
+
 
 class TokenCounter:
     """Counts tokens of texts, prompt and special tokens included, as the model reads them.
@@ -36,8 +38,10 @@ class TokenCounter:
         """Tokens of each text that the model reads, int64, and whether it has more; an estimate never says so."""
         most = self._space.max_length
         if self._tokenizer is not None:
-            tokens = self._tokenizer.encode(texts)
-            return tokens.lengths, tokens.truncated
+            starts = range(0, len(texts), _SLICE)  # so that the ids of few texts are held at a time
+            slices = [self._tokenizer.encode(texts[start : start + _SLICE]) for start in starts]
+            lengths, truncated = ([getattr(tokens, name) for tokens in slices] for name in ("lengths", "truncated"))
+            return np.concatenate(lengths), np.concatenate(truncated)
         if self._space.is_hash:
             counted = hash_tokens(text_bytes + len(self._space.prompt.encode()))
             return np.minimum(counted, most), counted > most

@@ -51,7 +51,7 @@ class Lane(FakeLane):
             raise self.failures.pop(0)
         rows = [row for row, text in enumerate(texts) if len(text.split()) > LONGEST]
         if rows and not truncate:
-            raise TooLong(rows, LONGEST, LONGEST + 1)
+            raise TooLong(rows, LONGEST)
         self.fails_later = self.late_failures.pop(0) if self.late_failures else None
         return super().accept(texts, truncate=truncate)
 

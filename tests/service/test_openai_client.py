@@ -72,7 +72,7 @@ def test_errors_are_the_clients_own_with_what_to_do(client: openai.OpenAI, space
     assert (refused.value.param, refused.value.type) == ("dimensions", "invalid_request_error")
     lane = spaces.only.queries
     for failure, expected in (
-        (TooLong([0, 2], 8, 9), openai.BadRequestError),
+        (TooLong([0, 2], 8), openai.BadRequestError),
         (Overloaded("too much waits", 0.25), openai.RateLimitError),
         (LaneDown("no worker lives"), openai.InternalServerError),
     ):

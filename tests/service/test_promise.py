@@ -55,8 +55,9 @@ def test_promise_that_no_request_could_keep_is_refused_with_the_smallest_that_ho
     assert found
     smallest = int(found[1]) / 1000
     assert P.promising(smallest).largest_tokens == 100
-    with pytest.raises(ConfigError):
-        P.promising(smallest - 0.001)
+    for never in (smallest - 0.001, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="--promise-ms"):
+            P.promising(never)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5_000), st.floats(1e-5, 10)), min_size=1, max_size=12))

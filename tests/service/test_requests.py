@@ -148,8 +148,8 @@ def test_truncated_texts_are_named_in_a_header(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("failure", "status", "code"),
     [
-        (TooLong([0, 2], 8, 9), 400, "context_length_exceeded"),
-        (RequestTooLarge("too many tokens", 9, 8), 400, "request_too_large"),
+        (TooLong([0, 2], 8), 400, "context_length_exceeded"),
+        (RequestTooLarge("too many tokens"), 400, "request_too_large"),
         (UnusableText(1, "it ended every worker"), 400, "unusable_text"),
         (Overloaded("too much waits", 0.0421), 429, "rate_limit_exceeded"),
         (SpaceLoading("it is loaded", 1.5), 503, "space_loading"),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.parity import lowest_cosine
+from surge_dagster.engine.encoder.worker.tokenization import Tokens
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.service import space_lanes
+from surge_dagster.service import tokens as tokens_module
 from surge_dagster.service.refusals import TooLong
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.tokens import TokenCounter
@@ -52,6 +56,27 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
     tokens, is_too_long = estimate.count(texts, value_lengths(column(texts)))
     assert np.argsort(tokens)[-2:].tolist() == [3, len(TEXTS)]
     assert tokens.max() <= limit and not is_too_long.any()
+
+
+def test_tokens_of_many_texts_are_counted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, texts = list[int](), ["a" * (row % 7) for row in range(150)]
+
+    class Characters:
+        def encode(self, texts: list[str]) -> Tokens:
+            calls.append(len(texts))
+            lengths = [min(4, len(text)) for text in texts]
+            longer = np.array([len(text) > 4 for text in texts])
+            return Tokens(np.empty(0, np.int32), np.cumsum([0, *lengths]), longer, 0)
+
+    monkeypatch.setattr(tokens_module, "_tokenizer", lambda *_: Characters())
+    space, costs = (
+        replace(EncodingSpec("hash://16").resolve(), requested=EncodingSpec("a model")),
+        EncodeCosts(Fit(np.zeros(5))),
+    )
+    tokens, is_too_long = TokenCounter(space, "known", costs).count(texts, np.zeros(150))
+    assert calls == [64, 64, 22]
+    assert tokens.tolist() == [min(4, row % 7) for row in range(150)]
+    assert is_too_long.tolist() == [row % 7 > 4 for row in range(150)]
 
 
 @pytest.mark.soak

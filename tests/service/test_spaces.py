@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,13 @@ import pytest
 
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import read_current, write_current
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.service import space_lanes
 from surge_dagster.service import spaces as spaces_module
 from surge_dagster.service.refusals import LaneClosed, LaneDown, SpaceLoading, UnknownSpace
 from surge_dagster.service.space_lanes import SpaceLanes
@@ -173,8 +175,20 @@ def test_nobody_answers_as_the_current_space_while_its_model_is_loaded(
         assert spaces.find("current").space.name == b
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "reason"),
+    [
+        (ConfigError, "the model is gone", "the model is gone"),
+        (EncoderError, "worker 12 ended", "ready: its workers failed, and the service's log says why; try"),
+    ],
+)
 def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_spaces: Spaces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[SurgeError],
+    message: str,
+    reason: str,
 ) -> None:
     made = three_spaces.copy_to(tmp_path, (A, B))
     a, b, _ = three_spaces.names()
@@ -183,13 +197,13 @@ def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
 
     def refuse(lanes: SpaceLanes, **options: Any) -> None:
         if lanes.sha256 == made.of(B).spec_sha256:
-            raise ConfigError("the model is gone")
+            raise kind(message)
         start(lanes, **options)
 
     monkeypatch.setattr(SpaceLanes, "start", refuse)
     with serving(made.store) as spaces:
         until(lambda: spaces._failed)
-        with pytest.raises(SpaceLoading, match="the model is gone"):
+        with pytest.raises(SpaceLoading, match=reason):
             spaces.find(b)
         assert spaces.find("current").space.name == a
         monkeypatch.undo()
@@ -209,7 +223,11 @@ def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(three_spac
 
 @pytest.mark.parametrize("task", ["query", "document"])
 def test_other_tokenizer_than_that_of_the_files_is_refused(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+    three_spaces: Spaces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    task: str,
 ) -> None:
     made = three_spaces.copy_to(tmp_path, (A,))
     file = tmp_path / "output" / made.of(A).name / "space.json"
@@ -226,11 +244,39 @@ def test_other_tokenizer_than_that_of_the_files_is_refused(
         return
     with serving(made.store) as spaces:
         served = spaces.find("current")
-        with pytest.raises(LaneDown, match="expected 1234"):
+        with pytest.raises(LaneDown, match="the service's log says why"):
             served.documents.accept(["a"]).result()
-        assert not served.documents.is_alive
+        assert "expected 1234" in caplog.text
+        until(lambda: not served.documents.is_alive)
         assert served.queries.accept(["a"]).result().vectors.shape == (1, 16)
         assert spaces.is_alive
+        monkeypatch.setattr(EncoderPool, "start", start)
+        monkeypatch.setattr(spaces_module, "_LOAD_AGAIN_SECONDS", 0.0)
+        until(lambda: spaces.find("current").documents is not served.documents)
+        assert spaces.find("current").documents.accept(["a"]).result().vectors.shape == (1, 16)
+        assert spaces.find("current").queries is served.queries
+
+
+def test_space_whose_query_workers_are_given_up_is_loaded_again(
+    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path, (A,))
+    monkeypatch.setattr(space_lanes, "_MAX_RESPAWNS", 0)
+    with serving(made.store) as spaces:
+        lost = spaces.find("current").queries
+        assert lost.promise
+        assert lost.pool.dispatcher().hang_timeout_seconds == max(5, 10 * lost.promise.full_pass_seconds)
+        [worker] = lost.pool.worker_pids
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(LaneDown):
+            lost.accept(["a"]).result()
+        until(lambda: not spaces.served())
+        with pytest.raises(SpaceLoading, match="its workers failed, and the service's log says why; try again in"):
+            spaces.find("current")
+        assert not spaces.is_ready
+        spaces._failed.clear()
+        until(lambda: spaces.is_ready)
+        assert spaces.find("current").queries.accept(["a"]).result().vectors.shape == (1, 16)
 
 
 def test_start_refuses_what_cannot_be_served(three_spaces: Spaces, tmp_path: Path) -> None:

@@ -47,11 +47,12 @@ class Dispatcher:
         started: set when every seat had a ready worker, or when the pool has failed.
         ready_messages: the first one of each seat.
         failure: the error that ended the pool.
+        hang_timeout_seconds: see `EncoderPool`; may be changed at any time.
     """
 
     def __init__(self, seats: list[WorkerSeat], hang_timeout_seconds: float, max_respawns: int) -> None:
         self.seats = seats
-        self._hang_timeout_seconds = hang_timeout_seconds
+        self.hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -97,6 +98,9 @@ class Dispatcher:
     def worker_pids(self) -> list[int]:
         """Of the running workers, by seat."""
         return [worker.pid for _, worker in sorted(self._workers.items())]
+
+    def ready_workers(self) -> int:
+        return sum(worker.ready for worker in list(self._workers.values()))
 
     def close(self) -> None:
         """Ends all workers and then the thread; unfinished jobs fail."""
@@ -296,7 +300,7 @@ class Dispatcher:
         for worker in list(self._workers.values()):
             if worker.ready and not worker.assigned:
                 continue
-            limit = self._hang_timeout_seconds if worker.ready else _START_TIMEOUT_SECONDS
+            limit = self.hang_timeout_seconds if worker.ready else _START_TIMEOUT_SECONDS
             if now - worker.moved_at > limit:
                 # One per round: ending it may take seconds, and requests must not wait for several.
                 self._end_hung(worker, limit)

@@ -234,6 +234,10 @@ class EncoderPool:
     def worker_pids(self) -> list[int]:
         return self._dispatcher.worker_pids() if self._dispatcher else []
 
+    @property
+    def ready_workers(self) -> int:
+        return self._dispatcher.ready_workers() if self._dispatcher else 0
+
     def require_documents(self) -> None:
         """Refuse to encode a catalog as queries, with a ConfigError, where the model encodes those in another way."""
         if self.space.side == "query":
