@@ -55,12 +55,12 @@ BUDGETS: dict[str, int] = {
     "local_run": 220,
     "terminal": 120,
     "catalogs": 420,
-    "automation": 430,
+    "automation": 440,
     "assets": 1_160,
     "orchestration": 3_260,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_750,
+    "service": 3_780,
     "config": 670,
     "consumers": 930,
     "engine.derived": 700,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "engine.verify": 630,
     "engine.run": 3_970,
     "engine.output": 770,
-    "engine.encoder": 3_830,
+    "engine.encoder": 3_840,
     "engine.sources": 2_260,
     "engine.files": 1_090,
     "engine.model": 1_140,
@@ -185,8 +185,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 35_750
-    assert lines_of(ROOT / "tests") <= 40_300
+    assert product <= 35_800
+    assert lines_of(ROOT / "tests") <= 40_500
     assert lines_of(ROOT / "benchmarks") <= 6_250
 
 

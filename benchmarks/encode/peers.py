@@ -228,7 +228,7 @@ class Products:
                 torch.nn.functional.linear(states, weights)
         if self._products[0][0].is_cuda:
             torch.cuda.synchronize()
-        return (time.perf_counter() - begun) * passes / whole
+        return float((time.perf_counter() - begun) * passes / whole)
 
     def close(self) -> None:
         self._products = []

@@ -7,6 +7,8 @@ another machine, and only there a process can be looked for.
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 
 from surge_dagster.engine.support.counts import counted
@@ -17,14 +19,27 @@ from surge_dagster.orchestration.names import LOST_RUNS
 _SENSOR_SECONDS = 5  # a tick without an active run costs two short queries
 
 
-@dg.sensor(
-    name=LOST_RUNS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    minimum_interval_seconds=_SENSOR_SECONDS,
-    description="Declares runs failed whose process has ended: their slot is free, and they are launched again.",
-)
-def lost_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+class _SharedSensor(dg.SensorDefinition):
+    """A sensor that stays the same object in a project of components.
+
+    Dagster gives what each component defines the metadata of its file, on copies, and refuses two of one name.
+    """
+
+    def with_attributes(self, *, jobs: Any = None, metadata: Any = None) -> dg.SensorDefinition:
+        return self
+
+
+def _declare_lost(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """Declare lost runs failed, so that Dagster launches them again."""
     record_pool_limit(context.instance)
     active = sum(1 for _ in active_runs(context.instance, lambda run: True))
     return dg.SkipReason(counted(active, "active run"))
+
+
+lost_runs = _SharedSensor(
+    name=LOST_RUNS,
+    evaluation_fn=_declare_lost,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    minimum_interval_seconds=_SENSOR_SECONDS,
+    description="Declares runs failed whose process has ended: their slot is free, and they are launched again.",
+)

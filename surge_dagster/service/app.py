@@ -97,13 +97,15 @@ class _Endpoints:
 
     async def embeddings(self, request: Request, task: Task) -> Response:
         body = await read_body(request, self._settings)
-        asked = parse_request(body)
+        received_at = time.monotonic()
+        is_large = len(body) > _LARGE_BODY
+        asked = await asyncio.to_thread(parse_request, body) if is_large else parse_request(body)
         served = self._spaces.find(asked.model)
         task = asked.input_type or task
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
-        accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True)
-        future = await asyncio.to_thread(accept) if len(body) > _LARGE_BODY else accept()
+        accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True, received_at=received_at)
+        future = await asyncio.to_thread(accept) if is_large else accept()
         encoded = await _unless_gone(request, future)
         if encoded is None:
             return await _answer_nobody(request, None)

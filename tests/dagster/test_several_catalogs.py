@@ -102,6 +102,18 @@ def test_names_of_two_catalogs_never_collide() -> None:
     assert LOST_RUNS in merged["automation"], "one for all catalogs"
 
 
+def test_catalogs_of_a_project_of_components_share_lost_runs(tmp_path: Path) -> None:
+    """Dagster gives each component's definitions the metadata of its file, on copies."""
+    of_components = [
+        embedding_catalog(
+            name=name, source=str(tmp_path / name), output=str(tmp_path / f"{name}-out")
+        ).with_definition_metadata_update(lambda metadata, name=name: {**metadata, "file": name})
+        for name in ("shop", "docs")
+    ]
+    sensors = [sensor.name for sensor in dg.Definitions.merge(*of_components).get_repository_def().sensor_defs]
+    assert sensors.count(LOST_RUNS) == 1
+
+
 def test_assets_name_their_jobs_and_automation_and_have_the_owners_of_the_settings(tmp_path: Path) -> None:
     owners = ["ada@example.org", "team:search"]
     others = {"derived": [{"dtype": "int8"}], "lancedb": {"uri": str(tmp_path / "tables")}}

@@ -41,7 +41,9 @@ class FakeLane:
     broken_promises: int = 0
     is_alive: bool = True
 
-    def accept(self, texts: Sequence[str], *, truncate: bool = False) -> Future[Encoded]:
+    def accept(
+        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
+    ) -> Future[Encoded]:
         if self.failure:
             raise self.failure
         self.accepted.append(list(texts))
@@ -83,6 +85,10 @@ class FakeSpaces:
         self.only = FakeSpace(space, queries, FakeLane(space))
         self.is_ready = self.is_alive = True
         self.calls: list[str] = []
+        self.drained: SimpleQueue[float] = SimpleQueue()
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        self.drained.put(drain_seconds)
 
     def __enter__(self) -> FakeSpaces:
         return self

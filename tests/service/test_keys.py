@@ -62,7 +62,7 @@ def test_keys_are_read_again_when_the_file_has_changed(file: Path, caplog: pytes
     ("content", "said"),
     [
         (f"{'0' * 64}\n\nsecret\n", "line 3 is none"),
-        ("# none yet\n", "there is none"),
+        ("# none yet\n", "it has none"),
         (f"{'0' * 63}\n", "line 1 is none"),
         (b"\xff\xfe", "cannot be read"),
         (None, "No such file"),

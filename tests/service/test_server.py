@@ -63,14 +63,13 @@ def test_unix_socket_is_of_this_user_and_replaces_one_that_nobody_listens_on(tmp
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as ended:
         ended.bind(str(path))
-    with bound_socket(ServiceSettings(uds=path)) as listener:
+    with bound_socket(ServiceSettings(uds=path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        listener.listen()
         with pytest.raises(ConfigError, match="Address already in use"), bound_socket(ServiceSettings(uds=path)):
             pass
     with bound_socket(ServiceSettings(uds=path, api_keys=keys)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
-    path.unlink()
+    assert not path.exists()
     path.write_text("a file of somebody")
     with pytest.raises(ConfigError, match="Address already in use"), bound_socket(ServiceSettings(uds=path)):
         pass
@@ -97,6 +96,7 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     thread.join()
     assert said.get(timeout=60) == "stopped"
     assert spaces.calls == ["start", "close"]
+    assert spaces.drained.get(timeout=60) == 22.0, "what is left is refused before the 25 s are over"
 
 
 def test_service_without_a_place_for_the_socket_of_runs_answers_all_the_same(
