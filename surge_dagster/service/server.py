@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,7 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.support.waiting import in_background
 from surge_dagster.service.app import service_app
 from surge_dagster.service.runs import RunListener
 from surge_dagster.service.settings import ServiceSettings
@@ -29,7 +27,6 @@ from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.unix_sockets import remove_unused
 
 _BACKLOG = 2048
-_REFUSING_SECONDS = 3.0  # of the time to drain, for the answers to what cannot be encoded in time
 
 
 def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]) -> None:
@@ -54,7 +51,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         with _run_listener(spaces, settings, say), app.state.batches or nullcontext():
-            ServiceServer(app, settings, spaces.close).run(sockets=[listener])
+            ServiceServer(app, settings).run(sockets=[listener])
         say("stopped")
 
 
@@ -88,6 +85,7 @@ def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with _in_words(settings):
             if settings.uds is not None:  # which does not say whether somebody is about to listen there
+                settings.uds.parent.stat()  # the lock would make the folder
                 held.enter_context(FileLock(f"{settings.uds}.lock", timeout=0, thread_local=False))
                 remove_unused(settings.uds)
             listener.bind(address)
@@ -131,15 +129,10 @@ def _shown(listener: socket.socket) -> str:
 
 
 class ServiceServer(uvicorn.Server):
-    """uvicorn whose clients learn before that it will end.
+    """uvicorn whose clients learn before that it will end."""
 
-    Args:
-        close: waits for answers so many seconds, and refuses what is left: before uvicorn cuts it off.
-    """
-
-    def __init__(self, app: Starlette, settings: ServiceSettings, close: Callable[[float], None]) -> None:
+    def __init__(self, app: Starlette, settings: ServiceSettings) -> None:
         self._app = app
-        self._close = partial(close, max(0.0, settings.drain_seconds - _REFUSING_SECONDS))
         config = uvicorn.Config(
             app,
             http=_bounded_protocol(settings.header_seconds),
@@ -158,8 +151,6 @@ class ServiceServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
         self.force_exit = self.should_exit and sig == signal.SIGINT
-        if not self.should_exit:
-            in_background(self._close, "surge-drain")
         self.should_exit = self._app.state.draining = True
 
 

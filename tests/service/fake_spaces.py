@@ -85,10 +85,6 @@ class FakeSpaces:
         self.only = FakeSpace(space, queries, FakeLane(space))
         self.is_ready = self.is_alive = True
         self.calls: list[str] = []
-        self.drained: SimpleQueue[float] = SimpleQueue()
-
-    def close(self, drain_seconds: float = 0.0) -> None:
-        self.drained.put(drain_seconds)
 
     def __enter__(self) -> FakeSpaces:
         return self

@@ -35,7 +35,7 @@ def running(spaces: ServedSpaces, **settings: Any) -> Iterator[Running]:
     with bound_socket(chosen) as listener:
         listener.listen()  # who connects before the server runs is answered when it does
         app = service_app(spaces, chosen)
-        server = ServiceServer(app, chosen, spaces.close)
+        server = ServiceServer(app, chosen)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
