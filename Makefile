@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test soak lint eval eval-full bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly gpu gpu-carry clean
+.PHONY: help venv demo ui test soak lint eval eval-full bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ bench-derive: $(TEST_STAMP) ## rows per second of derived spaces, from memory an
 
 bench-nightly: $(TEST_STAMP) ## what a night costs that changes little, and tables that follow the vectors
 	@$(BIN)/python -m benchmarks.nightly $(ARGS)
+
+bench-serve: $(TEST_STAMP) ## queries beside bulk work: latency over load, promises kept, what each leaves to the other
+	@$(BIN)/python -m benchmarks.serve $(ARGS)
 
 bench-dagster: $(TEST_STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)
