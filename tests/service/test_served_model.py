@@ -30,6 +30,7 @@ TEXTS = ["", "steel bottle", "Größe 43", "the index " * 3, "a", "3.14 lid and 
 LONG = "word " * 300
 
 
+@pytest.mark.soak
 def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
