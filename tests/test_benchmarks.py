@@ -187,6 +187,14 @@ def test_encode_benchmark_compares_the_pool_with_the_library() -> None:
 
 
 @pytest.mark.soak
+def test_serve_benchmark_loads_both_lanes() -> None:
+    """Takes some 20 s: a service, and a second of each load."""
+    service = run_benchmark("serve", "--quick")["service"]
+    assert service["overload"]["statuses"] and service["bulk_alone"] > 0
+    assert [each["load"] for each in service["loads"]] == [each["load"] for each in service["loads_beside_bulk"]]
+
+
+@pytest.mark.soak
 def test_prediction_plans_each_case_and_then_runs_it() -> None:
     """Takes some 10 s: a pool, its measurement, a calibration and two runs."""
     words = ["--models", "simulated", "--workers", "1", "--sigmas", "1", "--seconds", "0.2", "--repeats", "2"]

@@ -55,7 +55,7 @@ class Lane:
         clock: monotonic seconds.
 
     Attributes:
-        space: what the pool encodes.
+        pool, space: what encodes, and into which space.
         computed_texts, computed_tokens, passes: since the start.
         broken_promises: requests that were accepted and answered later than promised.
         last_accepted_at: on the clock; when the lane was made, before the first request.
@@ -73,7 +73,7 @@ class Lane:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.space, self.promise = pool.space, promise
-        self._pool, self._recorded, self._counter, self._pass_tokens = pool, recorded, counter, pass_tokens
+        self.pool, self._recorded, self._counter, self._pass_tokens = pool, recorded, counter, pass_tokens
         self._clock = clock
         self._changed = threading.Condition()
         self._queue = TextQueue()
@@ -87,10 +87,6 @@ class Lane:
         self.failed_at: float | None = None
         self.computed_texts = self.computed_tokens = self.passes = self.broken_promises = 0
         self.last_accepted_at = clock()
-
-    @property
-    def pool(self) -> EncoderPool:
-        return self._pool
 
     @property
     def waiting_tokens(self) -> int:
@@ -107,7 +103,7 @@ class Lane:
         """Whether a worker is ready, or needed only by a first request, and no pass hangs as far as one is promised."""
         is_open = not self._stopping and self.failed_at is None
         return is_open and (
-            self._arena is None or (self._pool.ready_workers > 0 and self._late_seconds() < _STUCK_SECONDS)
+            self._arena is None or (self.pool.ready_workers > 0 and self._late_seconds() < _STUCK_SECONDS)
         )
 
     @property
@@ -152,10 +148,10 @@ class Lane:
 
     def start(self) -> None:
         """Start the pool and make its arena. The first request does so too, where nothing else did."""
-        self._recorded.require_tokenizer(self._pool.start().tokenizer)
+        self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             most_bytes = max(MOST_TEXT_BYTES, _BYTES_PER_TOKEN * self._pass_tokens)
-            self._arena = self._pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes)
+            self._arena = self.pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes)
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, wait for the answers of the others for so long, and end the pool."""
@@ -164,7 +160,7 @@ class Lane:
             self._changed.wait_for(lambda: not self._queue and not self._pass, drain_seconds)
             self._stopping = True
             self._changed.notify_all()
-        self._pool.close()  # which ends a pass that is under way
+        self.pool.close()  # which ends a pass that is under way
         if self._thread is not None:
             wait_for_thread(self._thread)
         self._answer_all(LaneClosed(f"the lane of {self.space.name} ended before this request was answered"))
@@ -265,7 +261,7 @@ class Lane:
             self._pass = []
             self._changed.notify_all()
             while not self._changed.wait_for(lambda: self._queue or self._stopping, _LOOK_SECONDS):
-                self._pool.dispatcher()  # raises where the pool has failed
+                self.pool.dispatcher()  # raises where the pool has failed
             if self._stopping:
                 return False
             self._pass = self._queue.take(self._pass_tokens)
@@ -280,7 +276,7 @@ class Lane:
             for part, size in zip(self._pass, sizes, strict=True):
                 slot.append(part.request.texts.slice(part.start, size))
             borders = np.cumsum([0, *sizes[:-1]])
-            call = self._pool.submit(slot, borders)
+            call = self.pool.submit(slot, borders)
             try:
                 metrics = call.result()
             except EncoderError as error:  # of these texts; where it is of the pool, the next call has it too

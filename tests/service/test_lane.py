@@ -231,13 +231,13 @@ def test_requests_are_answered_when_the_worker_is_killed_under_them(tmp_path: Pa
     with open_lane(max_respawns=3) as lane:
         hold(lane, tmp_path / "go")
         answers = [lane.accept(each) for each in texts]
-        [killed] = lane._pool.worker_pids
+        [killed] = lane.pool.worker_pids
         os.kill(killed, signal.SIGKILL)
         (tmp_path / "go").touch()
         for each, answer in zip(texts, answers, strict=True):
             assert_encoded(answer.result(), each)
         assert lane.is_alive
-        assert lane._pool.worker_pids != [killed]
+        assert lane.pool.worker_pids != [killed]
 
 
 def test_every_request_hears_that_the_pool_has_failed_for_good_and_the_log_says_why(
@@ -246,7 +246,7 @@ def test_every_request_hears_that_the_pool_has_failed_for_good_and_the_log_says_
     with open_lane(max_respawns=0) as lane:
         held = hold(lane, tmp_path / "go")
         answers = [lane.accept(texts_of(str(number), 30)) for number in range(4)]
-        for pid in lane._pool.worker_pids:
+        for pid in lane.pool.worker_pids:
             os.kill(pid, signal.SIGKILL)
         for answer in (held, *answers):
             with pytest.raises(LaneDown, match=NO_WORKER):

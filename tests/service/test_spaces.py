@@ -69,10 +69,10 @@ def test_vectors_are_those_of_files_and_of_searches_in_a_space_and_in_what_is_de
     with serving(store) as spaces:
         found = spaces.find("current")
         assert (found.space, found.state, found.dimensions) == (replace(parent, model_path=""), "current", (16, 8))
-        assert found.documents._pool.worker_pids == [], "documents need no memory before the first one"
+        assert found.documents.pool.worker_pids == [], "documents need no memory before the first one"
         files = read_embedded(tmp_path, parent.name, "a").matrix
         documents = found.documents.accept(texts).result()
-        pids = [pid for lane in (found.queries, found.documents) for pid in lane._pool.worker_pids]
+        pids = [pid for lane in (found.queries, found.documents) for pid in lane.pool.worker_pids]
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids] == [own, min(19, own + 10)]
         assert np.array_equal(found.converted(documents.vectors, None), files)
