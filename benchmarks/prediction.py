@@ -1,14 +1,14 @@
 """Prediction beside outcome: plan a run, run it, and compare the wall times.
 
     python -m benchmarks.prediction [--models minilm,bge-base,e5-large,simulated] [--sigmas 1.0,1.72,2.5]
-        [--workers 1,2] [--seconds 60] [--repeats 3] [--histories calibration,long,language,busy]
+        [--workers 1,2] [--seconds 60] [--repeats 3] [--histories calibration,long,language,model,busy]
 
 For each model shape, number of workers and spread of the partition sizes: calibrate on the catalog, or forget earlier
-runs and embed another catalog (of texts of 1 MB, in another language, or on a machine that is busy). Then plan and
-embed the catalog a few times, as night by night: each plan knows the runs before it. Prints a table and, as the last
-line of standard output, one JSON document. `simulated` is an encoder that sleeps for a fixed time per text;
-everything else of its run is real. The error of a case is the mean of its plans' errors without their signs. The spread
-of the repeated runs stands beside it: no prediction can be closer than that.
+runs and embed another catalog (of texts of 1 MB, in another language, with another model, or on a machine that is
+busy). Then plan and embed the catalog a few times, as night by night: each plan knows the runs before it. Prints a
+table and, as the last line of standard output, one JSON document. `simulated` is an encoder that sleeps for a fixed
+time per text; everything else of its run is real. The error of a case is the mean of its plans' errors without their
+signs. The spread of the repeated runs stands beside it: no prediction can be closer than that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TOKENS = 11.0  # of a text of the synthetic catalog
 _MEAN_SIZE = 2_500 / 4  # texts of a partition: a quarter of the paper's, so that a short run has many
 _LARGEST_ERROR, _LARGEST_FIRST_ERROR = 0.02, 0.10
 # What the texts of another catalog are made into, and how many seconds of its run, at the speed of plain texts.
-_HISTORIES = {"long": (20_000, 0.02), "language": (1, 0.3), "busy": (1, 0.5)}
+_HISTORIES = {"long": (20_000, 0.02), "language": (1, 0.3), "model": (1, 0.1), "busy": (1, 0.5)}
 _CYRILLIC = str.maketrans("abcdefghijklmnoprstuvz", "абцдефгхийклмнопрстувз")
 
 
@@ -119,7 +119,14 @@ def _other(history: str, pool: EncoderPool, seconds: float, folder: Path) -> Non
     busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(os.cpu_count() or 1)]
     for process in busy if history == "busy" else ():
         process.start()
-    _embed(pool, partitions, open_store(folder.with_suffix(".output")), Thresholds())
+    output = open_store(folder.with_suffix(".output"))
+    if history == "model":
+        other = "bge-base" if pool.space.dimension == 384 else "minilm"
+        with _pool(other, pool.costs.workers, folder) as other_pool:
+            other_pool.read_costs(anew=True)
+            _embed(other_pool, partitions, output, Thresholds())
+    else:
+        _embed(pool, partitions, output, Thresholds())
     for process in busy if history == "busy" else ():
         process.kill()
         process.join()
