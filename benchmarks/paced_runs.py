@@ -125,6 +125,10 @@ class _PacedCall:
         return self._turn.result().encoded
 
     @property
+    def finished_rows(self) -> int:
+        return self._turn.result().finished_rows if self._turn.done() else 0
+
+    @property
     def metrics(self) -> EncodeMetrics:
         metrics = self._turn.result().metrics
         pause = Costs(encode_seconds=self._call_seconds, shared_seconds=self._call_seconds)
