@@ -1,10 +1,12 @@
 """Queries beside bulk work: latency over load, promises kept, and what each lane leaves to the other.
 
-    python -m benchmarks.serve [--seconds 20] [--requests 20000] [--model MODEL] [--peers NAMES] [--quick]
+    python -m benchmarks.serve [--seconds 20] [--requests 20000] [--model MODEL] [--peers NAMES] [--infinity COMMAND]
+        [--chart FILE] [--quick]
 
-Starts `surge-dagster serve` over an output of its own, and a plain sentence-transformers server beside it in turn. The
-client is an open loop: requests leave at Poisson times whatever has been answered, and a latency counts from the time
-at which its request was meant to leave. Prints tables and, as the last line of standard output, one JSON document.
+Starts `surge-dagster serve` over an output of its own, and in turn a plain sentence-transformers server and that of
+infinity-emb, which needs an environment of its own: its `COMMAND` is the path of `infinity_emb` there. The client is an
+open loop: requests leave at Poisson times whatever has been answered, and a latency counts from the time at which its
+request was meant to leave. Prints tables and, as the last line of standard output, one JSON document.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
 
-PEERS = ("sentence-transformers",)
+PEERS = ("sentence-transformers", "infinity-emb")
 _QUERIES, _DOCUMENTS = "/v1/embeddings", "/documents/v1/embeddings"
 _BULK_TEXTS, _BULK_CALLS, _LOOPS = 256, 3, 16
 _LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the capacity
@@ -204,8 +206,16 @@ def measure(arguments: argparse.Namespace) -> Document:
         with _serving([*command, "--port"], "/readyz") as (url, process):
             document["service"] = asyncio.run(with_client(url, measure_service, psutil.Process(process.pid), arguments))
         for peer in arguments.peers:
+            command, ready = [sys.executable, "-m", "benchmarks.serve_peer", arguments.model], "/readyz"
+            if peer == "infinity-emb":
+                if not arguments.infinity:
+                    continue
+                model = EncodingSpec(arguments.model).resolve().model_path
+                options = ["--model-id", model, "--served-model-name", "current", "--url-prefix", "/v1"]
+                command = [arguments.infinity, "v2", *options, "--engine", "torch", "--device", "cpu", "--port"]
+                ready = "/health"
             say(f"  {peer}")
-            with _serving([sys.executable, "-m", "benchmarks.serve_peer", arguments.model], "/readyz") as (url, _):
+            with _serving(command, ready) as (url, _):
                 document[peer] = asyncio.run(with_client(url, measure_peer, arguments))
     return document
 
@@ -279,6 +289,31 @@ def serve_targets(document: Document) -> Iterator[Target]:
     yield at_most("CPU of a request in ms, beside its pass", 0.3, service["cpu_ms_of_a_request"])
 
 
+def draw(service: Document, path: Path) -> None:
+    """Latency over load, with and without bulk work beside it, below the promise."""
+    import matplotlib as mpl  # of an extra, and nothing else here needs it
+    from matplotlib.figure import Figure
+
+    from benchmarks.evaluation.charts import OURS, STYLE, THEIRS
+
+    with mpl.rc_context(STYLE):
+        figure = Figure((6.0, 3.4))
+        axes = figure.subplots()
+        for name, color, loads in (
+            ("alone", THEIRS, service["loads"]),
+            ("beside bulk work", OURS, service["loads_beside_bulk"]),
+        ):
+            shares = [100 * each["load"] for each in loads]
+            for quantile, line in (("p50", "o--"), ("p99", "o-")):
+                values = [each[f"{quantile}_ms"] for each in loads]
+                axes.plot(shares, values, line, color=color, label=f"{quantile}, {name}")
+        axes.axhline(service["promised_ms"], color="black", linewidth=0.8, label="promise")
+        axes.set(xlabel="queries, % of the capacity", ylabel="ms", yscale="log")
+        axes.legend(fontsize=7)
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     parser = command_line(__doc__)
     add, quick = parser.add_argument, add_quick(parser)
@@ -286,7 +321,12 @@ def main() -> None:
     add("--requests", type=int, default=200 if quick else 20_000, help="for which the promise is checked (20,000)")
     add("--model", default="hash://16" if quick else EncodingSpec().model)
     add("--peers", type=names_of(PEERS), default=[] if quick else list(PEERS), help=f"of {','.join(PEERS)}")
-    document = measure(parser.parse_args())
+    add("--infinity", metavar="COMMAND", help="path of infinity_emb; without it that peer is left out")
+    add("--chart", type=Path, metavar="FILE", help="SVG of the latencies over the load")
+    arguments = parser.parse_args()
+    document = measure(arguments)
+    if arguments.chart:
+        draw(document["service"], arguments.chart)
     print_document(document, serve_lines(document), serve_targets(document))
 
 

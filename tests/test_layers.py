@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_260,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_780,
+    "service": 3_850,
     "config": 670,
     "consumers": 930,
     "engine.derived": 700,

@@ -49,21 +49,21 @@ def serve(
     """
     from surge_dagster.service.server import run_service  # a web server, and only this command needs it
     from surge_dagster.service.settings import ServiceSettings
+    from surge_dagster.service.space_lanes import LaneSettings
     from surge_dagster.service.spaces import ServedSpaces
 
     store = settings.open_store()
     space_to_read(settings, store, False, yes, queries=True)
-    spaces = ServedSpaces(
-        store,
+    lanes = LaneSettings(
         devices=settings.devices,
         precision=settings.precision,
-        promise_ms=promise_ms,
-        bulk_share=bulk_share,
         trust_remote_code=settings.trust_remote_code,
+        promised_seconds=None if promise_ms is None else promise_ms / 1000,
+        bulk_share=bulk_share,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, run_socket=run_socket, api_keys=api_keys, batches=batches)
     with terminable():
         try:
-            run_service(spaces, address, lambda text: messages.print(text, markup=False))
+            run_service(ServedSpaces(store, lanes), address, lambda text: messages.print(text, markup=False))
         except KeyboardInterrupt:  # before it listened
             raise typer.Exit(130) from None

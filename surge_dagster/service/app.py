@@ -30,6 +30,7 @@ from surge_dagster.service.errors import ClientError, answer_error, error_respon
 from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.openapi import openapi_document
+from surge_dagster.service.refusals import LaneClosed
 from surge_dagster.service.requests import parse_request, read_body, require_offered
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
@@ -45,7 +46,8 @@ _CLIENT_GONE = 499
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     """The application; set `app.state.draining` to answer that no more requests should be sent here.
 
-    `app.state.batches` is the caller's to start, when the spaces are, and to close before them; None without a folder.
+    `app.state.give_up` answers those that still wait for a lane with 503. `app.state.batches` is the caller's to start,
+    when the spaces are, and to close before them; None without a folder.
 
     Args:
         spaces: started by the caller, who also closes them.
@@ -76,13 +78,14 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
         | {ClientDisconnect: _answer_nobody},
     )
     app.router.redirect_slashes = False
-    app.state.draining, app.state.batches = False, batches
+    app.state.draining, app.state.batches, app.state.give_up = False, batches, endpoints.give_up
     return app
 
 
 class _Endpoints:
     def __init__(self, spaces: ServedSpaces, settings: ServiceSettings) -> None:
         self._spaces, self._settings = spaces, settings
+        self._encoding = set[asyncio.Future[Encoded]]()
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
         self._document = openapi_document(needs_key=self.keys is not None)
@@ -106,9 +109,7 @@ class _Endpoints:
         lane = served.queries if task == "query" else served.documents
         accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True, received_at=received_at)
         future = await asyncio.to_thread(accept) if is_large else accept()
-        encoded = await _unless_gone(request, future)
-        if encoded is None:
-            return await _answer_nobody(request, None)
+        encoded = await self._result_of(future, request)
 
         def write() -> bytes:
             vectors = served.converted(encoded.vectors, asked.dimensions)
@@ -119,6 +120,32 @@ class _Endpoints:
             headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
         answer = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
         return Response(answer, headers=headers, media_type=_JSON)
+
+    async def _result_of(self, future: Future[Encoded], request: Request) -> Encoded:
+        """What a lane answers. A client that has closed its connection ends the wait, and takes its texts out.
+
+        Raises:
+            ClientDisconnect: it has.
+            LaneClosed: all such waits were given up.
+        """
+        encoding = asyncio.wrap_future(future)
+        self._encoding.add(encoding)
+        leaving = asyncio.ensure_future(request.receive())  # the body was read: only a disconnect can come
+        try:
+            await asyncio.wait((encoding, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not encoding.done():
+                raise ClientDisconnect
+            if encoding.cancelled():
+                raise LaneClosed("the service ends before this request can be answered")
+            return encoding.result()
+        finally:
+            self._encoding.discard(encoding)
+            encoding.cancel()
+            leaving.cancel()
+
+    def give_up(self) -> None:
+        for encoding in list(self._encoding):
+            encoding.cancel()
 
     async def models(self, request: Request) -> Response:
         models = [model_of(served, self._began) for served in self._spaces.served()]
@@ -148,18 +175,6 @@ class _Endpoints:
 
 def _status(is_well: bool, problem: str, code: str) -> Response:
     return JSONResponse({"status": "ok"}) if is_well else error_response(503, problem, code)
-
-
-async def _unless_gone(request: Request, future: Future[Encoded]) -> Encoded | None:
-    """The result of a lane; None when the client has closed its connection, which cancels the future."""
-    encoding = asyncio.wrap_future(future)
-    leaving = asyncio.ensure_future(request.receive())  # the body was read: only a disconnect can come
-    try:
-        await asyncio.wait((encoding, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return encoding.result() if encoding.done() else None
-    finally:
-        encoding.cancel()
-        leaving.cancel()
 
 
 async def _answer_nobody(request: Request, error: Exception | None) -> Response:

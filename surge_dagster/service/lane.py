@@ -132,6 +132,8 @@ class Lane:
         floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
         with self._changed:  # before tokens are counted, which takes long where there are many
             self._require_room(int(floors.sum()), column.nbytes)
+            if len(texts) == 1:  # which an idle lane would take, whatever its tokens
+                self._require_in_time(int(floors[0]), received_at)
         request = self._counted(texts, column, text_bytes, floors, truncate)
         with self._changed:
             self._require_room(request.size, column.nbytes)

@@ -5,9 +5,12 @@ those of the request included, it is answered within
 
     D(B) = P + (⌈B/K⌉ + 1)·S(K)/(1 - φ) + P·[φ > 0] + h
 
-K are the tokens of a full pass, of which one may be under way when the request comes. φ is the share of the device that
-bulk work keeps, P the longest wait for the device, h the handling outside of passes. A request is accepted only if D(B)
-is within the promise: those that are accepted keep it, and the others are refused early, with a time to come back.
+K are the tokens of a full pass, from which larger ones are hardly faster; one may be under way when the request comes.
+φ is the share of the device that bulk work keeps, P the longest wait for the device, h the handling outside of passes.
+A request is accepted only if D(B) is within the promise: those that are accepted keep it, and the others are refused
+early, with a time to come back.
+
+Passes are timed beside a busy thread, as under overload: answering and refusing requests takes cores from the workers.
 
 Other programs may take a device from its workers later. So a lane adds to D(B) by how much the pass under way is late,
 and for each pass what the last ones took beyond S(T).
@@ -17,8 +20,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -35,7 +40,7 @@ _DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
 _NICE_STEP, _MOST_NICE = 1.25, 19
 LEAST_SHARE, MOST_SHARE = 0.015, 0.5
-_SHARES_OF_K = (1 / 16, 1 / 4, 1)
+_FAST_ENOUGH = 0.9  # of the most tokens per second
 _ROUNDS, _ENOUGH_SECONDS, _MOST_SECONDS = 3, 5.0, 20.0
 _WORDS = ((6, 10), (60, 100), (6, 40))  # of titles, of paragraphs, and of texts of many lengths
 _TEXTS = 64
@@ -143,25 +148,37 @@ def upper_envelope(passes: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return min(lines, key=lambda line: line[0] + line[1] * tokens.mean())
 
 
+def pass_sizes(saturation_tokens: int, longest_text: int) -> list[int]:
+    """Tokens of passes that are timed: up to the saturation point of bulk work, and no fewer than a text has."""
+    return sorted({max(round(share * saturation_tokens), longest_text) for share in (1 / 16, 1 / 4, 1)})
+
+
+def full_pass(passes: Sequence[tuple[int, float]], sizes: Sequence[int]) -> int:
+    """K: the smallest of the sizes at which tokens take hardly longer than at the best one."""
+    tokens, seconds = np.array(passes, float).T
+    of_size = np.searchsorted(sizes, tokens)
+    rates = np.bincount(of_size, tokens) / np.maximum(np.bincount(of_size, seconds), 1e-9)
+    return sizes[int(np.argmax(rates >= _FAST_ENOUGH * rates.max()))]
+
+
 def time_passes(
     encode: Callable[[list[str]], object],
     count: Callable[[list[str]], np.ndarray],
-    saturation_tokens: int,
-    max_length: int,
+    sizes: Sequence[int],
+    longest_text: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[tuple[int, float]]:
-    """Tokens and seconds of passes of a few sizes up to the saturation point, each of texts from short to the longest.
+    """Tokens and seconds of passes of these sizes, each of texts from short to the longest.
 
     A first round warms up, since libraries prepare themselves for each new shape of a pass. A model that is so slow
     that this takes long is timed in fewer passes: the smaller ones, and the first round where there is no other.
 
     Args:
         count: tokens of each text.
+        longest_text: in tokens: attention makes tokens of long texts dearer.
     """
-    # Attention makes tokens of long texts dearer: a text of so many words fills the model, or a pass.
-    longest = min(max_length, saturation_tokens)
-    kinds = (*_WORDS, (longest, longest))
-    batches = [_texts_of(round(share * saturation_tokens), words, count) for share in _SHARES_OF_K for words in kinds]
+    kinds = (*_WORDS, (longest_text, longest_text))
+    batches = [_texts_of(size, words, count) for size in sizes for words in kinds]
     passes, spent = list[tuple[int, float]](), 0.0
     for is_warm in (False, *[True] * _ROUNDS):
         timed = list[tuple[int, float]]()
@@ -177,6 +194,19 @@ def time_passes(
             if spent > _ENOUGH_SECONDS:
                 break
     return passes
+
+
+@contextmanager
+def busy_thread() -> Iterator[None]:
+    """Keeps this process as busy as one thread can."""
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: all(not ended.is_set() for _ in itertools.count()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _texts_of(

@@ -3,6 +3,8 @@
 A field that would change a vector and is not offered is refused, with the space's own value: ignoring it would give the
 client vectors of another kind than it asked for. Other unknown fields are ignored, and `null` is a field that is not
 given. An empty text is a text as any other, as in the files.
+
+While a body is parsed, no other request is answered: what it holds beside texts is skipped, not made into objects.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
 from starlette.requests import Request
 
 from surge_dagster.engine.model.prompts import Task
@@ -21,6 +23,7 @@ from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace
 
 MAX_TEXTS = 2048
+_SHOWN_BODY = 1 << 20  # of a larger one that is wrong, no value is shown
 # Times the limit up to which a body is read on: most clients read no answer before they have sent all.
 _READ_ON = 4
 
@@ -28,9 +31,9 @@ _READ_ON = 4
 class EmbeddingRequest(BaseModel):
     """The body of `POST …/embeddings`."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
-    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
     model: str = Field(description="name of a space or of a model, or `current`")
     encoding_format: Literal["float", "base64"] | None = Field(None, description="base64 is of float32, little endian")
     dimensions: int | None = Field(None, description="leading ones, as many as GET /v1/models lists")
@@ -38,10 +41,27 @@ class EmbeddingRequest(BaseModel):
         None, description="how the texts are encoded (default: as the path says)"
     )
     truncate: bool | None = Field(None, description="whether texts that the model cannot read whole are cut")
+    _not_offered: str = PrivateAttr("")  # name of such a field, if one was given
 
     @property
     def texts(self) -> Sequence[str]:
         return [self.input] if isinstance(self.input, str) else self.input
+
+
+# Fields by which other servers change a vector, by what they change.
+_NOT_OFFERED = {
+    "prompt": "chat_template instruction messages prompt prompt_name task task_type",
+    "length": "add_special_tokens late_chunking long_text_mode max_length max_tokens truncate_prompt_tokens truncation "
+    "truncation_direction truncation_side",
+    "scale": "normalize normalize_embeddings normalized use_activation",
+    "dimension": "dimensionality output_dimension output_dimensionality truncate_dim",
+    "dtype": "embed_dtype embedding_type embedding_types endianness output_dtype output_value precision "
+    "return_multivector",
+    "modality": "images modality",
+}
+NOT_OFFERED = {name: what for what, names in _NOT_OFFERED.items() for name in names.split()}
+_NOT_OFFERED_PLACES = {(name,) for name in NOT_OFFERED}
+_Strict = create_model("_Strict", __base__=EmbeddingRequest, **dict.fromkeys(NOT_OFFERED, (None, None)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 async def read_body(request: Request, settings: ServiceSettings) -> bytes:
@@ -82,22 +102,28 @@ def parse_request(body: bytes) -> EmbeddingRequest:
         ClientError: it is no JSON, or a field is missing or has a value that it cannot have.
     """
     try:
-        return EmbeddingRequest.model_validate_json(body)
+        return _Strict.model_validate_json(body)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
+        all_details = error.errors(include_url=False, include_context=False, include_input=len(body) <= _SHOWN_BODY)
+    details = [each for each in all_details if each["loc"][:1] not in _NOT_OFFERED_PLACES]
+    if not details:
+        request = EmbeddingRequest.model_validate_json(body)
+        request._not_offered = str(all_details[0]["loc"][0])
+        return request
     first = details[0]
     if not first["loc"]:
         raise ClientError(400, f"The body is no JSON object in UTF-8: {first['msg']}.", "invalid_json")
     name = str(first["loc"][0])
-    if first["type"] == "missing" or first["input"] is None:
+    if first["type"] == "missing" or first.get("input", ...) is None:
         raise _wrong_field(name, "is missing", "missing_required_parameter")
     if name == "input":
         raise _wrong_input(details)
-    raise _wrong_field(name, f"is {reprlib.repr(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}")
+    shown = f"is {reprlib.repr(first['input'])}" if "input" in first else "is wrong"
+    raise _wrong_field(name, f"{shown}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
 def _wrong_input(details: Sequence[Any]) -> ClientError:
-    given = details[0]["input"]
+    given = details[0].get("input", [0])  # the largest bodies that go wrong hold tokens, or nonsense
     if not isinstance(given, list):
         return _wrong_field("input", f"is {reprlib.repr(given)}: expected one text or a list of texts")
     if not 1 <= len(given) <= MAX_TEXTS:
@@ -116,20 +142,6 @@ def _wrong_field(name: str, problem: str, code: str = "invalid_value") -> Client
     return ClientError(400, f"The field {name!r} {problem}.", code, name)
 
 
-# Fields by which other servers change a vector, by what they change.
-_NOT_OFFERED = {
-    "prompt": "chat_template instruction messages prompt prompt_name task task_type",
-    "length": "add_special_tokens late_chunking long_text_mode max_length max_tokens truncate_prompt_tokens truncation "
-    "truncation_direction truncation_side",
-    "scale": "normalize normalize_embeddings normalized use_activation",
-    "dimension": "dimensionality output_dimension output_dimensionality truncate_dim",
-    "dtype": "embed_dtype embedding_type embedding_types endianness output_dtype output_value precision "
-    "return_multivector",
-    "modality": "images modality",
-}
-NOT_OFFERED = {name: what for what, names in _NOT_OFFERED.items() for name in names.split()}
-
-
 def require_offered(request: EmbeddingRequest, served: ServedSpace, task: Task) -> None:
     """Refuse fields and dimensions that the space does not have.
 
@@ -137,8 +149,7 @@ def require_offered(request: EmbeddingRequest, served: ServedSpace, task: Task) 
         ClientError: it holds the space's own value.
     """
     space = served.space
-    given = (name for name, value in (request.model_extra or {}).items() if value is not None)
-    if name := next((name for name in given if name in NOT_OFFERED), None):
+    if name := request._not_offered:
         prompt = space.query_prompt if task == "query" else space.document_prompt
         own_value = {
             "prompt": f"puts {prompt!r} before each {task}" if prompt else f"puts no prompt before a {task}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import math
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
@@ -16,7 +18,7 @@ from typing import Any
 import uvicorn
 from filelock import FileLock, Timeout
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
@@ -27,6 +29,8 @@ from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.unix_sockets import remove_unused
 
 _BACKLOG = 2048
+_SWITCH_SECONDS = 0.0005  # in which a lane gets its turn from a thread that answers requests
+_ANSWERING_SECONDS = 3.0  # of the time to drain, for the answers to requests that are given up
 
 
 def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]) -> None:
@@ -41,6 +45,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         ConfigError: the address cannot be bound, or may not be without API keys; or a space cannot be served.
     """
     app = service_app(spaces, settings)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with bound_socket(settings) as listener, spaces:
         spaces.start()
         for served in spaces.served():
@@ -133,9 +138,10 @@ class ServiceServer(uvicorn.Server):
 
     def __init__(self, app: Starlette, settings: ServiceSettings) -> None:
         self._app = app
+        self._waiting_seconds = max(0.0, settings.drain_seconds - _ANSWERING_SECONDS)
         config = uvicorn.Config(
             app,
-            http=_bounded_protocol(settings.header_seconds),
+            http=_bounded_protocol(settings),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -143,7 +149,6 @@ class ServiceServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
-            h11_max_incomplete_event_size=settings.max_header_bytes,
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         )
         super().__init__(config)
@@ -153,13 +158,20 @@ class ServiceServer(uvicorn.Server):
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = self._app.state.draining = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        giving_up = asyncio.get_running_loop().call_later(self._waiting_seconds, self._app.state.give_up)
+        await super().shutdown(sockets)
+        giving_up.cancel()
 
-def _bounded_protocol(seconds: float) -> type[H11Protocol]:
-    class Bounded(H11Protocol):
-        """Ends a connection that for `seconds` has neither begun a request nor read what was written to it.
+
+def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
+    class Bounded(HttpToolsProtocol):
+        """Ends a connection that neither begins a request nor reads what was written to it, or whose headers are long.
 
         uvicorn bounds the time between two requests alone, and forgets even that when one byte of the next one arrives.
         """
+
+        _header_bytes: int | None = None  # of one read before; None where no headers are under way
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -171,7 +183,22 @@ def _bounded_protocol(seconds: float) -> type[H11Protocol]:
             if is_waiting and state == before:
                 self.transport.abort()
             else:
-                self._next_look = self.loop.call_later(seconds, self._look, state)
+                self._next_look = self.loop.call_later(settings.header_seconds, self._look, state)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._header_bytes is not None:
+                self._header_bytes += len(data)
+                if self._header_bytes > settings.max_header_bytes:
+                    self.send_400_response(f"The headers are larger than {settings.max_header_bytes:,} bytes.")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._header_bytes = 0
+
+        def on_headers_complete(self) -> None:
+            self._header_bytes = None
+            super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._next_look.cancel()

@@ -22,7 +22,16 @@ from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.support.waiting import in_background, result_of
 from surge_dagster.service.lane import Lane, measured
-from surge_dagster.service.promise import CPU_WAIT_SECONDS, Promise, niceness_of, time_passes, upper_envelope
+from surge_dagster.service.promise import (
+    CPU_WAIT_SECONDS,
+    Promise,
+    busy_thread,
+    full_pass,
+    niceness_of,
+    pass_sizes,
+    time_passes,
+    upper_envelope,
+)
 from surge_dagster.service.tokens import TokenCounter
 
 log = logging.getLogger(__name__)
@@ -38,7 +47,17 @@ _MAX_RESPAWNS = 9  # in a row: a pool for life forgives more than a run's
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
-    """As `EncoderPool` and `ServedSpaces` have them; `promised_seconds` None is what the device suggests."""
+    """How the lanes of all spaces are made.
+
+    Attributes:
+        devices, precision, backend: see `EncoderPool`.
+        trust_remote_code: of models that spaces on record name, see `EncodingSpec`; other code is not run.
+        promised_seconds: of query lanes; None is what two waiting passes need, as they were timed at the start.
+        bulk_share: of the device, that documents keep beside queries.
+
+    Raises:
+        ConfigError: the share is out of its range.
+    """
 
     devices: str = "auto"
     precision: str = "auto"
@@ -46,6 +65,9 @@ class LaneSettings:
     trust_remote_code: str | None = None
     promised_seconds: float | None = None
     bulk_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        niceness_of(self.bulk_share)
 
 
 class SpaceLanes:
@@ -89,17 +111,18 @@ class SpaceLanes:
             )
         facts = pool.start()
         counter = TokenCounter(model, facts.tokenizer, pool.costs)
-        full_pass = max(facts.saturation_tokens or _SATURATION_TOKENS, min(model.max_length, _LONGEST_TEXT_TOKENS))
-        promise = self._promise(pool, counter, full_pass, keep_promise)
+        longest_text = min(model.max_length, _LONGEST_TEXT_TOKENS)
+        sizes = pass_sizes(facts.saturation_tokens or _SATURATION_TOKENS, longest_text)
+        promise = self._promise(pool, counter, sizes, longest_text, keep_promise)
         pool.dispatcher().hang_timeout_seconds = max(_HANG_SECONDS, _HANG_PASSES * promise.full_pass_seconds)
-        self.queries = Lane(pool, self._space, counter, full_pass, promise)
+        self.queries = Lane(pool, self._space, counter, promise.saturation_tokens, promise)
         self.queries.start()
         niceness = niceness_of(self._settings.bulk_share)
         # Queries may have a tokenizer of their own; what documents' workers load is compared when they start.
         counter = TokenCounter(replace(model, task="document"), facts.tokenizer or self._space.tokenizer, pool.costs)
 
         def documents() -> Lane:
-            return Lane(self._pool(model, niceness=niceness), self._space, counter, _BULK_PASSES * full_pass)
+            return Lane(self._pool(model, niceness=niceness), self._space, counter, _BULK_PASSES * sizes[-1])
 
         self._new_documents, self.documents = documents, documents()
         self.matryoshka_dimensions = _matryoshka_dimensions(model)
@@ -127,16 +150,21 @@ class SpaceLanes:
             pool.close()
         return pool
 
-    def _promise(self, pool: EncoderPool, counter: TokenCounter, full_pass: int, keep_promise: bool) -> Promise:
+    def _promise(
+        self, pool: EncoderPool, counter: TokenCounter, sizes: list[int], longest_text: int, keep_promise: bool
+    ) -> Promise:
         def count(texts: list[str]) -> np.ndarray:
             return counter.count(texts, measured(texts)[1])[0]
 
         def encode(texts: list[str]) -> None:  # with an arena of its own, which takes longer than a lane's does
             pool.vectors(measured(texts)[0])
 
-        passes = time_passes(encode, count, full_pass, pool.space.max_length)
+        with busy_thread():
+            passes = time_passes(encode, count, sizes, longest_text)
+        most = full_pass(passes, sizes)
+        envelope = upper_envelope([each for each in passes if each[0] <= most])
         share, wanted = self._settings.bulk_share, self._settings.promised_seconds
-        promise = Promise(*upper_envelope(passes), full_pass, CPU_WAIT_SECONDS, share, 0.0)
+        promise = Promise(*envelope, most, CPU_WAIT_SECONDS, share, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
             log.warning("%s promises %.0f ms: less cannot be kept", self._space.name, 1000 * promise.smallest_seconds)
             wanted = promise.smallest_seconds

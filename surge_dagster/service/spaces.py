@@ -31,7 +31,6 @@ from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import every, in_background, result_of
 from surge_dagster.service.lane import Lane
-from surge_dagster.service.promise import niceness_of
 from surge_dagster.service.refusals import SpaceLoading, UnknownSpace
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
 
@@ -66,13 +65,10 @@ class ServedSpace:
     dimensions: tuple[int, ...]
 
     def converted(self, vectors: np.ndarray, dimensions: int | None = None) -> np.ndarray:
-        """Vectors of a lane with the dimensions of the space, or fewer: float32, cut as those in files are.
+        """Vectors of a lane with the dimensions of the space, or fewer of `dimensions`: float32, cut as in files.
 
         Vectors of the space's own type, such as int8, are compared with these, as `search` does.
         """
-        if dimensions is not None and dimensions not in self.dimensions:
-            known = ", ".join(map(str, self.dimensions))
-            raise ConfigError(f"vectors of {self.space.name} have one of the dimensions {known}, not {dimensions}")
         return cut(vectors, replace(self.space, dimension=dimensions or self.space.dimension))
 
 
@@ -80,29 +76,11 @@ class ServedSpaces:
     """The served spaces of an output. Use `with`, which closes them.
 
     Args:
-        devices, precision, backend: see `EncoderPool`.
-        promise_ms: of the query lanes; None is what two waiting passes need, as they were timed at the start.
-        bulk_share: of the device, that documents keep beside queries.
-        trust_remote_code: of models that spaces on record name, see `EncodingSpec`; other code is not run.
-
-    Raises:
-        ConfigError: the share is out of its range.
+        settings: of their lanes.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        devices: str = "auto",
-        precision: str = "auto",
-        backend: str = "auto",
-        promise_ms: float | None = None,
-        bulk_share: float = 0.1,
-        trust_remote_code: str | None = None,
-    ) -> None:
-        niceness_of(bulk_share)
-        promised_seconds = None if promise_ms is None else promise_ms / 1000
-        self._settings = LaneSettings(devices, precision, backend, trust_remote_code, promised_seconds, bulk_share)
+    def __init__(self, store: Store, settings: LaneSettings) -> None:
+        self._settings = settings
         self._store = store
         self._lock = threading.RLock()
         self._following = ExitStack()

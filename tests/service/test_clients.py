@@ -23,6 +23,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.service.files import FileStore
+from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 from tests.engine.encoder.conftest import tiny_model
 from tests.engine.runs import finish, in_memory, make_run
@@ -55,7 +56,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     spec = prompted(tiny_model("bert_cls", folder))
     store = open_store(folder / "output")
     claim_space(store, spec.resolve())
-    with ServedSpaces(store, devices="cpu") as spaces:
+    with ServedSpaces(store, LaneSettings("cpu")) as spaces:
         spaces.start()
         with serving(spaces) as url:
             yield url
@@ -147,7 +148,7 @@ def test_own_tests_of_the_client_pass(python: Path, tests_of_openai: Path, tmp_p
         finish(make_run(pool, in_memory({"a": numbered_rows("a", 3)}), tmp_path / "output"))
         store, space = open_store(tmp_path / "output"), pool.space
     list(DeriveRun(store, space, "float32", 1).events())
-    with ServedSpaces(store, devices="cpu") as spaces:
+    with ServedSpaces(store, LaneSettings("cpu")) as spaces:
         spaces.start()
         with serving(spaces, batches=tmp_path / "batches") as url:
             for name, chosen in (

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.promise import HANDLING_SECONDS, Promise, niceness_of, time_passes, upper_envelope
+from surge_dagster.service.promise import (
+    HANDLING_SECONDS,
+    Promise,
+    full_pass,
+    niceness_of,
+    pass_sizes,
+    time_passes,
+    upper_envelope,
+)
 
 P = Promise(0.010, 0.0001, 100, 0.004, 0.1, 1.0)
 S = 0.010 + 0.0001 * 100
@@ -73,6 +81,17 @@ def test_envelope_of_passes_on_a_line_is_that_line() -> None:
     assert upper_envelope([(10, 0.2), (10, 0.3), (50, 0.1)]) == pytest.approx((0.3, 0))
 
 
+SIZES = pass_sizes(4_000, 90)
+
+
+def test_full_pass_is_the_smallest_at_which_tokens_take_hardly_longer_than_at_the_best() -> None:
+    assert (SIZES, pass_sizes(4_000, 512)) == ([250, 1_000, 4_000], [512, 1_000, 4_000])
+    for of_pass, most in ((0.0, 250), (0.1, 1_000), (1.0, 4_000)):
+        passes = [(size - less, of_pass + 0.001 * (size - less)) for size in SIZES for less in (0, 10)]
+        assert full_pass(passes, SIZES) == most
+    assert full_pass([(240, 0.3)], SIZES) == 250, "what a slow model was timed with"
+
+
 class Encoding:
     """A device that takes so many seconds per character, by a clock of its own."""
 
@@ -86,7 +105,7 @@ class Encoding:
 
     def passes(self) -> list[tuple[int, float]]:
         """Of a model whose tokens are characters."""
-        return time_passes(self.encode, lambda texts: np.array([*map(len, texts)]), 4_000, 90, lambda: self.now)
+        return time_passes(self.encode, lambda texts: np.array([*map(len, texts)]), SIZES, 90, lambda: self.now)
 
 
 def test_passes_are_timed_up_to_the_saturation_point_after_a_round_that_warms_up() -> None:

@@ -59,6 +59,10 @@ def client(spaces: FakeSpaces) -> Iterator[TestClient]:
         ({"dimensions": True}, "dimensions", "integer"),
         ({"input_type": "passage"}, "input_type", "'query' or 'document'"),
         ({"truncate": "END"}, "truncate", "boolean"),
+        ({"truncate": "END", "prompt": "a"}, "truncate", "boolean"),
+        ({"input": [[7] * 400] * 1_000}, "input", "check_embedding_ctx_length=False"),
+        ({"input": ["a " * 1_000] * 2_047 + [3]}, "input", "expected texts"),
+        ({"input": ["a " * 1_000] * 1_000, "truncate": 3}, "truncate", "is wrong: input should be a valid boolean"),
     ],
 )
 def test_wrong_field_is_refused_with_what_was_expected(

@@ -29,6 +29,7 @@ from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.store import open_store
 from surge_dagster.service.server import ServiceServer, run_service
 from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.turns import Turns
 from tests.engine.encoder.conftest import filled_slot
@@ -235,7 +236,7 @@ def test_run_encodes_through_the_service_of_its_output(tmp_path: Path, monkeypat
     with EncoderPool(spec, devices="cpu") as pool:
         run = make_run(pool, in_memory({"a": rows["a"]}), tmp_path)
         finish(run)
-    with socket_path() as path, ServedSpaces(open_store(tmp_path), devices="cpu") as spaces:
+    with socket_path() as path, ServedSpaces(open_store(tmp_path), LaneSettings("cpu")) as spaces:
         settings = ServiceSettings(port=0, run_socket=path)
         thread = threading.Thread(target=run_service, args=(spaces, settings, said.append))
         thread.start()

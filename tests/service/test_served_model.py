@@ -19,6 +19,7 @@ from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.service import space_lanes
 from surge_dagster.service import tokens as tokens_module
 from surge_dagster.service.refusals import TooLong
+from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.tokens import TokenCounter
 from tests.engine.encoder.conftest import column, tiny_model
@@ -42,7 +43,7 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
         space, limit = pool.space.name, pool.space.max_length
         estimate = TokenCounter(pool.space, "another tokenizer", pool.costs)
     files = read_embedded(tmp_path, space, "a").matrix
-    with ServedSpaces(open_store(tmp_path), devices="cpu") as spaces:
+    with ServedSpaces(open_store(tmp_path), LaneSettings("cpu")) as spaces:
         spaces.start()
         served = spaces.find("current")
         for lane in (served.queries, served.documents):
@@ -88,7 +89,7 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
     store = open_store(tmp_path / "output")
     claim_space(store, EncodingSpec(str(folder)).resolve())
     model = SentenceTransformer(str(folder), device="cpu")
-    with ServedSpaces(store, devices="cpu", backend="torch") as spaces:
+    with ServedSpaces(store, LaneSettings("cpu", backend="torch")) as spaces:
         spaces.start()
         served = spaces.find("current")
         for lane, expected, prompt in (

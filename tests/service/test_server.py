@@ -142,3 +142,17 @@ def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else(tmp_path: 
             head, _, body = read_all(client).partition(b"\r\n\r\n")
         assert re.match(rb"HTTP/1.1 200 OK\r\n", head) and b"connection: close" in head
         assert len(json.loads(body)["data"]) == 1
+
+
+def test_what_waits_when_the_drain_ends_is_told_to_come_back() -> None:
+    spaces = FakeSpaces()
+    lane = spaces.only.queries
+    lane.holds = True
+    with running(spaces.as_served(), drain_seconds=3.2) as service, connected(service.url) as client:
+        client.sendall(REQUEST)
+        future = lane.held.get(timeout=60)
+        service.server.handle_exit(signal.SIGTERM, None)
+        head, _, body = read_all(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503") and b"retry-after-ms: " in head
+    assert json.loads(body)["error"]["code"] == "shutting_down"
+    assert future.cancelled()
