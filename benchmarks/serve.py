@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 import aiohttp
 import numpy as np
@@ -43,6 +45,7 @@ from benchmarks.harness import (
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
@@ -139,6 +142,33 @@ class Client:
                 task.cancel()
             await asyncio.gather(*encoding, return_exceptions=True)
 
+    async def batch(self, texts: list[str]) -> float:
+        """Lines per second of a batch of documents, from when it is made until it is completed."""
+        requests = (
+            {
+                "custom_id": str(number),
+                "method": "POST",
+                "url": _DOCUMENTS,
+                "body": {"model": "current", "input": text},
+            }
+            for number, text in enumerate(texts)
+        )
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", "\n".join(map(json.dumps, requests)).encode(), filename="batch.jsonl")
+        async with self._session.post(f"{self._url}/v1/files", data=form) as answer:
+            file = await answer.json()
+        asked = {"input_file_id": file["id"], "endpoint": _DOCUMENTS, "completion_window": "24h"}
+        begun = time.monotonic()
+        async with self._session.post(f"{self._url}/v1/batches", json=asked) as answer:
+            batch = await answer.json()
+        while batch["status"] in ("validating", "in_progress", "finalizing"):
+            await asyncio.sleep(0.1)
+            async with self._session.get(f"{self._url}/v1/batches/{batch['id']}") as answer:
+                batch = await answer.json()
+        if batch["request_counts"] != {"total": len(texts), "completed": len(texts), "failed": 0}:
+            raise SystemExit(f"the batch has ended so: {batch}")
+        return len(texts) / (time.monotonic() - begun)
+
     async def broken_promises(self) -> float:
         async with self._session.get(self._url + "/metrics") as answer:
             lines = (await answer.text()).splitlines()
@@ -183,6 +213,28 @@ async def measure_service(client: Client, server: psutil.Process, arguments: arg
     return document | {"grown_mb": (server.memory_info().rss - before) / 1e6}
 
 
+def measure_runs(run_socket: Path, folder: Path, spec: EncodingSpec, texts: int) -> Document:
+    """Texts per second of runs through the service and of runs with a pool of their own, in turn."""
+    build_synthetic_catalog(folder / "catalog", texts=texts, partitions=max(4, texts // 600), sigma=1.72, seed=3)
+    partitions = list(open_source(str(folder / "catalog")))
+    document: Document = {"own": [], "service": [], "start_seconds": []}
+    for number, name in enumerate(("service", "own", "service", "own")):
+        with EncoderPool(spec) if name == "own" else RemotePool(spec, service=str(run_socket)) as pool:
+            begun = time.perf_counter()
+            pool.start()
+            if name == "service" and number:  # the first run may start the workers for documents
+                document["start_seconds"].append(time.perf_counter() - begun)
+            run = EmbeddingRun(partitions, open_store(folder / f"output-{number}"), pool)
+            list(run.events())
+            document[name].append(texts / run.report.wall_seconds)
+    return document
+
+
+async def measure_batch(client: Client, texts: list[str]) -> Document:
+    """Texts per second of a batch with a document in each line."""
+    return {"texts_per_second": await client.batch(texts)}
+
+
 async def measure_peer(client: Client, arguments: argparse.Namespace) -> Document:
     await client.closed(arguments.seconds / 4, _LOOPS)
     capacity = (await client.closed(arguments.seconds, _LOOPS)).as_dict()["answered_per_second"]
@@ -202,9 +254,14 @@ def measure(arguments: argparse.Namespace) -> Document:
 
     with tempfile.TemporaryDirectory(prefix="surge-bench-") as folder:
         output = _output(Path(folder), EncodingSpec(arguments.model))
-        command = [sys.executable, "-m", "surge_dagster", "serve", output]
-        with _serving([*command, "--port"], "/readyz") as (url, process):
+        run_socket, spec = Path(folder) / "runs.sock", EncodingSpec(arguments.model)
+        command = [sys.executable, "-m", "surge_dagster", "serve", output, "--run-socket", str(run_socket)]
+        with _serving([*command, "--batches", f"{folder}/batches", "--port"], "/readyz") as (url, process):
             document["service"] = asyncio.run(with_client(url, measure_service, psutil.Process(process.pid), arguments))
+            say("  runs and a batch")
+            count = max(200, round(arguments.seconds * document["service"]["bulk_alone"]))
+            document["runs"] = measure_runs(run_socket, Path(folder) / "runs", spec, count)
+            document["batch"] = asyncio.run(with_client(url, measure_batch, short_workload(count, 4).texts))
         for peer in arguments.peers:
             command, ready = [sys.executable, "-m", "benchmarks.serve_peer", arguments.model], "/readyz"
             if peer == "infinity-emb":
@@ -266,6 +323,7 @@ def serve_lines(document: Document) -> Iterable[str]:
         )
     for name in ("half", "overload"):
         yield f"{name}, beside bulk: {service[name]}"
+    yield f"runs, texts/s: {document['runs']}; batch: {document['batch']}"
     for peer in PEERS:
         if peer in document:
             loads = ", ".join(f"{each['load']:.0%} {each['p99_ms']:.1f}" for each in document[peer]["loads"])
@@ -287,6 +345,15 @@ def serve_targets(document: Document) -> Iterator[Target]:
     yield Target("answered at four times the capacity, of the capacity", 0.9, goodput)
     yield at_most("growth of memory in MB", 50, service["grown_mb"])
     yield at_most("CPU of a request in ms, beside its pass", 0.3, service["cpu_ms_of_a_request"])
+    yield from _runs_targets(document)
+
+
+def _runs_targets(document: Document) -> Iterator[Target]:
+    runs = document["runs"]
+    own = fmean(runs["own"])
+    yield Target("texts/s of a run through the service, of one with its own pool", 0.98, fmean(runs["service"]) / own)
+    yield at_most("start of a run through the service in s", 0.2, max(runs["start_seconds"]))
+    yield Target("texts/s of a batch, of a run's", 0.85, document["batch"]["texts_per_second"] / own)
 
 
 def draw(service: Document, path: Path) -> None:
