@@ -268,7 +268,16 @@ def measure(arguments: argparse.Namespace) -> Document:
                 if not arguments.infinity:
                     continue
                 model = EncodingSpec(arguments.model).resolve().model_path
-                options = ["--model-id", model, "--served-model-name", "current", "--url-prefix", "/v1"]
+                options = [
+                    "--model-id",
+                    model,
+                    "--served-model-name",
+                    "current",
+                    "--url-prefix",
+                    "/v1",
+                    "--host",
+                    "127.0.0.1",
+                ]
                 command = [arguments.infinity, "v2", *options, "--engine", "torch", "--device", "cpu", "--port"]
                 ready = "/health"
             say(f"  {peer}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 from surge_dagster.engine.errors import SurgeError
 
 
@@ -62,5 +64,5 @@ class UnknownSpace(SurgeError):
     """No space that is served has this name; `names` lists what is answered."""
 
     def __init__(self, model: str, names: list[str]) -> None:
-        super().__init__(f"the model {model!r} is not served; expected one of {', '.join(names)}")
+        super().__init__(f"the model {reprlib.repr(model)} is not served; expected one of {', '.join(names)}")
         self.names = names

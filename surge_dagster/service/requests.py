@@ -128,7 +128,7 @@ def _wrong_input(details: Sequence[Any]) -> ClientError:
         return _wrong_field("input", f"is {reprlib.repr(given)}: expected one text or a list of texts")
     if not 1 <= len(given) <= MAX_TEXTS:
         return _wrong_field("input", f"has {len(given):,} texts: expected 1 to {MAX_TEXTS:,} in each request")
-    if isinstance(given[0], int | list):
+    if isinstance(given[0], list) or type(given[0]) is int:
         problem = (
             "holds tokens: expected texts, since tokens of another tokenizer would give vectors of other texts. In "
             "LangChain, set check_embedding_ctx_length=False"

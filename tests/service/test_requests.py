@@ -49,6 +49,7 @@ def client(spaces: FakeSpaces) -> Iterator[TestClient]:
         ({"input": {"text": "a"}}, "input", "expected one text or a list of texts"),
         ({"input": ["a", None]}, "input", "None at index 1"),
         ({"input": ["a", ["b"]]}, "input", "at index 1"),
+        ({"input": [True]}, "input", "True at index 0"),
         ({"input": [1, 2, 3]}, "input", "check_embedding_ctx_length=False"),
         ({"input": [[1, 2], [3]]}, "input", "check_embedding_ctx_length=False"),
         ({"model": None}, "model", "missing"),
