@@ -25,10 +25,10 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
-from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.dagster_internals import last_evaluations
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures
+from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Truncation, Violations
@@ -74,7 +74,8 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
     def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         """Read the whole catalog and the whole output, where only checks are executed."""
         chosen = [key.name for key in context.selected_asset_check_keys]
-        compared = _compare(names, policy, context.op_execution_context)
+        with executing(context.op_execution_context):
+            compared = _compare(names, policy, context.op_execution_context)
         results = [result for result in compared if result.check_name in chosen]
         # A result of this run counts as of its start, before what other runs have repeated meanwhile.
         for result in results:
@@ -94,7 +95,9 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[De
     @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def compare(context: dg.OpExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Read the whole catalog and the whole output, and evaluate the checks."""
-        yield from [evaluation_of(names, result, context.instance) for result in _compare(names, policy, context)]
+        with executing(context):
+            compared = _compare(names, policy, context)
+        yield from [evaluation_of(names, result, context.instance) for result in compared]
         yield from [evaluation_of(names, result, context.instance) for result in lag_results(names, context, derived)]
         yield dg.Output(None)
 
@@ -121,7 +124,6 @@ def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
 
 def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> list[dg.AssetCheckResult]:
     """Read everything once; the results of all checks that are on."""
-    record_process(context)
     resources = names.resources(context)
     with errors_as_failures():
         source, store = resources.catalog.open(), resources.output.open()

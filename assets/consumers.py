@@ -19,8 +19,8 @@ from surge_dagster.consumers.target import Target
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata
+from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
@@ -71,7 +71,6 @@ def target_asset(
     )
     def hand_over(context: dg.AssetExecutionContext, config: HandOverConfig) -> Iterator[Any]:
         """Send what changed since the last time, and compare the table with the files."""
-        record_process(context.op_execution_context)
         store = getattr(context.resources, names.output_resource).open()
         compared = Comparison()
 
@@ -80,7 +79,7 @@ def target_asset(
             compared = compare(feed, stored, everything=config.compare_everything)
             return compared.wrong
 
-        with errors_as_failures():
+        with executing(context.op_execution_context), errors_as_failures():
             done = target.apply(partial(changes, store, key.to_user_string()), judge)
         metadata = {
             "space": done.feed.space.name,

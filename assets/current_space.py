@@ -16,10 +16,10 @@ from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import Switched, SwitchRefused, switch_space
-from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table
+from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.readers_space import shown_spaces
@@ -54,8 +54,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
     def switch(context: dg.OpExecutionContext, config: SwitchConfig) -> None:
         """Verify a space and make it the current one."""
         resources = names.resources(context)
-        record_process(context)
-        with errors_as_failures():
+        with executing(context), errors_as_failures():
             source, store = resources.catalog.open(), resources.output.open()
             space = _wanted_space(names, resources, store, config)
             try:

@@ -29,11 +29,11 @@ from surge_dagster.engine.output.spaces import find_derived
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import derived_embedding
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.events import BATCH_EVENTS, report_events
 from surge_dagster.orchestration.failures import RETRIES, errors_as_failures, failed_metadata, failure_table
+from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import is_by_operator, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
@@ -154,10 +154,9 @@ def _run(
     keys: Sequence[str] | None,
 ) -> list[Failure]:
     """Bring derived spaces up to date and report their files; returns what failed for good."""
-    record_process(context)
     resources = names.resources(context)
     failures: list[Failure] = []
-    with errors_as_failures():
+    with executing(context), errors_as_failures():
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
         for each in wanted:

@@ -23,9 +23,9 @@ from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.support.waiting import rest
-from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import failure_of, report_failures
+from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import POOL, LaunchConfig, MistypedKeys, differing_settings, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
@@ -144,10 +144,10 @@ class _Attempts:
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         """Make one attempt at a run; Dagster retries what is transient, but neither bad data nor bad settings."""
         # A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
-        record_process(context)
         outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy.max_truncated_share)
         try:
-            return self._attempt(context, config, chosen, outcome)
+            with executing(context):
+                return self._attempt(context, config, chosen, outcome)
         except dg.DagsterExecutionInterruptedError as error:
             outcome.ended_by = error
             with suppress(Exception):

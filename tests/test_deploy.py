@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,13 @@ def test_helm_and_dagster_yaml_agree_on_slots_retries_and_driver() -> None:
     assert "config" not in daemon["runCoordinator"], "the chart refuses a limit in both places"
     assert snake_case(said) == {name: by_hand[name] for name in said}
     assert by_helm["postgresql"] == {"postgresqlScheme": by_hand["storage"]["postgres"]["postgres_db"]["scheme"]}
+
+
+def test_pooled_connections_reach_the_database_of_the_instances_and_forget_the_settings_of_a_session() -> None:
+    pooled = ConfigParser(inline_comment_prefixes=None)
+    pooled.read(DEPLOY / "pgbouncer.ini")
+    names = {load(f"{kind}/dagster.yaml")["storage"]["postgres"]["postgres_db"]["db_name"] for kind in KINDS}
+    assert names == set(pooled["databases"]) and pooled["pgbouncer"]["pool_mode"] == "session"
 
 
 def test_stopped_run_has_its_grace_time_before_it_is_killed() -> None:

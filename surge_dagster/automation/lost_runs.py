@@ -1,8 +1,8 @@
-"""The sensor `lost_runs`: declares runs failed whose process has ended.
+"""The sensor `lost_runs`: declares runs failed whose process has ended, or whose heartbeat stands still.
 
 A killed run keeps its slot of the pool until Dagster knows that it ended, so this sensor is on from the start. It looks
 at all runs of the instance, so all catalogs of a code location share it. Each code location has its own: it may be on
-another machine, and only there a process can be looked for.
+another machine, and only there a process can be looked for. The heartbeats of its cursor are its own, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.orchestration import requests
 from surge_dagster.orchestration.active_runs import active_runs
+from surge_dagster.orchestration.heartbeats import declare_silent_runs
 from surge_dagster.orchestration.launch import record_pool_limit
 from surge_dagster.orchestration.names import LOST_RUNS
 
@@ -32,8 +34,10 @@ class _SharedSensor(dg.SensorDefinition):
 def _declare_lost(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """Declare lost runs failed, so that Dagster launches them again."""
     record_pool_limit(context.instance)
-    active = sum(1 for _ in active_runs(context.instance, lambda run: True))
-    return dg.SkipReason(counted(active, "active run"))
+    active = list(active_runs(context.instance, lambda run: True))
+    now = requests.now().timestamp()
+    context.update_cursor(declare_silent_runs(context.instance, active, context.cursor, now))
+    return dg.SkipReason(counted(len(active), "active run"))
 
 
 lost_runs = _SharedSensor(
@@ -41,5 +45,8 @@ lost_runs = _SharedSensor(
     evaluation_fn=_declare_lost,
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=_SENSOR_SECONDS,
-    description="Declares runs failed whose process has ended: their slot is free, and they are launched again.",
+    description=(
+        "Declares runs failed whose process has ended, or that have shown no sign of life for five minutes: their slot "
+        "is free, and they are launched again."
+    ),
 )

@@ -21,7 +21,7 @@ from surge_dagster.orchestration.failures import refusal_fingerprint, still_refu
 from surge_dagster.orchestration.launch import POOL, config_of, record_pool_limit, unattended
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.requests import find_undone, next_attempt, request_for, request_tags
-from surge_dagster.orchestration.shards import cut, shard_tags
+from surge_dagster.orchestration.shards import bytes_per_minute, cut, shard_tags
 from surge_dagster.orchestration.state_counts import report_states
 from surge_dagster.resources.upstream_asset import NotListed
 
@@ -51,7 +51,8 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 return dg.SkipReason(f"{unlisted}; waiting for {held.by}")
             space = known_space(names, resources, resources.output.open())
             options = {} if settings.refresh_stale else {"select": "missing"}
-            config, tags = config_of(names.embeddings_op, options), unattended(resources, space).tags
+            config = config_of(names.embeddings_op, options)
+            tags = unattended(resources, space, settings.shards).tags | settings.run_tags
             return request_for(instance, names.embed_job, f"{unlisted.version} {fingerprint}", config, tags)
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
@@ -71,13 +72,14 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue starts any number of "
                 "runs, each with an encoder of its own: use the dagster.yaml that comes with surge-dagster"
             )
-        stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards)
+        least = bytes_per_minute(names, instance, space)
+        stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards, least)
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
-        tags |= unattended(resources, space).tags
+        tags |= unattended(resources, space, settings.shards).tags
         return [
             dg.RunRequest(
                 run_config=config_of(names.embeddings_op, {"keys": stretch}),
-                tags=tags | shard_tags(number, len(stretches)),
+                tags=tags | shard_tags(number, len(stretches), settings.run_tags),
             )
             for number, stretch in enumerate(stretches, 1)
         ]

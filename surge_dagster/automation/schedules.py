@@ -35,8 +35,7 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         resources = names.resources(context)
         # The next tick is a day away, so this one leaves partitions only to runs that embed everything they hold.
         held = held_by_active_runs(names, context.instance, entirely=True)
-        removed = settings.removed_partitions
-        requests = refresh_requests(names, context.instance, resources, settings.shards, removed, held)
+        requests = refresh_requests(names, context.instance, resources, settings, held)
         return requests or dg.SkipReason(f"Every partition to embed is held by {held.by}.")
 
     return schedule

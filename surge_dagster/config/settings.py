@@ -7,6 +7,7 @@ names. Reading settings opens nothing and loads no model, so that definitions lo
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from functools import partial
@@ -68,6 +69,23 @@ def _unquoted_off(value: Any) -> Any:
 
 _Severity = Annotated[
     Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
+]
+
+
+# Dagster's own tags, and those of this project, are not an operator's to set, except for these.
+PRIORITY_TAG = "dagster/priority"
+_SETTABLE_TAGS = (PRIORITY_TAG, "dagster/max_retries", "dagster/max_runtime", "dagster/retry_strategy")
+_OWNED_TAGS = ("dagster/", ".dagster/", "surge/")
+
+
+def _as_tag(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, int | float | dict | list) else value
+
+
+_TagValue = Annotated[
+    str,
+    BeforeValidator(_as_tag),
+    WithJsonSchema({"type": ["string", "number", "boolean", "object", "array"]}, mode="validation"),
 ]
 
 
@@ -190,7 +208,12 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         examples=[[{"dtype": "int8"}, {"dtype": "binary", "dimension": 256}]],
     )
 
-    shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
+    shards: int = Field(1, ge=1, description="machines that the runs of a sensor or schedule share")
+    run_tags: dict[str, _TagValue] = Field(
+        {},
+        description="tags of the runs that the sensor and the nightly refresh request, such as dagster/priority",
+        examples=[{"dagster/priority": 5, "queue": "night"}],
+    )
     removed_partitions: Literal["report", "delete"] = Field(
         "report",
         description="what happens to partitions that were removed from the source: report or delete",
@@ -250,6 +273,18 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     def _require_owners(cls, value: list[str]) -> list[str]:
         if wrong := [owner for owner in value if not _OWNER.fullmatch(owner)]:
             raise ValueError(f"expected e-mail addresses, or teams such as team:search; not {wrong[0]!r}")
+        return value
+
+    @field_validator("run_tags")
+    @classmethod
+    def _require_free_tags(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name.startswith(_OWNED_TAGS) and name not in _SETTABLE_TAGS:
+                raise ValueError(
+                    f"{name!r} is set by Dagster or by this project; of its tags expected {', '.join(_SETTABLE_TAGS)}"
+                )
+        if not re.fullmatch(r"-?\d+", value.get(PRIORITY_TAG, "0"), re.ASCII):
+            raise ValueError(f"{PRIORITY_TAG!r} is {value[PRIORITY_TAG]!r}; expected a whole number")
         return value
 
     @field_validator("checks")

@@ -56,14 +56,6 @@ class Held:
         return f"active runs ({named(self.run_ids, _RUNS_NAMED)}; terminate one that makes no progress)"
 
 
-def record_process(context: dg.OpExecutionContext) -> None:
-    # An executor with a process per step leaves retries to the run's own process, which is the step's parent and ends
-    # after it.
-    own = context.get_step_execution_context().retry_mode.name != "DEFERRED"
-    tag = process_tag(context.run_id, os.getpid() if own else os.getppid())
-    context.instance.add_run_tags(context.run_id, {PROCESS_TAG: tag})
-
-
 def process_tag(run_id: str, pid: int) -> str:
     return f"{run_id} {_place()} {_process(pid)}"
 
@@ -74,7 +66,9 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
         if not concerned(run):
             continue
         if _is_lost(instance, run):
-            _declare_lost(instance, run.run_id)
+            declare_lost(
+                instance, run, "The process of this run has ended; it was killed, or its machine was restarted."
+            )
         else:
             yield run
 
@@ -150,11 +144,11 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     )
 
 
-def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
-    run = instance.get_run_by_id(run_id)
-    if run is None or run.status not in _EXECUTING:
+def declare_lost(instance: dg.DagsterInstance, seen: dg.DagsterRun, why: str, tag: str = PROCESS_TAG) -> None:
+    """Declare a run failed, unless it has ended meanwhile or the tag has changed by which it was found lost."""
+    run = instance.get_run_by_id(seen.run_id)
+    if run is None or run.status not in _EXECUTING or run.tags.get(tag) != seen.tags.get(tag):
         return
-    why = "The process of this run has ended; it was killed, or its machine was restarted."
     if run.status is dg.DagsterRunStatus.CANCELING:  # Dagster would launch a failed run again
         instance.report_run_canceled(run, f"{why} Its termination had been requested.")
     else:

@@ -2,8 +2,9 @@
 
 Dagster stores a single event in about 10 ms on SQLite and 25 ms on Postgres, and a batch of them in a twentieth of that
 per event. A run that waited for each event would embed at the speed of a database, so its events wait in a bounded
-queue until a thread stores them, twice a second or when a batch is complete. A crash loses the queued events and no
-file: the next run finds the files and adopts them.
+queue until a thread stores them, each second or when a batch is complete. Many machines share one database, so all of
+them together store some twenty times per second. A crash loses the queued events and no file: the next run finds the
+files and adopts them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from surge_dagster.orchestration.dagster_internals import Event, store_batch
 
 # A batch is one transaction, and other processes wait for SQLite as long as it lasts.
 BATCH_EVENTS = 1_000
-_FLUSH_SECONDS = 0.5
+_FLUSH_SECONDS, _FLUSHES_PER_SECOND = 1.0, 20
 # Two batches of some 4 kB per event; more would only take longer to store when a run is terminated.
 _WAITING_EVENTS = 2 * BATCH_EVENTS
 
@@ -52,11 +53,16 @@ class EventWriter(Generic[T]):
     """Stores what a step queues, in a thread; `with` stores the rest, after an error within `grace_seconds`."""
 
     def __init__(
-        self, context: dg.OpExecutionContext, store: Callable[[Sequence[T]], None], grace_seconds: float
+        self,
+        context: dg.OpExecutionContext,
+        store: Callable[[Sequence[T]], None],
+        grace_seconds: float,
+        shards: int = 1,
     ) -> None:
         self._context = context
         self._store = store
         self._grace_seconds = grace_seconds
+        self._flush_seconds = max(_FLUSH_SECONDS, shards / _FLUSHES_PER_SECOND)
         self._waiting: deque[T] = deque()
         self._urgent = 0  # how many of them are stored without waiting for more
         self._storing = 0
@@ -125,7 +131,7 @@ class EventWriter(Generic[T]):
             self._changed.wait_for(lambda: self._waiting or self._closing)
             self._changed.wait_for(
                 lambda: self._urgent or len(self._waiting) >= BATCH_EVENTS or self._closing,
-                max(0.0, self._stored_at + _FLUSH_SECONDS - time.monotonic()),
+                max(0.0, self._stored_at + self._flush_seconds - time.monotonic()),
             )
             size = min(self._urgent or len(self._waiting), BATCH_EVENTS)
             batch = [self._waiting.popleft() for _ in range(size)]

@@ -60,11 +60,13 @@ class Unattended:
         expected_space: it refuses any other one, and where this is None, any that is not the first of its output.
         expected_settings: it refuses others, see `settings_of_vectors`; None where they could not be known.
         removed_partitions: what it does about partitions removed from the source; None leaves them.
+        shards: machines that share the work, and with it the database of Dagster.
     """
 
     expected_space: str | None = None
     expected_settings: str | None = None
     removed_partitions: Literal["report", "delete"] | None = None
+    shards: int = 1
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Self | None:
@@ -187,13 +189,16 @@ def job_of(
 
 
 def unattended(
-    resources: CatalogResources, space: Space | None, removed_partitions: Literal["report", "delete"] | None = None
+    resources: CatalogResources,
+    space: Space | None,
+    shards: int = 1,
+    removed_partitions: Literal["report", "delete"] | None = None,
 ) -> Unattended:
     """What a run keeps to that is requested now: it fills this space, or begins the first one of an empty output."""
     settings = None
     with suppress(ConfigError):  # the run fails with the same error, which is alerted
         settings = settings_of_vectors(resources)
-    return Unattended(space.name if space else None, settings, removed_partitions)
+    return Unattended(space.name if space else None, settings, removed_partitions, shards)
 
 
 def config_of(op_name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,8 @@ class Refresh:
         done = done_before(names, context) if config.force else set[str]()
         self._record = OnRecord(self._catalogued, failed_on_record(names, context.instance), done)
         events_seconds = (1 - _PUBLISH_SHARE) * self._resources.encoder.grace_seconds
-        self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
+        shards = self._unattended.shards if self._unattended else 1
+        self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds, shards)
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""

@@ -1,4 +1,9 @@
-"""Dividing work among several runs, where the setting `shards` allows more than one."""
+"""Dividing work among several machines, where the setting `shards` names more than one.
+
+Stretches of equal size would keep all machines waiting for the slowest one. So the work is cut into rounds of a stretch
+per machine, each round a third of what is left, and Dagster's queue starts the largest first: a machine that is free
+takes the next one, and the small ones at the end make up for different speeds (factoring, as loop schedulers do it).
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,26 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
 
 import dagster as dg
 
+from surge_dagster.config.settings import PRIORITY_TAG, Settings
 from surge_dagster.engine.errors import Cancelled, SurgeError
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.active_runs import Held
+from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.discovery import known_space, list_catalog, states_of_unfinished
 from surge_dagster.orchestration.launch import config_of, unattended
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.records import failed_on_record
 
 SHARD_TAG = "surge/shard"
-SHARD_BYTES = 16 * 1024 * 1024  # of text, which is worth the start of another encoder
+SHARD_BYTES = 16 * 1024 * 1024  # of text, which is worth the start of another encoder whose speed is not known yet
+_ROUND = 3  # a round takes a third of what is left
+_SMALLEST_SHARE = 60  # the least stretch is this part of a machine's share: the queue takes a second for each run
+# Of the newest SuperBatches, whose speed is that of the machines in use; fewer seconds are mostly a first call.
+_SUPERBATCHES, _MEASURED_SECONDS = 100, 10.0
 # What publishing a file costs beside its texts, and the size of a row whose partition has only a row count; both in
 # bytes of text.
 _FILE_BYTES = 4096
@@ -29,33 +40,72 @@ _ROW_BYTES = 64
 _LOOK_SECONDS = 40.0
 
 
-def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int) -> list[list[str]]:
-    """Divide keys into at most so many stretches of about equal weight, in their order; little work makes fewer."""
+def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, least: int) -> list[list[str]]:
+    """Divide keys into stretches for so many machines, the largest first, each in the order of the keys.
+
+    Args:
+        least: bytes of text below which no stretch is made, see `bytes_per_minute`; one machine gets one stretch.
+    """
     weights = [_weight(partitions[key]) for key in keys]
-    total = sum(weights)
-    count = min(shards, max(1, total // SHARD_BYTES), len(keys))
-    stretches: list[list[str]] = [[] for _ in range(count)]
-    before = 0
+    left = sum(weights)
+    least = max(least, left // (_SMALLEST_SHARE * shards))
+    size = _stretch_size(left, shards, least)
+    stretches, stretch, held = list[tuple[int, list[str]]](), list[str](), 0
     for key, weight in zip(keys, weights, strict=True):
-        stretches[(before + weight // 2) * count // total].append(key)
-        before += weight
-    return [stretch for stretch in stretches if stretch]
+        if stretch and held + weight // 2 > size:
+            stretches.append((held, stretch))
+            left, stretch, held = left - held, [], 0
+            if len(stretches) % shards == 0:
+                size = _stretch_size(left, shards, least)
+        stretch.append(key)
+        held += weight
+    by_weight = sorted([*stretches, (held, stretch)], key=lambda each: -each[0])
+    return [stretch for _, stretch in by_weight if stretch]
 
 
-def shard_tags(number: int, count: int) -> dict[str, str]:
-    """The tag that shows an operator which of several shards a run is; none for a single run."""
-    return {SHARD_TAG: f"{number} of {count}"} if count > 1 else {}
+def _stretch_size(left: int, shards: int, least: int) -> int:
+    size = left if shards == 1 else left // (_ROUND * shards)
+    return size if size >= least else left // max(1, left // least)
+
+
+def bytes_per_minute(names: CatalogNames, instance: dg.DagsterInstance, space: Space | None) -> int:
+    """What a machine encodes in a minute, in bytes of text: the least that is worth a run of its own.
+
+    It is measured in the newest SuperBatches of the space, which any machine has reported: what runs teach the planner
+    lies on their own machines, and the code server may have no device of that kind.
+    """
+    encoded = seconds = 0.0
+    records = instance.fetch_materializations(names.superbatches, limit=_SUPERBATCHES).records if space else ()
+    for record in records:
+        metrics = superbatch_metrics(record.asset_materialization)
+        if metrics and space and metrics["space"] == space.name and metrics["texts"]:
+            of_call = metrics["encode_seconds"]
+            share = min(1.0, metrics["texts_per_second"] * of_call / metrics["texts"])  # others keep an old vector
+            encoded += share * (metrics["text_bytes"] + _FILE_BYTES * metrics["partitions"])
+            seconds += of_call
+    return max(1, round(60 * encoded / seconds)) if seconds >= _MEASURED_SECONDS else SHARD_BYTES
+
+
+def shard_tags(number: int, count: int, run_tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of one of several shards, the setting `run_tags` among them; those alone for a single run.
+
+    They show an operator which shard a run is, and start it after the larger ones. The first has the priority of runs
+    that are launched by hand, so that those do not wait for all shards.
+    """
+    if count == 1:
+        return dict(run_tags)
+    priority = int(run_tags.get(PRIORITY_TAG, 0)) + 1 - number
+    return {**run_tags, PRIORITY_TAG: str(priority), SHARD_TAG: f"{number} of {count}"}
 
 
 def refresh_requests(
     names: CatalogNames,
     instance: dg.DagsterInstance,
     resources: CatalogResources,
-    shards: int,
-    removed_partitions: Literal["report", "delete"],
+    settings: Settings,
     held: Held,
 ) -> list[dg.RunRequest]:
-    """At most `shards` runs that bring the whole catalog up to date, except for partitions that active runs hold.
+    """Runs that bring the whole catalog up to date, except for partitions that active runs hold.
 
     A single run covers everything and finds out itself what there is to do. Several runs, and one beside active runs,
     name their partitions. Where source or output cannot be read now, or not in time, or the settings mean no space of
@@ -69,24 +119,26 @@ def refresh_requests(
         with _set_after(_LOOK_SECONDS) as over:
             store = resources.output.open().until(over)
             space = known_space(names, resources, store)
-            if shards > 1 or held.keys:
+            if settings.shards > 1 or held.keys:
                 listing = list_catalog(names, instance, resources.catalog)
                 todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
                 keys = [key for key in listing.partitions if key in todo and key not in held]
-                stretches = cut(keys, listing.partitions, shards) if keys else []
+                least = bytes_per_minute(names, instance, space)
+                stretches = cut(keys, listing.partitions, settings.shards, least)
                 whole_catalog &= len(stretches) < 2
     except (SurgeError, Cancelled):
         whole_catalog = True
-    first = unattended(resources, space, removed_partitions)
+    first = unattended(resources, space, settings.shards, settings.removed_partitions)
     if whole_catalog:
-        return [dg.RunRequest(run_key="everything", run_config=config_of(names.refresh_op, {}), tags=first.tags)]
+        tags = first.tags | settings.run_tags
+        return [dg.RunRequest(run_key="everything", run_config=config_of(names.refresh_op, {}), tags=tags)]
     others = replace(first, removed_partitions=None)
     return [
         dg.RunRequest(
             # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
             run_key=hashlib.sha256("\n".join(stretch).encode()).hexdigest(),
             run_config=config_of(names.refresh_op, {"keys": stretch}),
-            tags=(first if number == 1 else others).tags | shard_tags(number, len(stretches)),
+            tags=(first if number == 1 else others).tags | shard_tags(number, len(stretches), settings.run_tags),
         )
         for number, stretch in enumerate(stretches, 1)
     ]

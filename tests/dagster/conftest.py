@@ -188,9 +188,9 @@ class Workbench:
             tags["dagster/backfill"] = backfill
         return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
 
-    def tick(self, sensor: str = NAMES.sensor) -> SensorExecutionData:
+    def tick(self, sensor: str = NAMES.sensor, cursor: str | None = None) -> SensorExecutionData:
         repository, resources = self.definitions.get_repository_def(), self.definitions.resources
-        with dg.build_sensor_context(self.instance, repository_def=repository, resources=resources) as context:
+        with dg.build_sensor_context(self.instance, cursor, repository_def=repository, resources=resources) as context:
             return repository.get_sensor_def(sensor).evaluate_tick(context)
 
     def scheduled(self, name: str = NAMES.schedule) -> list[dg.RunRequest] | str:

@@ -11,6 +11,7 @@ import pytest
 
 from surge_dagster.orchestration import active_runs as active_runs_module
 from surge_dagster.orchestration.active_runs import PROCESS_TAG, _place, _process, active_runs, process_tag
+from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG
 from surge_dagster.orchestration.names import LOST_RUNS
 from tests.dagster.conftest import NAMES, Workbench, requested
 
@@ -129,6 +130,7 @@ def test_run_of_a_check_or_switch_is_tagged_with_its_process(
 
     def existing_space(*_: object) -> None:
         [run] = bench.instance.get_runs()
+        assert run.tags[HEARTBEAT_TAG] == f"{run.run_id} 0"
         seen.append(run.tags.get(PROCESS_TAG) == process_tag(run.run_id, os.getpid()))
 
     monkeypatch.setattr(f"surge_dagster.assets.{module}.existing_space", existing_space)
@@ -141,3 +143,4 @@ def test_an_embedding_run_is_tagged_with_its_process(bench: Workbench) -> None:
     ran = bench.refresh()
     [run] = bench.instance.get_runs()
     assert ran.success and run.tags[PROCESS_TAG] == process_tag(run.run_id, os.getpid())
+    assert run.tags[HEARTBEAT_TAG] == f"{run.run_id} ended"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -184,6 +185,41 @@ class TestChecks:
     def test_error_of_a_wrong_check_names_the_possible_values(self, given: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError) as refused:
             load_settings(**given)
+        assert message in str(refused.value)
+
+
+class TestRunTags:
+    def test_values_are_text_or_what_dagster_reads_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limits = {"limits": {"nvidia.com/gpu": 1}}
+        Path("surge.yaml").write_text(
+            "run_tags:\n  dagster/priority: 5\n  queue: night\n"
+            "  dagster-k8s/config: {container_config: {resources: {limits: {nvidia.com/gpu: 1}}}}\n"
+        )
+        tags = {
+            "dagster/priority": "5",
+            "queue": "night",
+            "dagster-k8s/config": json.dumps({"container_config": {"resources": limits}}),
+        }
+        assert load_settings().run_tags == tags
+        monkeypatch.setenv("SURGE_RUN_TAGS", '{"queue": "day"}')
+        assert load_settings().run_tags == tags | {"queue": "day"}, "each tag comes from the first source that has it"
+
+    @pytest.mark.parametrize(
+        ("tags", "message"),
+        [
+            (
+                {"surge/shard": "1"},
+                "'surge/shard' is set by Dagster or by this project; of its tags expected dagster/pr",
+            ),
+            ({".dagster/surge/heartbeat": "1"}, "'.dagster/surge/heartbeat' is set by"),
+            ({"dagster/retry_on_asset_or_op_failure": True}, "'dagster/retry_on_asset_or_op_failure' is set by"),
+            ({"dagster/priority": "high"}, "'dagster/priority' is 'high'; expected a whole number"),
+            ({"queue": None}, "input should be a valid string"),
+        ],
+    )
+    def test_tags_that_others_set_are_refused_by_name(self, tags: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError) as refused:
+            load_settings(run_tags=tags)
         assert message in str(refused.value)
 
 

@@ -1,22 +1,29 @@
-"""Refreshes that are divided among runs: shards of about one size, each partition in one of them, real processes.
+"""Refreshes that are divided among machines: shards that shrink, each partition in one of them, real processes.
 
 The tests with processes of their own take their seconds for starting them.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import dagster as dg
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import shards
 from surge_dagster.orchestration.launch import Unattended
@@ -32,30 +39,85 @@ def partition(key: str, text_bytes: int | None) -> Partition:
 sizes = st.lists(st.none() | st.integers(0, 10**9), min_size=1, max_size=60)
 
 
-@given(sizes, st.integers(1, 12))
-def test_shards_hold_every_key_once_in_order_and_are_balanced(given_sizes: list[int | None], count: int) -> None:
+@given(sizes, st.integers(1, 12), st.integers(1, 10**9))
+def test_shards_hold_every_key_once_in_order_and_the_largest_comes_first(
+    given_sizes: list[int | None], machines: int, least: int
+) -> None:
     partitions = {f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)}
-    stretches = shards.cut(list(partitions), partitions, count)
-    assert [key for stretch in stretches for key in stretch] == list(partitions)
-    assert 1 <= len(stretches) <= count and all(stretches)
+    stretches = shards.cut(list(partitions), partitions, machines, least)
+    assert all(stretch and stretch == sorted(stretch) for stretch in stretches)
+    assert [key for stretch in sorted(stretches) for key in stretch] == list(partitions), "each is one range of them"
     weights = {key: shards._weight(each) for key, each in partitions.items()}
-    total = sum(weights.values())
-    made = min(count, max(1, total // shards.SHARD_BYTES), len(partitions))
-    largest = max(sum(weights[key] for key in stretch) for stretch in stretches)
-    assert largest <= total / made + max(weights.values()) + 1
+    sums = [sum(weights[key] for key in stretch) for stretch in stretches]
+    assert sums == sorted(sums, reverse=True)
+    total = sum(sums)
+    most = max(total / (3 * machines) if machines > 1 else total, 2 * least, total / 30 / machines)
+    assert sums[0] <= most + max(weights.values())
 
 
 def test_little_work_is_one_run_and_a_large_partition_is_its_own_shard() -> None:
     partitions = {key: partition(key, 400_000_000 if key == "c" else 1_000_000) for key in "abcdefg"}
-    assert shards.cut(list(partitions), partitions, 3) == [["a", "b"], ["c"], list("defg")]
+    assert shards.cut(list(partitions), partitions, 3, 1) == [["c"], list("defg"), ["a", "b"]]
     small = {key: partition(key, 1_000_000) for key in "abcdefg"}
-    assert shards.cut(list(small), small, 3) == [list(small)]
+    assert shards.cut(list(small), small, 3, shards.SHARD_BYTES) == [list(small)]
+    assert shards.cut(list(partitions), partitions, 1, 1) == [list(partitions)]
+
+
+def efficiency(weights: Sequence[int], speeds: Sequence[float]) -> float:
+    """Of machines that take the next shard whenever they are free, against the sum of their speeds."""
+    free_at = [(0.0, machine) for machine in range(len(speeds))]
+    end = 0.0
+    for weight in weights:
+        begun, machine = heapq.heappop(free_at)
+        heapq.heappush(free_at, (begun + weight / speeds[machine], machine))
+        end = max(end, begun + weight / speeds[machine])
+    return sum(weights) / sum(speeds) / end
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.72, 2.5])
+def test_machines_of_different_speeds_end_at_nearly_the_same_time(sigma: float) -> None:
+    """Eight machines with speeds that spread by a tenth, one of them half as fast, and no partition above a shard."""
+    shrinking, equal = list[float](), list[float]()
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        sizes = random.lognormal(11, sigma, 2_000)
+        sizes = np.minimum(sizes, sizes.sum() / 24)
+        partitions = {str(place): partition(str(place), int(size)) for place, size in enumerate(sizes)}
+        speeds = [*random.normal(1, 0.1, 7), 0.5]
+        weights = np.array(list(map(shards._weight, partitions.values())))
+        stretches = shards.cut(list(partitions), partitions, 8, 1)
+        assert len(stretches) <= 12 * 8
+        shrinking.append(efficiency([int(sum(weights[list(map(int, each))])) for each in stretches], speeds))
+        shard = (np.cumsum(weights) * 32 - 1) // weights.sum()  # four of equal size for each machine
+        equal.append(efficiency(np.bincount(shard, weights).astype(int).tolist(), speeds))
+    assert min(shrinking) >= 0.97, shrinking
+    assert max(equal) <= 0.95 and min(equal) <= 0.8, equal
+
+
+def encoded(bench: Workbench, seconds: float, text_bytes: int, kept: int = 0, space: str = "s") -> None:
+    """Report a SuperBatch of a hundred texts, some of which kept their vectors."""
+    measured = {"texts": 100, "text_bytes": text_bytes, "partitions": 2, "encode_seconds": seconds}
+    metadata = {"superbatch": 0, "space": space, "texts_per_second": (100 - kept) / seconds, **measured}
+    bench.instance.report_runless_asset_event(dg.AssetMaterialization(NAMES.superbatches, metadata=metadata))
+
+
+def test_least_shard_is_what_a_machine_encodes_in_a_minute(bench: Workbench) -> None:
+    space = cast(Space, SimpleNamespace(name="s"))
+    least = partial(shards.bytes_per_minute, NAMES, bench.instance)
+    files = 2 * shards._FILE_BYTES
+    encoded(bench, 4.0, 100_000 - files)
+    assert least(space) == shards.SHARD_BYTES, "a few seconds are the first calls"
+    encoded(bench, 16.0, 900_000 - files)
+    encoded(bench, 1000.0, 10**9, space="another")
+    assert least(space) == 60 * 1_000_000 // 20 and least(None) == shards.SHARD_BYTES
+    encoded(bench, 20.0, 4_000_000 - files, kept=50)
+    assert least(space) == 60 * 3_000_000 // 40, "half of the texts of the last one were encoded"
 
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any text is worth a run of its own."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1)
+    """Two partitions of the catalogs here are worth a run of their own."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 8_000)
 
 
 def test_the_sensor_requests_shards_and_no_key_that_one_of_them_holds(bench: Workbench, small_shards: None) -> None:
@@ -65,9 +127,23 @@ def test_the_sensor_requests_shards_and_no_key_that_one_of_them_holds(bench: Wor
     assert requested(found) == [["a", "b"], ["c", "d"], ["e", "f"]]
     tags = [request.tags for request in found.run_requests or []]
     assert [tag["surge/shard"] for tag in tags] == ["1 of 3", "2 of 3", "3 of 3"]
+    assert [tag["dagster/priority"] for tag in tags] == ["0", "-1", "-2"]
     second = (found.run_requests or [])[1]
     bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=second.tags, run_config=second.run_config)
     assert sorted(key for shard in requested(bench.later(hours=1)) for key in shard) == ["a", "b", "e", "f"]
+
+
+def test_runs_that_sensor_and_schedule_request_have_the_tags_of_the_settings(
+    bench: Workbench, small_shards: None
+) -> None:
+    bench.settings |= {"shards": 2, "run_tags": {"queue": "night", "dagster/priority": 7}}
+    bench.fill("ab")
+    divided = [{"queue": "night", "dagster/priority": str(priority)} for priority in (7, 6)]
+    for keys, expected in (("ab", divided[:1]), ("cd", divided)):
+        bench.fill(keys)
+        for requests in (bench.tick().run_requests or [], bench.scheduled()):
+            assert not isinstance(requests, str)
+            assert [{name: each.tags[name] for name in expected[0]} for each in requests] == expected
 
 
 def test_partitions_of_a_failed_shard_wait_while_other_shards_continue(bench: Workbench, small_shards: None) -> None:
@@ -75,7 +151,7 @@ def test_partitions_of_a_failed_shard_wait_while_other_shards_continue(bench: Wo
     bench.fill("abcd")
     first, _ = bench.pretend(bench.tick(), dg.DagsterRunStatus.STARTED)
     bench.instance.report_run_failed(first)
-    assert requested(bench.tick()) == [] and requested(bench.later(minutes=1)) == [["a"], ["b"]]
+    assert requested(bench.tick()) == [] and requested(bench.later(minutes=1)) == [["a", "b"]]
 
 
 def test_new_space_begun_by_one_partition_is_then_divided_into_shards(bench: Workbench, small_shards: None) -> None:
@@ -132,7 +208,7 @@ def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
         bench.pretend_run(
             "embed_partitions", dg.DagsterRunStatus.QUEUED, tags=request.tags, run_config=request.run_config
         )
-    assert nightly(bench) == ([["a", "b"]] if count == 1 else [["a"], ["b"]])
+    assert nightly(bench) == [["a", "b"]]
     last = bench.pretend_run(
         "embed_partitions", dg.DagsterRunStatus.STARTED, tags=first.tags, run_config=first.run_config
     )

@@ -43,4 +43,4 @@ if os.environ.get("GATED_BACKEND") and "surge_dagster.engine.encoder.worker.main
     if "dagster" in " ".join(sys.orig_argv):
         import surge_dagster.orchestration.shards
 
-        surge_dagster.orchestration.shards.SHARD_BYTES = 1
+        surge_dagster.orchestration.shards.SHARD_BYTES = 20_000
