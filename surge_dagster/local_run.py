@@ -139,7 +139,9 @@ class _CatalogRuns:
     def list_partitions(self) -> Iterable[Partition]:
         return self.settings.open_source()
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool) -> EmbeddingRun:
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+    ) -> EmbeddingRun:
         settings = self.settings
         return EmbeddingRun(
             partitions,
@@ -148,6 +150,7 @@ class _CatalogRuns:
             settings.thresholds(),
             catalog=self.record,
             force=self.force,
+            outputs=outputs,
             include_text=settings.include_text,
             observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
             file_format=settings.format,

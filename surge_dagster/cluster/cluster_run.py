@@ -43,7 +43,7 @@ class Cluster(Protocol[T]):
         """Those that can encode now, by name; others are started meanwhile."""
         ...
 
-    def embed(self, machine: str, keys: Sequence[str]) -> T: ...
+    def embed(self, machine: str, keys: Sequence[str], *, again: bool) -> T: ...
 
     def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
         """Those that are done, after the first of them or so many seconds."""
@@ -198,7 +198,9 @@ class ClusterRun(Generic[T]):
                 stretch = oldest_copy([under.stretch for under in self._under.values()])
             if stretch is None:
                 break
-            self._under[cluster.embed(name, stretch.keys)] = _Under(name, stretch, time.monotonic())
+            again = stretch.attempts > 0 or any(under.stretch is stretch for under in self._under.values())
+            task = cluster.embed(name, stretch.keys, again=again)
+            self._under[task] = _Under(name, stretch, time.monotonic())
         self.preparing = f"{counted(len(self._under), 'machine')} at work"
 
     def _take(self, cluster: Cluster[T], task: T, left: Stretches) -> Iterator[Event]:
@@ -215,7 +217,7 @@ class ClusterRun(Generic[T]):
             log.warning("%s; %s %s", str(lost), counted(len(under.stretch.keys), "partition"), again)
             if key:
                 reason = (
-                    f"{key!r} ended every machine that had it. Its log says why; correct the source, then run again."
+                    f"{key!r} ended every machine that had it, at last so: {lost}. Correct the cause, then run again."
                 )
                 yield from self._counted([Failure(key, reason)])
             return

@@ -14,6 +14,7 @@ from typing import Protocol
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure
 from surge_dagster.engine.sources.partition import Partition
@@ -27,7 +28,9 @@ class CatalogRuns(Protocol):
 
     def list_partitions(self) -> Iterable[Partition]: ...
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool) -> EmbeddingRun: ...
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+    ) -> EmbeddingRun: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,6 @@ class StretchOutcome:
     """The events of a stretch, in the order of their commits, and whether it was stopped before its end."""
 
     events: list[Event]
-    seconds: float
     stopped: bool
 
 
@@ -60,6 +62,7 @@ class Machine:
         self._pool = runs.open_pool()
         self._pool.start()
         self._partitions: dict[str, Partition] = {}
+        self._outputs: OutputState | None = None
         self._run: EmbeddingRun | None = None
 
     def facts(self) -> MachineFacts:
@@ -74,19 +77,25 @@ class Machine:
             pool.workers,
         )
 
-    def embed(self, keys: Sequence[str]) -> StretchOutcome:
-        """Embed these partitions of the source; those that it has no more are left out."""
+    def embed(self, keys: Sequence[str], *, again: bool = False) -> StretchOutcome:
+        """Embed these partitions of the source.
+
+        Args:
+            again: another machine had them, and may have published some; else the output is listed once only.
+        """
         if not self._partitions.keys() >= set(keys):
             self._partitions = {partition.key: partition for partition in self._runs.list_partitions()}
+        if self._outputs is None or again:
+            self._outputs = self._runs.new_run([], self._pool).listed_outputs()
+        known = [self._partitions[key] for key in keys if key in self._partitions]
         gone = [
             Failure(key, f"{key!r}: the source no longer has this partition", transient=True)
             for key in keys
             if key not in self._partitions
         ]
-        run = self._runs.new_run([self._partitions[key] for key in keys if key in self._partitions], self._pool)
-        self._run = run
+        run = self._run = self._runs.new_run(known, self._pool, self._outputs)
         with contextlib.closing(run.events()) as events:
-            return StretchOutcome([*gone, *events], run.report.wall_seconds, run.stopped)
+            return StretchOutcome([*gone, *events], run.stopped)
 
     def stop(self) -> None:
         """End the stretch under way, from another thread: what is encoded is published."""

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _START_AGAIN_SECONDS = 10.0  # after an actor has ended
 _MOST_STARTS = 5  # in a row, of one node
+_PATIENCE_SECONDS = 120.0  # without any machine
 
 
 class RayCluster:
@@ -57,7 +58,7 @@ class RayCluster:
         self._facts: dict[str, MachineFacts] = {}
         self._starts: dict[str, int] = {}
         self._start_again_at: dict[str, float] = {}
-        self._looked_at = 0.0
+        self._looked_at, self._without_since = 0.0, time.monotonic()
 
     def machines(self) -> dict[str, MachineFacts]:
         if time.monotonic() >= self._looked_at + _LOOK_SECONDS:
@@ -70,12 +71,17 @@ class RayCluster:
         )
         for node in [node for node, facts in self._starting.items() if facts in ready]:
             self._welcome(node, self._starting.pop(node))
-        if not self._facts and not self._starting and all(self._starts[node] >= _MOST_STARTS for node in self._starts):
-            raise EncoderError("no machine of the cluster can encode; the warnings of this run say why")
+        if self._facts or self._starting:
+            self._without_since = time.monotonic()
+        elif time.monotonic() > self._without_since + _PATIENCE_SECONDS:
+            raise EncoderError(
+                f"no machine of the cluster can encode since {_PATIENCE_SECONDS:.0f} s; the warnings of this run say "
+                "why. Run again when some can: what is published stays"
+            )
         return dict(self._facts)
 
-    def embed(self, machine: str, keys: Sequence[str]) -> tuple[str, Any]:
-        return machine, self._actors[machine].embed.remote(list(keys))
+    def embed(self, machine: str, keys: Sequence[str], *, again: bool) -> tuple[str, Any]:
+        return machine, self._actors[machine].embed.remote(list(keys), again=again)
 
     def wait(self, tasks: Sequence[tuple[str, Any]], seconds: float) -> list[tuple[str, Any]]:
         if not tasks:

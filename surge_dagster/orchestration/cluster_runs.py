@@ -46,8 +46,8 @@ class ResourceRuns:
         catalog, output = resources.catalog, resources.output
         if asset_key(catalog.url) is not None or catalog.bigquery or catalog.gcs or output.gcs:
             raise ConfigError(
-                "a cluster's machines cannot use a Dagster asset as a catalog, or resources of other packages. Give the "
-                "catalog as a path or URL, with credentials in the settings, or set cluster to none"
+                "a cluster's machines cannot use a Dagster asset as a catalog, or resources of other packages. Give "
+                "the catalog as a path or URL, with credentials in the settings, or set cluster to none"
             )
         places = {"url", "storage"}
         return cls(
@@ -63,9 +63,12 @@ class ResourceRuns:
     def list_partitions(self) -> Iterable[Partition]:
         return CatalogSource(**self.catalog).open()
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool) -> EmbeddingRun:
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+    ) -> EmbeddingRun:
         resources = CatalogResources(CatalogSource(**self.catalog), Encoder(**self.encoder), OutputStore(**self.output))
-        return run_of(resources, partitions, resources.output.open(), pool, force=self.force)
+        store = resources.output.open()
+        return run_of(resources, partitions, store, pool, force=self.force, outputs=outputs)
 
 
 def run_of(

@@ -13,6 +13,7 @@ from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
 from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.waiting import in_background
@@ -36,8 +37,10 @@ class SmallRuns:
     def list_partitions(self) -> list[Partition]:
         return [partition_of(key, rows) for key, rows in self.catalog.items()]
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool) -> EmbeddingRun:
-        return make_run(pool, partitions, self.output)
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+    ) -> EmbeddingRun:
+        return make_run(pool, partitions, self.output, outputs=outputs)
 
 
 @dataclass(eq=False)
@@ -64,12 +67,12 @@ class LocalCluster:
                 self._machines[name] = Machine(self.runs)
         return {name: self._machines[name].facts() for name in self.names}
 
-    def embed(self, machine: str, keys: Sequence[str]) -> Task:
+    def embed(self, machine: str, keys: Sequence[str], *, again: bool) -> Task:
         self.given.append((machine, tuple(keys)))
 
         def work() -> StretchOutcome:
             self.before(machine, keys)
-            return self._machines[machine].embed(keys)
+            return self._machines[machine].embed(keys, again=again)
 
         return machine, in_background(work, "test-machine")
 
