@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from surge_dagster.cluster.cluster_run import ClusterRun
+from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import Space
@@ -121,6 +125,40 @@ class EndedRun:
     refusal: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _CatalogRuns:
+    """See `cluster.machine.CatalogRuns`."""
+
+    settings: Settings
+    record: CatalogRecord
+    force: bool
+
+    def open_pool(self) -> EncoderPool:
+        return self.settings.encoder_pool()
+
+    def list_partitions(self) -> Iterable[Partition]:
+        return self.settings.open_source()
+
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+    ) -> EmbeddingRun:
+        settings = self.settings
+        return EmbeddingRun(
+            partitions,
+            settings.open_store(),
+            pool,
+            settings.thresholds(),
+            catalog=self.record,
+            force=self.force,
+            outputs=outputs,
+            include_text=settings.include_text,
+            observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
+            file_format=settings.format,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            grace_seconds=settings.grace_seconds,
+        )
+
+
 def run_catalog(
     settings: Settings, catalog: Source, store: Store, record: CatalogRecord, *, force: bool, quiet: bool
 ) -> EndedRun:
@@ -129,22 +167,17 @@ def run_catalog(
     partitions = list(catalog)
     if not partitions:
         complain(f"the source {catalog.url!r} has no rows, and so no partitions")
+    runs = _CatalogRuns(settings, record, force)
     with settings.encoder_pool() as pool:
-        run = EmbeddingRun(
-            partitions,
-            store,
-            pool,
-            settings.thresholds(),
-            catalog=record,
-            force=force,
-            include_text=settings.include_text,
-            observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
-            file_format=settings.format,
-            memory_limit_bytes=settings.memory_limit_bytes,
-            grace_seconds=settings.grace_seconds,
-        )
+        if settings.cluster == "none":
+            run = runs.new_run(partitions, pool)
+            events = learning(run, pool, store)
+        else:
+            connect = partial(RayCluster, settings.cluster, runs, pool.space)
+            run = ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=settings.grace_seconds)
+            events = run.events()
         total = sum(partition.rows or 0 for partition in partitions)
-        _follow(run, learning(run, pool, store), total or None, quiet)
+        _follow(run, events, total or None, quiet)
     removed, refusal = (), None
     is_frames = record.place == _FRAMES
     if record.name or not is_frames:  # frames without a name may be a part of what the output holds
@@ -186,7 +219,7 @@ def _handle_removed(
     return tuple(removed), refusal if is_delete else None
 
 
-def _follow(run: EmbeddingRun, run_events: Generator[Event], total: int | None, quiet: bool) -> None:
+def _follow(run: EmbeddingRun | ClusterRun[Any], run_events: Generator[Event], total: int | None, quiet: bool) -> None:
     not_encoded = 0
 
     def update() -> None:

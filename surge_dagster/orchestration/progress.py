@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
@@ -24,7 +26,7 @@ class Progress:
     def __init__(
         self,
         todo: Sequence[Partition],
-        run: EmbeddingRun,
+        run: EmbeddingRun | ClusterRun[Any],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rows = {partition.key: partition.rows for partition in todo}

@@ -11,17 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
+from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces, model_difference, nearest_spaces
-from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
@@ -29,6 +29,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
+from surge_dagster.orchestration.cluster_runs import PUBLISH_SHARE, cluster_run_of, events_of, run_of
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
@@ -47,9 +48,6 @@ from surge_dagster.orchestration.worklist import (
     make_worklist,
     requested_partitions,
 )
-
-# Of the grace time, for publishing; the last events are stored in the rest of the time.
-_PUBLISH_SHARE = 0.75
 
 
 class Refresh:
@@ -70,7 +68,7 @@ class Refresh:
         self._catalogued = read_catalogued(names, context.instance)
         done = done_before(names, context) if config.force else set[str]()
         self._record = OnRecord(self._catalogued, failed_on_record(names, context.instance), done)
-        events_seconds = (1 - _PUBLISH_SHARE) * self._resources.encoder.grace_seconds
+        events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
         shards = self._unattended.shards if self._unattended else 1
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds, shards)
 
@@ -169,28 +167,18 @@ class Refresh:
                 "hand to begin a space for what it is now."
             )
 
-    def _new_run(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun:
-        encoder, output = self._resources.encoder, self._resources.output
-        run = EmbeddingRun(
-            work.todo,
-            self._store,
-            pool,
-            encoder.superbatch_thresholds(self._resources.catalog.max_text_bytes),
-            catalog=self._resources.catalog.catalog_record(),
-            force=self._config.force,
-            outputs=work.outputs,
-            include_text=output.include_text,
-            observer=ChangeFeed(always=output.changes, keep_days=output.keep_changes_days),
-            file_format=output.format,
-            memory_limit_bytes=encoder.memory_limit_bytes,
-            grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,
-        )
+    def _new_run(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun | ClusterRun[Any]:
+        force, resources = self._config.force, self._resources
+        if resources.encoder.cluster == "none":
+            run = run_of(resources, work.todo, self._store, pool, force=force, outputs=work.outputs)
+        else:
+            run = cluster_run_of(resources, work.todo, pool, force=force)
         self._outcome.report = run.report
         to_do, space = counted(len(work.todo), "partition"), run.space
         self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")
         return run
 
-    def _embed(self, run: EmbeddingRun, pool: EncoderPool, work: Worklist) -> list[Receipt]:
+    def _embed(self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist) -> list[Receipt]:
         """Run, then check the footers of what was published; returns receipts of what the run found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
@@ -199,7 +187,7 @@ class Refresh:
         try:
             with (
                 every(LINE_SECONDS, log_progress, "surge-progress"),
-                closing(learning(run, pool, self._store)) as events,
+                closing(events_of(run, pool, self._store)) as events,
             ):
                 for event in events:
                     self._outcome.count(event)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import dagster as dg
 
+from surge_dagster.cluster.stretches import FILE_BYTES, weight_of
 from surge_dagster.config.settings import PRIORITY_TAG, Settings
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
@@ -32,10 +33,6 @@ _ROUND = 3  # a round takes a third of what is left
 _SMALLEST_SHARE = 60  # the least stretch is this part of a machine's share: the queue takes a second for each run
 # Of the newest SuperBatches, whose speed is that of the machines in use; fewer seconds are mostly a first call.
 _SUPERBATCHES, _MEASURED_SECONDS = 100, 10.0
-# What publishing a file costs beside its texts, and the size of a row whose partition has only a row count; both in
-# bytes of text.
-_FILE_BYTES = 4096
-_ROW_BYTES = 64
 # Dagster kills a tick after a minute, without a run or an alert.
 _LOOK_SECONDS = 40.0
 
@@ -46,7 +43,7 @@ def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, l
     Args:
         least: bytes of text below which no stretch is made, see `bytes_per_minute`; one machine gets one stretch.
     """
-    weights = [_weight(partitions[key]) for key in keys]
+    weights = [weight_of(partitions[key]) for key in keys]
     left = sum(weights)
     least = max(least, left // (_SMALLEST_SHARE * shards))
     size = _stretch_size(left, shards, least)
@@ -81,7 +78,7 @@ def bytes_per_minute(names: CatalogNames, instance: dg.DagsterInstance, space: S
         if metrics and space and metrics["space"] == space.name and metrics["texts"]:
             of_call = metrics["encode_seconds"]
             share = min(1.0, metrics["texts_per_second"] * of_call / metrics["texts"])  # others keep an old vector
-            encoded += share * (metrics["text_bytes"] + _FILE_BYTES * metrics["partitions"])
+            encoded += share * (metrics["text_bytes"] + FILE_BYTES * metrics["partitions"])
             seconds += of_call
     return max(1, round(60 * encoded / seconds)) if seconds >= _MEASURED_SECONDS else SHARD_BYTES
 
@@ -154,10 +151,3 @@ def _set_after(seconds: float) -> Iterator[threading.Event]:
         yield over
     finally:
         timer.cancel()
-
-
-def _weight(partition: Partition) -> int:
-    """The cost of a partition, in bytes of text; one whose source knows nothing of its size counts as small."""
-    if partition.text_bytes is not None:
-        return _FILE_BYTES + partition.text_bytes
-    return _FILE_BYTES + (partition.rows or 0) * _ROW_BYTES

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surge_dagster.cluster.stretches import FILE_BYTES, weight_of
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.sources.partition import Partition
@@ -47,7 +48,7 @@ def test_shards_hold_every_key_once_in_order_and_the_largest_comes_first(
     stretches = shards.cut(list(partitions), partitions, machines, least)
     assert all(stretch and stretch == sorted(stretch) for stretch in stretches)
     assert [key for stretch in sorted(stretches) for key in stretch] == list(partitions), "each is one range of them"
-    weights = {key: shards._weight(each) for key, each in partitions.items()}
+    weights = {key: weight_of(each) for key, each in partitions.items()}
     sums = [sum(weights[key] for key in stretch) for stretch in stretches]
     assert sums == sorted(sums, reverse=True)
     total = sum(sums)
@@ -84,7 +85,7 @@ def test_machines_of_different_speeds_end_at_nearly_the_same_time(sigma: float) 
         sizes = np.minimum(sizes, sizes.sum() / 24)
         partitions = {str(place): partition(str(place), int(size)) for place, size in enumerate(sizes)}
         speeds = [*random.normal(1, 0.1, 7), 0.5]
-        weights = np.array(list(map(shards._weight, partitions.values())))
+        weights = np.array(list(map(weight_of, partitions.values())))
         stretches = shards.cut(list(partitions), partitions, 8, 1)
         assert len(stretches) <= 12 * 8
         shrinking.append(efficiency([int(sum(weights[list(map(int, each))])) for each in stretches], speeds))
@@ -104,7 +105,7 @@ def encoded(bench: Workbench, seconds: float, text_bytes: int, kept: int = 0, sp
 def test_least_shard_is_what_a_machine_encodes_in_a_minute(bench: Workbench) -> None:
     space = cast(Space, SimpleNamespace(name="s"))
     least = partial(shards.bytes_per_minute, NAMES, bench.instance)
-    files = 2 * shards._FILE_BYTES
+    files = 2 * FILE_BYTES
     encoded(bench, 4.0, 100_000 - files)
     assert least(space) == shards.SHARD_BYTES, "a few seconds are the first calls"
     encoded(bench, 16.0, 900_000 - files)

@@ -171,7 +171,7 @@ class EmbeddingRun:
         gauge, fresh_keys = MemoryGauge(), set[str]()
         try:
             with gauge:
-                decisions = decide(self._partitions, self._listed_outputs(), self._stop, force=self._force)
+                decisions = decide(self._partitions, self.listed_outputs(), self._stop, force=self._force)
                 due = yield from self._first_due(decisions, fresh_keys)
                 if due is not None:
                     self.preparing = "the encoder is starting"
@@ -181,7 +181,7 @@ class EmbeddingRun:
                 if due is not None:
                     yield from self._embed(due, fresh_keys)
                 elif self._is_known:
-                    self._end_without_encoding(fresh_keys)
+                    self.end_without_encoding(fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 
@@ -204,11 +204,11 @@ class EmbeddingRun:
                 yield decision
         return None
 
-    def _end_without_encoding(self, fresh_keys: set[str]) -> None:
+    def end_without_encoding(self, fresh_keys: set[str]) -> None:
         self._claim_space(self._pool.space)
         remove_staged(self._store, self.space.name, fresh_keys)
 
-    def _listed_outputs(self) -> OutputState:
+    def listed_outputs(self) -> OutputState:
         """The files of the run's space."""
         for known in list_spaces(self._store):
             if known.spec_sha256 == self.space.spec_sha256:

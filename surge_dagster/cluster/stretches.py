@@ -1,0 +1,96 @@
+"""Stretches: the work of a run over many machines, cut as machines ask for it.
+
+A machine gets what it does in about half a minute, by what it has done so far; the largest partitions go first, and
+towards the end stretches shrink, so that all machines end at about the same time. A machine that asks when nothing is
+left gets a copy of the oldest stretch under way: two writers of one file do no harm, and who is first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from surge_dagster.engine.sources.partition import Partition
+
+STRETCH_SECONDS = 30.0
+_LEAST_SECONDS = 3.0  # each stretch costs a run's beginning and end
+_FIRST_SPEED = 128 << 10  # of a machine whose speed is not known yet, in bytes of text per second
+# Of the work that is left, what each machine gets at most, as `factoring` of parallel loops does.
+_SHARES = 2
+_MOST_ATTEMPTS = 3
+# What publishing a file costs beside its texts, and the size of a row whose partition has only a row count; both in
+# bytes of text.
+FILE_BYTES, _ROW_BYTES = 4096, 64
+
+
+@dataclass(eq=False, slots=True)
+class Stretch:
+    """Partitions that one machine embeds in one go.
+
+    Attributes:
+        weight: of all of them, in bytes of text.
+        attempts: machines that were lost with it.
+    """
+
+    keys: tuple[str, ...]
+    weight: int
+    attempts: int = 0
+    is_done: bool = field(default=False)
+
+
+class Stretches:
+    """The partitions that no machine has, the largest last."""
+
+    def __init__(self, partitions: Iterable[Partition]) -> None:
+        self._weights = {partition.key: weight_of(partition) for partition in partitions}
+        self._left = sorted(self._weights, key=lambda key: self._weights[key])
+        self._left_weight = sum(self._weights.values())
+        self._returned: list[Stretch] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._returned)
+
+    def next(self, bytes_per_second: float | None, machines: int) -> Stretch | None:
+        """What a machine of this speed does now; None when nothing is left."""
+        if self._returned:
+            return self._returned.pop(0)
+        if not self._left:
+            return None
+        speed = bytes_per_second or _FIRST_SPEED
+        most = max(_LEAST_SECONDS * speed, min(STRETCH_SECONDS * speed, self._left_weight / (_SHARES * machines)))
+        keys, weight = list[str](), 0
+        while self._left and (not keys or weight + self._weights[self._left[-1]] <= most):
+            keys.append(self._left.pop())
+            weight += self._weights[keys[-1]]
+        self._left_weight -= weight
+        return Stretch(tuple(keys), weight)
+
+    def put_back(self, stretch: Stretch) -> str | None:
+        """Take back a stretch whose machine was lost.
+
+        One that has ended three machines is divided, until it holds the partition that ends them.
+
+        Returns:
+            The key of this partition, which is given up; else None.
+        """
+        if stretch.attempts + 1 < _MOST_ATTEMPTS:
+            self._returned.append(Stretch(stretch.keys, stretch.weight, stretch.attempts + 1))
+        elif len(stretch.keys) == 1:
+            return stretch.keys[0]
+        else:
+            half = len(stretch.keys) // 2
+            for keys in (stretch.keys[:half], stretch.keys[half:]):
+                self._returned.append(Stretch(keys, sum(self._weights[key] for key in keys), _MOST_ATTEMPTS - 1))
+        return None
+
+
+def oldest_copy(running: Sequence[Stretch]) -> Stretch | None:
+    """The stretch under way that began first, of those that one machine has alone; they are in the order of begin."""
+    return next((stretch for stretch in running if not stretch.is_done and running.count(stretch) == 1), None)
+
+
+def weight_of(partition: Partition) -> int:
+    """The cost of a partition, in bytes of text; one whose source knows nothing of its size counts as small."""
+    if partition.text_bytes is not None:
+        return FILE_BYTES + partition.text_bytes
+    return FILE_BYTES + (partition.rows or 0) * _ROW_BYTES

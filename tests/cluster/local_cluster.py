@@ -1,0 +1,106 @@
+"""A cluster whose machines are threads of the tests, each with a pool of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
+from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.support.waiting import in_background
+from tests.engine.runs import make_run
+from tests.small_catalogs import Rows, partition_of
+
+SPEC = EncodingSpec("hash://16")
+Task = tuple[str, Future[StretchOutcome]]
+
+
+@dataclass(frozen=True)
+class SmallRuns:
+    """See `CatalogRuns`."""
+
+    catalog: Mapping[str, Rows]
+    output: Path
+
+    def open_pool(self) -> EncoderPool:
+        return EncoderPool(SPEC, devices="cpu")
+
+    def list_partitions(self) -> list[Partition]:
+        return [partition_of(key, rows) for key, rows in self.catalog.items()]
+
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+    ) -> EmbeddingRun:
+        return make_run(pool, partitions, self.output, outputs=outputs)
+
+
+@dataclass(eq=False)
+class LocalCluster:
+    """See `Cluster`.
+
+    Args:
+        names: of the machines that are there at first.
+        before: called with a machine and its keys before it embeds them; the machine is lost where it raises
+            `MachineLost`.
+    """
+
+    runs: SmallRuns
+    names: list[str]
+    before: Callable[[str, Sequence[str]], None] = lambda machine, keys: None
+    given: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    closed: threading.Event = field(default_factory=threading.Event)
+    _machines: dict[str, Machine] = field(default_factory=dict)
+
+    def machines(self) -> dict[str, MachineFacts]:
+        for name in self.names:
+            if name not in self._machines:
+                self._machines[name] = Machine(self.runs)
+        return {name: self._machines[name].facts() for name in self.names}
+
+    def embed(self, machine: str, keys: Sequence[str], *, again: bool) -> Task:
+        self.given.append((machine, tuple(keys)))
+
+        def work() -> StretchOutcome:
+            self.before(machine, keys)
+            return self._machines[machine].embed(keys, again=again)
+
+        return machine, in_background(work, "test-machine")
+
+    def wait(self, tasks: Sequence[Task], seconds: float) -> list[Task]:
+        done, _ = wait([future for _, future in tasks], seconds, FIRST_COMPLETED)
+        return [task for task in tasks if task[1] in done]
+
+    def result(self, task: Task) -> StretchOutcome:
+        try:
+            return task[1].result()
+        except MachineLost:
+            self.names.remove(task[0])
+            raise
+
+    def stop(self, machine: str) -> None:
+        self.stopped.append(machine)
+        self._machines[machine].stop()
+
+    def close(self) -> None:
+        for machine in self._machines.values():
+            machine._pool.close()
+        self.closed.set()
+
+
+def cluster_run(cluster: LocalCluster, pool: EncoderPool, *, force: bool = False) -> ClusterRun[Task]:
+    runs = cluster.runs
+    return ClusterRun(runs.list_partitions(), runs, pool, partial(_connected, cluster), force=force, grace_seconds=20.0)
+
+
+def _connected(cluster: LocalCluster) -> LocalCluster:
+    return cluster

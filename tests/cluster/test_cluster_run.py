@@ -1,0 +1,193 @@
+"""A run over machines that come and go writes what a run on one machine writes."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.cluster import stretches
+from surge_dagster.cluster.cluster_run import MachineLost
+from surge_dagster.cluster.machine import MachineFacts, require_alike
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.version import __version__
+from tests.cluster.local_cluster import SPEC, LocalCluster, SmallRuns, cluster_run
+from tests.engine.encoder.faulty_pools import no_leaks
+from tests.small_catalogs import assert_embedded, numbered_rows
+
+__all__ = ["no_leaks"]
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+CATALOG = {f"p{number:02}": numbered_rows(f"p{number:02}", 5 + 7 * number) for number in range(12)}
+
+
+@pytest.fixture(autouse=True)
+def stretches_of_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)
+    monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
+
+
+@pytest.fixture
+def pool() -> Iterator[EncoderPool]:
+    with EncoderPool(SPEC, devices="cpu") as pool:
+        yield pool
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> SmallRuns:
+    return SmallRuns(CATALOG, tmp_path)
+
+
+def assert_all_embedded(runs: SmallRuns, pool: EncoderPool) -> None:
+    for key, rows in CATALOG.items():
+        assert_embedded(runs.output, pool.space.name, key, rows)
+
+
+def test_machines_share_the_work_and_every_partition_is_told_of_once(runs: SmallRuns, pool: EncoderPool) -> None:
+    cluster = LocalCluster(runs, ["a", "b"])
+    run = cluster_run(cluster, pool)
+    events = list(run.events())
+    assert_all_embedded(runs, pool)
+    assert Counter(event.key for event in events if isinstance(event, Receipt)) == Counter(list(CATALOG))
+    assert (run.report.partitions_written, run.report.texts_encoded) == (12, sum(map(len, CATALOG.values())))
+    assert sum(work.texts for work in run.work.values()) == run.report.texts_encoded
+    assert pool.worker_pids == [] and cluster.closed.is_set(), "the driver encodes nothing itself"
+    again = cluster_run(LocalCluster(runs, []), pool)
+    assert {event.action for event in again.events() if isinstance(event, Receipt)} == {"fresh"}
+    assert again.report.partitions_skipped == 12, "nothing was due, so no machine was needed"
+
+
+def test_stretch_of_a_lost_machine_is_done_again_by_another(runs: SmallRuns, pool: EncoderPool) -> None:
+    lost = list[Sequence[str]]()
+
+    def lose_the_first(machine: str, keys: Sequence[str]) -> None:
+        if machine == "a":
+            lost.append(keys)
+            raise MachineLost("its host ended")
+
+    cluster = LocalCluster(runs, ["a", "b"], lose_the_first)
+    run = cluster_run(cluster, pool)
+    assert not [event for event in run.events() if isinstance(event, Failure)]
+    assert_all_embedded(runs, pool)
+    assert len(lost) == 1 and ("b", tuple(lost[0])) in cluster.given
+
+
+def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(runs: SmallRuns, pool: EncoderPool) -> None:
+    cluster = LocalCluster(runs, ["a"])
+
+    def lose_after_the_work(machine: str, keys: Sequence[str]) -> None:
+        if machine == "a":
+            cluster._machines["a"].embed(keys)
+            cluster.names.append("b")
+            raise MachineLost("its host ended before it could tell what it did")
+
+    cluster.before = lose_after_the_work
+    run = cluster_run(cluster, pool)
+    events = [event for event in run.events() if isinstance(event, Receipt)]
+    assert {event.action for event in events} == {"encoded"} and len(events) == 12
+    assert run.published == CATALOG.keys()
+
+
+def test_partition_that_ends_every_machine_fails_by_name_and_the_others_are_embedded(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
+    def end_with(machine: str, keys: Sequence[str]) -> None:
+        if "p03" in keys:
+            cluster.names.append(f"{machine}'")  # another one joins
+            raise MachineLost(f"{machine} ended")
+
+    cluster = LocalCluster(runs, ["a"], end_with)
+    run = cluster_run(cluster, pool)
+    [failure] = [event for event in run.events() if isinstance(event, Failure)]
+    assert failure.key == "p03" and "ended every machine" in failure.reason and run.failed
+    assert run.report.partitions_written == 11
+
+
+def test_machine_that_joins_late_gets_work(runs: SmallRuns, pool: EncoderPool) -> None:
+    joined = threading.Event()
+
+    def join(machine: str, keys: Sequence[str]) -> None:
+        if machine == "a":
+            if "late" not in cluster.names:
+                cluster.names.append("late")
+            assert joined.wait(60)
+        joined.set()
+
+    cluster = LocalCluster(runs, ["a"], join)
+    list(cluster_run(cluster, pool).events())
+    assert_all_embedded(runs, pool)
+    assert "late" in {machine for machine, _ in cluster.given}
+
+
+def test_idle_machine_takes_a_copy_of_what_another_is_slow_with(runs: SmallRuns, pool: EncoderPool) -> None:
+    free = threading.Event()
+
+    def hold(machine: str, keys: Sequence[str]) -> None:
+        if machine == "slow":
+            assert free.wait(60)
+
+    cluster = LocalCluster(runs, ["slow", "fast"], hold)
+    events = cluster_run(cluster, pool).events()
+    receipts = list[Receipt]()
+    for event in events:
+        if isinstance(event, Receipt):
+            receipts.append(event)
+        if len(receipts) == 12:
+            free.set()
+    assert_all_embedded(runs, pool)
+    assert Counter(receipt.key for receipt in receipts) == Counter(list(CATALOG)), "told of once"
+    assert cluster.stopped == ["slow"]
+
+
+def test_error_of_the_settings_ends_the_run(runs: SmallRuns, pool: EncoderPool) -> None:
+    def refuse(machine: str, keys: Sequence[str]) -> None:
+        raise ConfigError("the output is inside the catalog")
+
+    cluster = LocalCluster(runs, ["a"], refuse)
+    with pytest.raises(ConfigError, match="inside the catalog"):
+        list(cluster_run(cluster, pool).events())
+    assert cluster.closed.is_set()
+
+
+@pytest.mark.parametrize("by", ["stop", "close"])
+def test_stopped_run_ends_its_machines_and_the_next_one_goes_on(runs: SmallRuns, pool: EncoderPool, by: str) -> None:
+    cluster = LocalCluster(runs, ["a"])
+    run = cluster_run(cluster, pool)
+    cluster.before = lambda machine, keys: run.stop() if by == "stop" else None
+    events = run.events()
+    if by == "close":
+        next(events)
+        events.close()
+    else:
+        list(events)
+    assert cluster.closed.is_set() and cluster.stopped in (["a"], [])
+    list(cluster_run(LocalCluster(runs, ["b"]), pool).events())
+    assert_all_embedded(runs, pool)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "0.0.9"}, r"machine gpu-7 is not used: it has another version \(0\.0\.9\)"),
+        ({"vectors_key": "other"}, "another model or another of its settings"),
+        ({"precision": "fp16"}, r"another precision \(fp16\) than this run \(fp32\)"),
+    ],
+)
+def test_machine_that_would_make_other_vectors_is_refused_by_name(
+    pool: EncoderPool, change: dict[str, str], said: str
+) -> None:
+    alike = {"version": __version__, "vectors_key": pool.space.vectors_key, "precision": "fp32"}
+
+    def facts(**own: str) -> MachineFacts:
+        return MachineFacts(host="gpu-7", device="cuda:0", hardware="", workers=1, **own)
+
+    require_alike(facts(**alike), pool.space, None)
+    require_alike(facts(**alike), pool.space, "fp32")
+    with pytest.raises(ConfigError, match=said):
+        require_alike(facts(**alike | change), pool.space, "fp32")

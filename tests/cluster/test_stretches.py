@@ -1,0 +1,65 @@
+"""Stretches hold every partition once, the largest first, and shrink towards the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy, weight_of
+from tests.small_catalogs import partition_of
+
+
+def sized(sizes: list[int]) -> Stretches:
+    """Of partitions with so many bytes of text."""
+    return Stretches(replace(partition_of(f"p{row}", []), text_bytes=size) for row, size in enumerate(sizes))
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=40), st.integers(1, 8))
+def test_every_partition_is_in_one_stretch_and_larger_ones_come_first(sizes: list[int], machines: int) -> None:
+    left, given_keys, weights = sized(sizes), list[str](), list[int]()
+    while left:
+        stretch = left.next(100.0, machines)
+        assert stretch is not None
+        given_keys += stretch.keys
+        weights += [stretch.weight]
+    assert sorted(given_keys) == sorted(f"p{row}" for row in range(len(sizes)))
+    order = [sizes[int(key[1:])] for key in given_keys]
+    assert order == sorted(order, reverse=True)
+    assert left.next(100.0, machines) is None
+
+
+def test_stretches_follow_the_speed_of_a_machine_and_shrink_as_less_is_left() -> None:
+    one = weight_of(replace(partition_of("p", []), text_bytes=1))
+    first = sized([1] * 1_000).next(one * 2.0, 4)
+    assert first is not None and len(first.keys) == 60, "thirty seconds of it"
+    left, counts = sized([1] * 400), list[int]()
+    while left:
+        stretch = left.next(one * 4.0, 4)
+        assert stretch is not None
+        counts.append(len(stretch.keys))
+    assert counts[:3] == [50, 43, 38] and counts[-1] <= 12 and min(counts[:-1]) == 12, "three seconds at least"
+
+
+def test_stretch_that_ends_every_machine_is_divided_until_one_partition_is_left() -> None:
+    left = sized([5, 4, 3])
+    stretch = left.next(None, 1)
+    assert stretch is not None and len(stretch.keys) == 3
+    tries, given_up = list[tuple[str, ...]](), list[str]()
+    while stretch is not None:
+        tries.append(stretch.keys)
+        if "p1" in stretch.keys and (key := left.put_back(stretch)):
+            given_up.append(key)
+        stretch = left.next(None, 1)
+    assert tries[:3] == [("p0", "p1", "p2")] * 3
+    assert tries[3:] == [("p0",), ("p1", "p2"), ("p1",), ("p2",)]
+    assert given_up == ["p1"]
+
+
+def test_copies_are_of_the_oldest_stretch_that_one_machine_has_alone() -> None:
+    first, second, third = (Stretch((key,), 1) for key in "abc")
+    assert oldest_copy([first, second, third]) is first
+    assert oldest_copy([first, second, first]) is second
+    first.is_done = True
+    assert oldest_copy([first]) is None
