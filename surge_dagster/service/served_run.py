@@ -42,8 +42,7 @@ from surge_dagster.version import __version__
 
 log = logging.getLogger(__name__)
 
-_MOST_ARENAS, _MOST_SLOTS, _MOST_JOBS, _MOST_TEXTS, _MOST_BYTES = 16, 64, 64, 1 << 24, 1 << 40
-_MOST_NUMBER = 1 << 62
+_MOST_ARENAS, _MOST_SLOTS, _MOST_JOBS, _MOST_BYTES = 16, 64, 64, 1 << 40
 _MOST_DESCRIPTORS, _MOST_RANGES, _MOST_CHARACTERS = 4, 1_000, 400  # of a message; the characters are of one reason
 _LOOK_SECONDS = 0.1
 _KEYS = itertools.count(-1, -1)  # other ones than arenas of this process have
@@ -146,7 +145,7 @@ class ServedRun:
         elif message["op"] == "drop":
             self._drop(self._arenas.pop(message["arena"]))
         elif message["op"] == "encode":
-            self._encode(message, self._turns, *descriptors)
+            self._encode(message, self._turns)
         elif message["op"] == "abandon":
             if (job := self._jobs.get(message["job"])) is not None:
                 self._turns.abandon(self, job)
@@ -176,9 +175,9 @@ class ServedRun:
     def _add(
         self, key: int, slots: int, layout: SlotLayout, space: Space, dispatcher: Dispatcher, descriptor: int
     ) -> None:
-        limits = (key, _MOST_NUMBER), (slots, _MOST_SLOTS), (layout.max_texts, _MOST_TEXTS)
-        for number, most in (*limits, (layout.max_bytes, _MOST_BYTES)):
-            _require_number(number, most)
+        _require_number(slots, _MOST_SLOTS)
+        _require_number(layout.max_texts, _MOST_BYTES)
+        _require_number(layout.max_bytes, _MOST_BYTES)
         if key in self._arenas or len(self._arenas) >= _MOST_ARENAS:
             raise ValueError(f"it has {len(self._arenas)} arenas, and adds {key}")
         if (layout.dimension, layout.dtype) != (space.dimension, space.dtype):
@@ -197,12 +196,12 @@ class ServedRun:
         self._turns.dispatcher.drop_arena(cast(Arena, arena))
         os.close(arena.fd)
 
-    def _encode(self, message: protocol.Message, turns: Turns[ServedRun], *borders: int) -> None:
+    def _encode(self, message: protocol.Message, turns: Turns[ServedRun]) -> None:
         number, index, texts, chosen = (message[name] for name in ("job", "slot", "texts", "chosen"))
         arena = self._arenas[message["arena"]]
-        limits = (number, _MOST_NUMBER), (index, arena.slots - 1), (texts, arena.layout.max_texts)
-        for value, most in (*limits, (chosen or 0, texts)):
-            _require_number(value, most)
+        _require_number(index, arena.slots - 1)
+        _require_number(texts, arena.layout.max_texts)
+        _require_number(chosen or 0, texts)
         if number in self._jobs or len(self._jobs) >= _MOST_JOBS:
             raise ValueError(f"it has {len(self._jobs)} jobs, and adds {number}")
         offsets = arena.read(index, 0, np.int64, texts + 1)
@@ -212,7 +211,7 @@ class ServedRun:
             rows = arena.read(index, 2, np.int32, chosen)
             _require_rising(rows, None, texts - 1)
         slot = _RunSlot(arena, index, offsets)
-        self._jobs[number] = job = Job(cast(Slot, slot), _borders(texts, *borders) if borders else None, rows)
+        self._jobs[number] = job = Job(cast(Slot, slot), chosen=rows)
         in_background(partial(self._follow, number, job, slot, turns), "surge-served-job")
         turns.add(self, job)
 
@@ -259,15 +258,6 @@ def _result(job: Job) -> protocol.Message:
         "failed": [(failed.row, failed.reason[:_MOST_CHARACTERS]) for failed in job.quarantine.failed],
         "error": str(job.error)[: 10 * _MOST_CHARACTERS] if job.error else None,
     }
-
-
-def _borders(texts: int, descriptor: int) -> np.ndarray:
-    size = os.fstat(descriptor).st_size
-    if size > 8 * texts:
-        raise ValueError(f"{texts} texts have {size // 8} borders")
-    borders = np.frombuffer(os.pread(descriptor, size, 0), np.int64)
-    _require_rising(borders, 0, texts - 1)
-    return borders
 
 
 def _require_number(value: object, most: int) -> None:
