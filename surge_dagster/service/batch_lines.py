@@ -18,8 +18,8 @@ from surge_dagster.service.requests import EmbeddingRequest, parse_request, requ
 from surge_dagster.service.spaces import ServedSpace
 
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
-Status = Literal["validating", "failed", "in_progress", "completed", "expired", "cancelling", "cancelled"]
-OPEN = ("validating", "in_progress", "cancelling")
+Status = Literal["validating", "failed", "in_progress", "completed", "expired", "cancelled"]
+OPEN = ("validating", "in_progress")
 MOST_LINE_BYTES = 8 << 20  # as of the body of a request
 _MOST_PROBLEMS = 100
 
@@ -74,7 +74,6 @@ class Batch(Record, frozen=True):
     completed_at: int | None = None
     failed_at: int | None = None
     expired_at: int | None = None
-    cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
     metadata: dict[str, str] | None = None

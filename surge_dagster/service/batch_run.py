@@ -2,7 +2,7 @@
 
 Lines go to a lane in groups, and the answers of a group are appended to the output and the error file. These are
 flushed, and after them the batch's record, which has the sizes of both. What a crash leaves beyond these sizes is cut
-off when the work goes on, so that each line is answered once.
+off later, so that each line is answered once.
 
 Documents go to the bulk lane, and queries too where the model encodes both alike. Other queries share the lane of those
 that clients wait for: they go there line by line, while nothing else waits.
@@ -10,15 +10,12 @@ that clients wait for: they go there line by line, while nothing else waits.
 
 from __future__ import annotations
 
-import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO
 
 import numpy as np
 
@@ -45,7 +42,7 @@ from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 _REFUSED = (refusals.RequestTooLarge, refusals.TooLong, refusals.UnusableText)
 _GROUP_TEXTS, _GROUP_BYTES = 512, 256 << 10
 _GROUPS = 8  # in the lane, so that it has texts while answers are written
-_LOOK_SECONDS = 0.01
+_LOOK_SECONDS, _CHECKED_LINES = 0.01, 1000
 
 
 class BatchEnd(Exception):
@@ -73,7 +70,7 @@ class BatchRun:
 
     Args:
         check: raises what ends the work.
-        change: keeps changes of the batch's record.
+        change: appends to the output and the error file, and keeps changes of the batch's record.
     """
 
     def __init__(
@@ -93,12 +90,12 @@ class BatchRun:
             BatchEnd: "failed", and which lines are wrong.
         """
         with self._files.content(self.batch.input_file_id).open("rb") as source:
-            lines = (line for line in read_lines(source) if self._check() is None)
+            lines = (line for line in read_lines(source) if line[0] % _CHECKED_LINES or self._check() is None)
             total, problems = check_lines(lines, self._served(), self.batch.task)
         if problems:
             raise BatchEnd("failed", problems)
         counts = RequestCounts(total=total)
-        self.batch = self._change(status="in_progress", in_progress_at=int(time.time()), request_counts=counts)
+        self.batch = self._change({}, status="in_progress", in_progress_at=int(time.time()), request_counts=counts)
 
     def encode(self) -> None:
         """Answer them as the endpoint does.
@@ -106,27 +103,22 @@ class BatchRun:
         Raises:
             BatchEnd: "failed" where the space is no longer served.
         """
-        with ExitStack() as stack:
-            groups, output, errors = self._open(stack)
-            waiting = deque[_Sent]()
-            stack.callback(lambda: [sent.encoded.cancel() for sent in waiting])
+        groups, waiting = self._left(), deque[_Sent]()
+        try:
             while True:
                 waiting.extend(self._send(lines) for lines in islice(groups, _GROUPS - len(waiting)))
                 if not waiting:
                     return
-                completed = 0
-                for is_success, answer in self._answers(waiting[0]):
-                    (output if is_success else errors).write(answer)
-                    completed += is_success
-                self._keep(waiting.popleft().lines, completed, output, errors)
+                self._keep([*self._answers(waiting[0])])
+                waiting.popleft()
+        finally:
+            for sent in waiting:
+                sent.encoded.cancel()
 
     def refuse(self, error: BatchError) -> None:
         """Answer them with this error."""
-        with ExitStack() as stack:
-            groups, output, errors = self._open(stack)
-            for lines in groups:
-                errors.writelines(unanswered(self.batch.id, line, error) for line in lines)
-                self._keep(lines, 0, output, errors)
+        for lines in self._left():
+            self._keep([("error", unanswered(self.batch.id, line, error)) for line in lines])
 
     def _served(self) -> ServedSpace:
         try:
@@ -136,24 +128,20 @@ class BatchRun:
                 raise
             raise BatchEnd("failed", [BatchError(code="model_not_found", message=str(error))]) from None
 
-    def _open(self, stack: ExitStack) -> tuple[Iterator[list[Line]], IO[bytes], IO[bytes]]:
-        """The lines that are left, and the output and error file at the sizes that the batch's record has."""
+    def _left(self) -> Iterator[list[Line]]:
+        """Groups of the lines that have no answer."""
         batch, counts = self.batch, self.batch.request_counts
-        source = stack.enter_context(self._files.content(batch.input_file_id).open("rb"))
-        output = stack.enter_context(self._files.append(batch.results_id("output"), batch.output_bytes))
-        errors = stack.enter_context(self._files.append(batch.results_id("error"), batch.error_bytes))
-        left = islice(read_lines(source), counts.completed + counts.failed, None)
-        return _groups(parse_line(*numbered, batch.task) for numbered in left), output, errors
+        with self._files.content(batch.input_file_id).open("rb") as source:
+            left = islice(read_lines(source), counts.completed + counts.failed, None)
+            yield from _groups(parse_line(*numbered, batch.task) for numbered in left)
 
-    def _keep(self, lines: Sequence[Line], completed: int, output: IO[bytes], errors: IO[bytes]) -> None:
+    def _keep(self, answers: Sequence[tuple[str, bytes]]) -> None:
         """Make the answers of a group last."""
-        for file in (output, errors):
-            file.flush()
-            os.fsync(file.fileno())
+        kinds = Counter(kind for kind, _ in answers)
+        results = {kind: b"".join(line for each, line in answers if each == kind) for kind in kinds}
         counts = self.batch.request_counts
-        failed = counts.failed + len(lines) - completed
-        counts = counts.model_copy(update={"completed": counts.completed + completed, "failed": failed})
-        self.batch = self._change(request_counts=counts, output_bytes=output.tell(), error_bytes=errors.tell())
+        done = {"completed": counts.completed + kinds["output"], "failed": counts.failed + kinds["error"]}
+        self.batch = self._change(results, request_counts=counts.model_copy(update=done))
 
     def _send(self, lines: Sequence[Line]) -> _Sent:
         """Puts lines of one kind into the queue of their lane; waits as long as it takes none."""
@@ -177,8 +165,8 @@ class BatchRun:
                 return _Sent(lines, served, encoded)
             time.sleep(_LOOK_SECONDS)
 
-    def _answers(self, sent: _Sent) -> Iterator[tuple[bool, bytes]]:
-        """Whether a line was encoded, and what is written of it; where a lane refuses several, each is sent alone."""
+    def _answers(self, sent: _Sent) -> Iterator[tuple[str, bytes]]:
+        """What is written of a line, and into which file; where a lane refuses several lines, each is sent alone."""
         while not wait([sent.encoded], TURN_SECONDS).done:
             self._check()
         try:
@@ -186,7 +174,7 @@ class BatchRun:
         except _REFUSED as error:
             if len(sent.lines) == 1:
                 response = surge_error_response(error)
-                yield False, answered(self.batch.id, sent.lines[0], response.status_code, bytes(response.body))
+                yield "error", answered(self.batch.id, sent.lines[0], response.status_code, bytes(response.body))
             else:
                 for line in sent.lines:
                     yield from self._answers(self._send([line]))
@@ -200,7 +188,7 @@ class BatchRun:
             found, tokens = vectors[line.request.dimensions][rows], int(encoded.tokens[rows].sum())
             body = embeddings_body(found, line.request.encoding_format, name, tokens)
             cut = ",".join(map(str, np.flatnonzero(encoded.truncated[rows])))
-            yield True, answered(self.batch.id, line, 200, body, cut)
+            yield "output", answered(self.batch.id, line, 200, body, cut)
 
 
 def _groups(lines: Iterator[Line]) -> Iterator[list[Line]]:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +58,6 @@ class Batches:
         self._spaces = spaces
         self._changes = threading.RLock()
         self._stopping = False
-        self._running, self._is_cancelled = "", False  # the batch that the thread works on
         self._has_work = threading.Event()
         self._thread = threading.Thread(target=self._work, name="surge-batches", daemon=True)
 
@@ -105,17 +104,11 @@ class Batches:
         return batch
 
     def cancel(self, id: str) -> Batch:
-        """End a batch soon; what is answered by then stays."""
+        """End a batch; what is answered by now stays."""
         with self._changes:
-            batch = self.records.get(id)
-            if batch.status not in OPEN:
-                raise ClientError(409, f"The batch {id} is {batch.status} and cannot be cancelled.", "batch_ended")
-            if batch.status != "cancelling":
-                batch = self._change(id, status="cancelling", cancelling_at=int(time.time()))
-            if id != self._running:
-                return self._end(id, "cancelled")
-            self._is_cancelled = True
-            return batch
+            if (status := self.records.get(id).status) not in OPEN:
+                raise ClientError(409, f"The batch {id} is {status} and cannot be cancelled.", "batch_ended")
+            return self._end(id, "cancelled")
 
     def delete_file(self, id: str) -> FileDeleted:
         with self._changes:
@@ -138,31 +131,23 @@ class Batches:
                 try:
                     self.run(batch.id)
                 except Cancelled:
-                    return
+                    pass
                 except Exception as error:
                     is_known = isinstance(error, SurgeError)  # else it is of the disk, or a defect
                     log.warning("%s is tried again in %g s: %s", batch.id, _AGAIN_SECONDS, error, exc_info=not is_known)
-                    if time.time() > batch.expires_at:
-                        self._end(batch.id, "failed", [BatchError(code="internal_error", message=str(error))])
-                finally:
-                    self._running = ""
             self._has_work.wait(_AGAIN_SECONDS if tried else None)
 
     def run(self, id: str) -> None:
         """Work off a batch.
 
         Raises:
-            Cancelled: the service stops.
+            Cancelled: it has ended, or the service stops.
             SurgeError: it is to be tried again.
         """
-        with self._changes:
-            batch = self.records.get(id)
-            self._running, self._is_cancelled = id, batch.status == "cancelling"
-        if batch.status not in OPEN:
-            return
-        run = BatchRun(batch, self._spaces, self.files, partial(self._check, batch), partial(self._change, id))
+        batch = self.records.get(id)
+        run = BatchRun(batch, self._spaces, self.files, partial(self._check, id), partial(self._change, id))
         try:
-            self._check(batch)
+            self._check(id)
             if batch.status == "validating":
                 run.validate()
             run.encode()
@@ -172,20 +157,23 @@ class Batches:
                 run.refuse(end.errors[0])
             self._end(id, end.status, end.errors if end.status == "failed" else ())
 
-    def _check(self, batch: Batch) -> None:
-        if self._stopping:
+    def _check(self, id: str) -> None:
+        batch = self.records.get(id)
+        if self._stopping or batch.status not in OPEN:
             raise Cancelled
-        if self._is_cancelled:
-            raise BatchEnd("cancelled")
         if time.time() > batch.expires_at:
             message = "The batch was not done within its completion window. Make one of the requests that are left."
             raise BatchEnd("expired", [BatchError(code="batch_expired", message=message)])
 
-    def _change(self, id: str, **changes: Any) -> Batch:
+    def _change(self, id: str, results: Mapping[str, bytes], **changes: Any) -> Batch:
+        """Append results to the files of their kinds, and change the record; `Cancelled` where the batch has ended."""
         with self._changes:
             batch = self.records.get(id)
-            if batch.status == "cancelling" and changes.get("status") in OPEN:
-                del changes["status"]
+            if batch.status not in OPEN:
+                raise Cancelled
+            for kind, content in results.items():
+                size = getattr(batch, f"{kind}_bytes")
+                changes[f"{kind}_bytes"] = self.files.append(batch.results_id(kind), size, content)
             batch = batch.model_copy(update=changes)
             self.records.put(batch)
             return batch
@@ -194,16 +182,12 @@ class Batches:
         """Show clients what the batch has written, as far as its record knows of it."""
         with self._changes:
             batch = self.records.get(id)
-            status = "cancelled" if batch.status == "cancelling" else status
             shown: dict[str, Any] = {"status": status, f"{status}_at": int(time.time())}
             if errors:
                 shown["errors"] = BatchErrors(data=list(errors))
             for kind in ("output", "error"):
-                file_id, size = batch.results_id(kind), getattr(batch, f"{kind}_bytes")
-                if size:
+                if size := getattr(batch, f"{kind}_bytes"):
+                    shown[f"{kind}_file_id"] = file_id = batch.results_id(kind)
                     os.truncate(self.files.content(file_id), size)
                     self.files.register(file_id, f"{id}_{kind}.jsonl", "batch_output")
-                    shown[f"{kind}_file_id"] = file_id
-                else:
-                    self.files.content(file_id).unlink(missing_ok=True)
-            return self._change(id, **shown)
+            return self._change(id, {}, **shown)

@@ -5,6 +5,7 @@ Each record is a file of its own that is replaced as a whole, so that `ls` and `
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -123,12 +124,15 @@ class FileStore(Records[FileObject]):
         """Where the content of a file is, or will be."""
         return self.folder / f"{id}.jsonl"
 
-    def append(self, id: str, size: int) -> IO[bytes]:
-        """Open the content of a file that is registered later, and cut off what is beyond this size."""
-        file = self.content(id).open("ab")
+    def append(self, id: str, size: int, content: bytes) -> int:
+        """Write behind this size of a file that is registered later; gives the new size when it is on the disk."""
+        with self.content(id).open("ab") as file:
+            file.truncate(size)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         self._store.sync("files")
-        file.seek(file.truncate(size))
-        return file
+        return size + len(content)
 
     def upload(self, filename: str, purpose: str, source: IO[bytes]) -> FileObject:
         """Keep a file that a client has sent; it is there as a whole or not at all."""
