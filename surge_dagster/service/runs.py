@@ -40,7 +40,7 @@ class RunListener:
         self._pools = pools
         self._lock = threading.Lock()
         self._runs: dict[ServedRun, Future[None]] = {}
-        self._turns = WeakValueDictionary[Dispatcher, Turns[ServedRun]]()
+        self._turns = WeakValueDictionary[Dispatcher, Turns]()
         self._closing = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -90,7 +90,7 @@ class RunListener:
             raise Refused(f"the encoder service at {self.path} encodes {names}, and not the space of this run")
         return served[vectors_key]
 
-    def _turns_of(self, dispatcher: Dispatcher) -> Turns[ServedRun]:
+    def _turns_of(self, dispatcher: Dispatcher) -> Turns:
         with self._lock:
             return self._turns.setdefault(dispatcher, Turns(dispatcher))
 

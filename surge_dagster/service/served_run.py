@@ -62,12 +62,14 @@ class _RunArena:
         return np.frombuffer(os.pread(self.fd, np.dtype(dtype).itemsize * count, start), dtype, count)
 
 
+@dataclass(slots=True, eq=False)
 class _RunSlot:
     """A slot as jobs see one; its offsets are a checked copy."""
 
-    def __init__(self, arena: _RunArena, index: int, offsets: np.ndarray) -> None:
-        self.arena, self.index, self.offsets = arena, index, offsets
-        self.pins = 0
+    arena: _RunArena
+    index: int
+    offsets: np.ndarray
+    pins: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -94,14 +96,14 @@ class ServedRun:
         self,
         connection: socket.socket,
         pool_of: Callable[[str], EncoderPool],
-        turns_of: Callable[[Dispatcher], Turns[ServedRun]],
+        turns_of: Callable[[Dispatcher], Turns],
     ) -> None:
         self.connection = connection
         self._pool_of, self._turns_of = pool_of, turns_of
         self._process, self._user = peer(connection)
         self._sending = threading.Lock()
         self._space: Space | None = None
-        self._turns: Turns[ServedRun] | None = None
+        self._turns: Turns | None = None
         self._arenas: dict[int, _RunArena] = {}
         self._jobs: dict[int, Job] = {}
 
@@ -146,9 +148,6 @@ class ServedRun:
             self._drop(self._arenas.pop(message["arena"]))
         elif message["op"] == "encode":
             self._encode(message, self._turns)
-        elif message["op"] == "abandon":
-            if (job := self._jobs.get(message["job"])) is not None:
-                self._turns.abandon(self, job)
         else:
             raise ValueError(f"it sent {message['op']!r}")
 
@@ -196,7 +195,7 @@ class ServedRun:
         self._turns.dispatcher.drop_arena(cast(Arena, arena))
         os.close(arena.fd)
 
-    def _encode(self, message: protocol.Message, turns: Turns[ServedRun]) -> None:
+    def _encode(self, message: protocol.Message, turns: Turns) -> None:
         number, index, texts, chosen = (message[name] for name in ("job", "slot", "texts", "chosen"))
         arena = self._arenas[message["arena"]]
         _require_number(index, arena.slots - 1)
@@ -215,7 +214,7 @@ class ServedRun:
         in_background(partial(self._follow, number, job, slot, turns), "surge-served-job")
         turns.add(self, job)
 
-    def _follow(self, number: int, job: Job, slot: _RunSlot, turns: Turns[ServedRun]) -> None:
+    def _follow(self, number: int, job: Job, slot: _RunSlot, turns: Turns) -> None:
         """Tells the run what becomes of a job."""
         sent, is_told = 0, False
         try:
@@ -223,8 +222,7 @@ class ServedRun:
                 is_done = job.done.wait(TURN_SECONDS / 2)
                 ranges = job.encoded[sent : sent + _MOST_RANGES]
                 sent += len(ranges)
-                pids = turns.dispatcher.worker_pids()
-                self._send("progress", job=number, finished=job.finished_rows, encoded=ranges, pids=pids)
+                self._send("progress", job=number, finished=job.finished_rows, encoded=ranges)
                 if is_told:
                     time.sleep(_LOOK_SECONDS)
                 elif is_done and sent == len(job.encoded):

@@ -210,7 +210,7 @@ def test_runs_get_the_same_share_however_they_cut_their_texts() -> None:
     class Recorder:
         encode = staticmethod(begun.append)
 
-    turns = Turns[str](Recorder())  # pyright: ignore[reportArgumentType]
+    turns = Turns(Recorder())  # pyright: ignore[reportArgumentType]
     large, small = [_job(900) for _ in range(4)], [_job(300) for _ in range(6)]
     for job in large:
         turns.add("large", job)

@@ -57,7 +57,6 @@ class RemoteWorkers:
         self._jobs: dict[int, Job] = {}  # by `id`; their slots are pinned: the service has, or had, work in them
         self._heard_at = time.monotonic()
         self._lost_at: float | None = None  # since when no job was finished because of that
-        self._pids: list[int] = connection.ready["pids"]
         self._closing = False
         self._failure: Exception | None = None
         self._replays = 0
@@ -78,7 +77,9 @@ class RemoteWorkers:
         return self._replays + (self._own.replays if self._own else 0)
 
     def worker_pids(self) -> list[int]:
-        return self._own.worker_pids() if self._own else list(self._pids)
+        if self._own is not None:
+            return self._own.worker_pids()
+        return self._connection.ready["pids"] if self._connection else []
 
     def add_arena(self, arena: Arena) -> None:
         fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, SEALS)
@@ -116,10 +117,7 @@ class RemoteWorkers:
                 self._own.abandon(job)
                 return
             job.abandon()
-            if self._connection is None:
-                job.done.set()
-            if not job.done.is_set():
-                self._send({"op": "abandon", "job": id(job)})
+            job.done.set()  # the service is not told: it has no more work of a run that ends
 
     def close(self) -> None:
         self._closing = True
@@ -188,7 +186,6 @@ class RemoteWorkers:
             job.slot.unpin()
             return
         if message["op"] == "progress":
-            self._pids = message["pids"]
             job.finished_rows = message["finished"]
             job.encoded.extend((start, stop) for start, stop in message["encoded"])
             return
@@ -205,11 +202,8 @@ class RemoteWorkers:
         """Goes on with another process of the service, or with workers of this one."""
         with self._lock:
             assert self._connection is not None
-            self._connection.close()
-            self._connection, self._pids = None, []
-            for job in self._jobs.values():
-                if job.abandoned:
-                    job.done.set()
+            self._connection.socket.close()
+            self._connection = None
         if self._closing:
             return
         if self._lost_at is None:
@@ -266,11 +260,11 @@ class RemoteWorkers:
     def _fail(self, error: Exception) -> None:
         self._failure = error
         if self._connection is not None:
-            self._connection.close()
+            self._connection.socket.close()
             self._connection = None
         for job in self._jobs.values():
             if not job.done.is_set():
-                _end(job, None if job.abandoned else error)
+                _end(job, error)
             job.slot.unpin()
         self._jobs.clear()
 
