@@ -18,7 +18,7 @@ from surge_dagster.service.requests import EmbeddingRequest, parse_request, requ
 from surge_dagster.service.spaces import ServedSpace
 
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
-Status = Literal["validating", "failed", "in_progress", "completed", "expired", "cancelled"]
+Status = Literal["validating", "failed", "in_progress", "completed", "cancelled"]
 OPEN = ("validating", "in_progress")
 MOST_LINE_BYTES = 8 << 20  # as of the body of a request
 _MOST_PROBLEMS = 100
@@ -54,7 +54,7 @@ class RequestCounts(BaseModel, frozen=True):
 
 
 class Batch(Record, frozen=True):
-    """A batch. `model` is the name of the space that it is pinned to.
+    """A batch, which never expires. `model` is the name of the space that it is pinned to.
 
     OpenAI's API knows no `output_bytes` and `error_bytes`: what the files hold of the requests that are counted.
     """
@@ -69,11 +69,9 @@ class Batch(Record, frozen=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     created_at: int
-    expires_at: int
     in_progress_at: int | None = None
     completed_at: int | None = None
     failed_at: int | None = None
-    expired_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
     metadata: dict[str, str] | None = None

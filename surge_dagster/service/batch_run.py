@@ -45,12 +45,12 @@ _GROUPS = 8  # in the lane, so that it has texts while answers are written
 _LOOK_SECONDS, _CHECKED_LINES = 0.01, 1000
 
 
-class BatchEnd(Exception):
-    """The batch ends early with this status."""
+class BatchFailed(Exception):
+    """The batch ends without answers to the lines that are left."""
 
-    def __init__(self, status: str, errors: Sequence[BatchError] = ()) -> None:
-        super().__init__(status)
-        self.status, self.errors = status, errors
+    def __init__(self, errors: list[BatchError]) -> None:
+        super().__init__(errors)
+        self.errors = errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class _Sent:
     encoded: Future[Encoded]
 
 
+@dataclass(slots=True)
 class BatchRun:
     """Answers those lines of a batch that have no answer yet.
 
@@ -73,35 +74,31 @@ class BatchRun:
         change: appends to the output and the error file, and keeps changes of the batch's record.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        spaces: ServedSpaces,
-        files: FileStore,
-        check: Callable[[], None],
-        change: Callable[..., Batch],
-    ) -> None:
-        self.batch, self._spaces, self._files, self._check, self._change = batch, spaces, files, check, change
+    batch: Batch
+    spaces: ServedSpaces
+    files: FileStore
+    check: Callable[[], None]
+    change: Callable[..., Batch]
 
     def validate(self) -> None:
         """Check all lines before the first is encoded.
 
         Raises:
-            BatchEnd: "failed", and which lines are wrong.
+            BatchFailed: which lines are wrong.
         """
-        with self._files.content(self.batch.input_file_id).open("rb") as source:
-            lines = (line for line in read_lines(source) if line[0] % _CHECKED_LINES or self._check() is None)
+        with self.files.content(self.batch.input_file_id).open("rb") as source:
+            lines = (line for line in read_lines(source) if line[0] % _CHECKED_LINES or self.check() is None)
             total, problems = check_lines(lines, self._served(), self.batch.task)
         if problems:
-            raise BatchEnd("failed", problems)
+            raise BatchFailed(problems)
         counts = RequestCounts(total=total)
-        self.batch = self._change({}, status="in_progress", in_progress_at=int(time.time()), request_counts=counts)
+        self.batch = self.change({}, status="in_progress", in_progress_at=int(time.time()), request_counts=counts)
 
     def encode(self) -> None:
         """Answer them as the endpoint does.
 
         Raises:
-            BatchEnd: "failed" where the space is no longer served.
+            BatchFailed: the space is no longer served.
         """
         groups, waiting = self._left(), deque[_Sent]()
         try:
@@ -122,16 +119,16 @@ class BatchRun:
 
     def _served(self) -> ServedSpace:
         try:
-            return self._spaces.find(self.batch.model)
+            return self.spaces.find(self.batch.model)
         except refusals.UnknownSpace as error:
-            if not self._spaces.is_ready:  # it is not known yet which spaces there are
+            if not self.spaces.is_ready:  # it is not known yet which spaces there are
                 raise
-            raise BatchEnd("failed", [BatchError(code="model_not_found", message=str(error))]) from None
+            raise BatchFailed([BatchError(code="model_not_found", message=str(error))]) from None
 
     def _left(self) -> Iterator[list[Line]]:
         """Groups of the lines that have no answer."""
         batch, counts = self.batch, self.batch.request_counts
-        with self._files.content(batch.input_file_id).open("rb") as source:
+        with self.files.content(batch.input_file_id).open("rb") as source:
             left = islice(read_lines(source), counts.completed + counts.failed, None)
             yield from _groups(parse_line(*numbered, batch.task) for numbered in left)
 
@@ -141,14 +138,14 @@ class BatchRun:
         results = {kind: b"".join(line for each, line in answers if each == kind) for kind in kinds}
         counts = self.batch.request_counts
         done = {"completed": counts.completed + kinds["output"], "failed": counts.failed + kinds["error"]}
-        self.batch = self._change(results, request_counts=counts.model_copy(update=done))
+        self.batch = self.change(results, request_counts=counts.model_copy(update=done))
 
     def _send(self, lines: Sequence[Line]) -> _Sent:
         """Puts lines of one kind into the queue of their lane; waits as long as it takes none."""
         texts = [text for line in lines for text in line.request.texts]
         encoded = Future[Encoded]()
         while True:
-            self._check()
+            self.check()
             served = self._served()
             is_urgent = lines[0].task == "query" and served.queries.space.side == "query"
             lane = served.queries if is_urgent else served.documents
@@ -168,7 +165,7 @@ class BatchRun:
     def _answers(self, sent: _Sent) -> Iterator[tuple[str, bytes]]:
         """What is written of a line, and into which file; where a lane refuses several lines, each is sent alone."""
         while not wait([sent.encoded], TURN_SECONDS).done:
-            self._check()
+            self.check()
         try:
             encoded = sent.encoded.result()
         except _REFUSED as error:

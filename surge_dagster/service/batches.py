@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,15 +22,14 @@ from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import wait_for_thread
-from surge_dagster.service.batch_lines import OPEN, Batch, BatchError, BatchErrors, BatchRequest, parse_line, read_lines
-from surge_dagster.service.batch_run import BatchEnd, BatchRun
+from surge_dagster.service.batch_lines import OPEN, Batch, BatchErrors, BatchRequest, parse_line, read_lines
+from surge_dagster.service.batch_run import BatchFailed, BatchRun
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import FileDeleted, FileStore, Records
 from surge_dagster.service.spaces import ServedSpaces
 
 log = logging.getLogger(__name__)
 
-_WINDOW_SECONDS = 24 * 3600
 _AGAIN_SECONDS = 10.0
 
 
@@ -96,9 +95,8 @@ class Batches:
             space = self._spaces.find(parse_line(*first).request.model).space
             if task == "document":
                 asked = asked.model_copy(update={"endpoint": "/documents/v1/embeddings"})
-            id, now = self.records.new_id(), int(time.time())
-            times = {"created_at": now, "expires_at": now + _WINDOW_SECONDS}
-            batch = Batch.model_validate({"id": id, "model": space.name} | times | asked.model_dump())
+            id, fields = self.records.new_id(), asked.model_dump()
+            batch = Batch(id=id, model=space.name, created_at=int(time.time()), **fields)
             self.records.put(batch)
         self._has_work.set()
         return batch
@@ -146,24 +144,20 @@ class Batches:
         """
         batch = self.records.get(id)
         run = BatchRun(batch, self._spaces, self.files, partial(self._check, id), partial(self._change, id))
+        self._check(id)
         try:
-            self._check(id)
             if batch.status == "validating":
                 run.validate()
             run.encode()
             self._end(id, "completed")
-        except BatchEnd as end:
-            if end.errors and run.batch.in_progress_at:
-                run.refuse(end.errors[0])
-            self._end(id, end.status, end.errors if end.status == "failed" else ())
+        except BatchFailed as failed:
+            if run.batch.status == "in_progress":
+                run.refuse(failed.errors[0])
+            self._end(id, "failed", errors=BatchErrors(data=failed.errors))
 
     def _check(self, id: str) -> None:
-        batch = self.records.get(id)
-        if self._stopping or batch.status not in OPEN:
+        if self._stopping or self.records.get(id).status not in OPEN:
             raise Cancelled
-        if time.time() > batch.expires_at:
-            message = "The batch was not done within its completion window. Make one of the requests that are left."
-            raise BatchEnd("expired", [BatchError(code="batch_expired", message=message)])
 
     def _change(self, id: str, results: Mapping[str, bytes], **changes: Any) -> Batch:
         """Append results to the files of their kinds, and change the record; `Cancelled` where the batch has ended."""
@@ -178,13 +172,11 @@ class Batches:
             self.records.put(batch)
             return batch
 
-    def _end(self, id: str, status: str, errors: Sequence[BatchError] = ()) -> Batch:
+    def _end(self, id: str, status: str, **shown: Any) -> Batch:
         """Show clients what the batch has written, as far as its record knows of it."""
         with self._changes:
             batch = self.records.get(id)
-            shown: dict[str, Any] = {"status": status, f"{status}_at": int(time.time())}
-            if errors:
-                shown["errors"] = BatchErrors(data=list(errors))
+            shown |= {"status": status, f"{status}_at": int(time.time())}
             for kind in ("output", "error"):
                 if size := getattr(batch, f"{kind}_bytes"):
                     shown[f"{kind}_file_id"] = file_id = batch.results_id(kind)

@@ -382,7 +382,7 @@ def working(spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def ended(batches: Batches, batch: Batch) -> Batch:
-    wait_until(lambda: batches.records.get(batch.id).status in ("completed", "failed", "expired", "cancelled"))
+    wait_until(lambda: batches.records.get(batch.id).status in ("completed", "failed", "cancelled"))
     return batches.records.get(batch.id)
 
 
@@ -485,23 +485,6 @@ def test_batch_waits_as_long_as_a_lane_or_its_space_takes_nothing(
     output, errors = results(working, ended(working, batch))
     assert (ids(output), errors) == ([f"{number}" for number in range(10)], [])
     assert not (spaces.documents.failures or spaces.documents.late_failures or unknown)
-
-
-def test_batch_that_expires_names_the_lines_that_are_left(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = made(batches, [line(f"{number}") for number in range(10)])
-    monkeypatch.setattr(batch_run, "_GROUPS", 1)
-    keep = batch_run.BatchRun._keep
-
-    def keep_and_wait(*args: Any) -> None:
-        keep(*args)
-        monkeypatch.setattr("surge_dagster.service.batches.time.time", lambda: batch.expires_at + 1)
-
-    monkeypatch.setattr(batch_run.BatchRun, "_keep", keep_and_wait)
-    batch = run(batches, batch)
-    output, errors = results(batches, batch)
-    assert (batch.status, batch.errors, ids(output)) == ("expired", None, ["0", "1", "2", "3"])
-    assert ids(errors) == [f"{number}" for number in range(4, 10)]
-    assert {each["error"]["code"] for each in errors} == {"batch_expired"}
 
 
 def test_queries_with_a_lane_of_their_own_go_there_only_while_nothing_else_waits(

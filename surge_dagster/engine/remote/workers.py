@@ -172,10 +172,7 @@ class RemoteWorkers:
             with self._lock:
                 if message is not None:
                     self._heard_at = time.monotonic()
-                    try:
-                        self._take(message)
-                    except (LookupError, TypeError, ValueError) as error:
-                        raise Lost(f"the encoder service at {connection.path} answers {message}: {error!r}") from None
+                    self._take(message)
                 elif self._jobs and time.monotonic() - self._heard_at > SILENCE_SECONDS:
                     raise Lost(f"the encoder service at {connection.path} was silent for {SILENCE_SECONDS:.0f} s")
 
