@@ -43,7 +43,7 @@ from surge_dagster.version import __version__
 log = logging.getLogger(__name__)
 
 _MOST_ARENAS, _MOST_SLOTS, _MOST_JOBS, _MOST_BYTES = 16, 64, 64, 1 << 40
-_MOST_DESCRIPTORS, _MOST_RANGES, _MOST_CHARACTERS = 4, 1_000, 400  # of a message; the characters are of one reason
+_MOST_DESCRIPTORS, _MOST_SAMPLES, _MOST_CHARACTERS = 4, 1_000, 400  # of a message; the characters are of one reason
 _LOOK_SECONDS = 0.1
 _KEYS = itertools.count(-1, -1)  # other ones than arenas of this process have
 
@@ -215,24 +215,21 @@ class ServedRun:
         turns.add(self, job)
 
     def _follow(self, number: int, job: Job, slot: _RunSlot, turns: Turns) -> None:
-        """Tells the run what becomes of a job."""
-        sent, is_told = 0, False
+        """Tells the run what becomes of a job, and its end when no worker has the slot any longer."""
+        sent, is_over = 0, False
         try:
-            while not is_told or slot.pins:
-                is_done = job.done.wait(TURN_SECONDS / 2)
-                ranges = job.encoded[sent : sent + _MOST_RANGES]
+            while not is_over:
+                is_over = job.done.wait(TURN_SECONDS / 2) and not slot.pins
+                ranges = job.encoded[sent:]
                 sent += len(ranges)
                 self._send("progress", job=number, finished=job.finished_rows, encoded=ranges)
-                if is_told:
+                if job.done.is_set() and not is_over:
                     time.sleep(_LOOK_SECONDS)
-                elif is_done and sent == len(job.encoded):
-                    turns.end(self, job)
-                    if job.error is not None and turns.dispatcher.failure is not None:
-                        raise job.error  # not of this job: another service, or the run itself, can encode it
-                    self._send("done", job=number, **_result(job))
-                    is_told = True
+            turns.end(self, job)
+            if job.error is not None and turns.dispatcher.failure is not None:
+                raise job.error  # not of this job: another service, or the run itself, can encode it
             del self._jobs[number]
-            self._send("free", job=number)
+            self._send("done", job=number, **_result(job))
         except Exception as error:
             self._give_up(error)
 
@@ -246,13 +243,11 @@ class ServedRun:
 
 
 def _result(job: Job) -> protocol.Message:
-    samples = job.gpu_samples
-    gpu = [(sum(rate for rate, _ in samples) / len(samples), max(used for _, used in samples))] if samples else []
     return {
         "costs": job.costs.measured(),
         "seconds": job.encode_seconds,
         "replays": job.replays,
-        "gpu": gpu,
+        "gpu": job.gpu_samples[-_MOST_SAMPLES:],
         "failed": [(failed.row, failed.reason[:_MOST_CHARACTERS]) for failed in job.quarantine.failed],
         "error": str(job.error)[: 10 * _MOST_CHARACTERS] if job.error else None,
     }

@@ -5,7 +5,7 @@ descriptors, and the service hands them on to its workers: no text and no vector
 
 A run sends `hello` with what must be equal for both to make the same vectors, and is answered with `ready`, or with
 `refused` and the reason. Then it sends `arena`, `drop` and `encode`. The service answers each `encode` with
-`progress`, at least once a second, with `done`, and with `free` when none of its workers writes to the slot any longer.
+`progress`, at least once a second, and with `done` when none of its workers writes to the slot any longer.
 """
 
 from __future__ import annotations

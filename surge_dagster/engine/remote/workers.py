@@ -178,15 +178,13 @@ class RemoteWorkers:
 
     def _take(self, message: protocol.Message) -> None:
         job = self._jobs[message["job"]]
-        if message["op"] == "free":
-            del self._jobs[message["job"]]
-            job.slot.unpin()
-            return
         if message["op"] == "progress":
             job.finished_rows = message["finished"]
             job.encoded.extend((start, stop) for start, stop in message["encoded"])
             return
         self._lost_at = None
+        del self._jobs[message["job"]]
+        job.slot.unpin()
         job.costs = Costs(**message["costs"])
         job.encode_seconds = message["seconds"]
         job.replays += message["replays"]
