@@ -1,4 +1,4 @@
-"""Files and batches: what OpenAI's client does with them, and that each line is answered once, whatever happens."""
+"""Each line of a batch is answered once, in its space, whatever happens to the service and its lanes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import openai
 import pytest
 from starlette.testclient import TestClient
 
@@ -34,7 +33,7 @@ from surge_dagster.service.lane import Encoded
 from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, SpaceLoading, TooLong, UnknownSpace
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import LONGEST, FakeLane, FakeSpace, FakeSpaces, vectors_of
-from tests.service.running import connected, read_all, serving, wait_until
+from tests.service.running import wait_until
 
 QUERIES, DOCUMENTS = "/v1/embeddings", "/documents/v1/embeddings"
 TOO_LONG = "word " * (LONGEST + 1)
@@ -143,55 +142,6 @@ def vector(answer: Any, row: int = 0) -> list[float]:
 
 def numbers(found: str | list[float]) -> list[float]:
     return np.frombuffer(b64decode(found), "<f4").tolist() if isinstance(found, str) else found
-
-
-@pytest.mark.parametrize(("root", "prompt"), [("/v1", "find: "), ("/documents/v1", "")])
-def test_openais_client_gets_the_vectors_of_the_endpoint(
-    spaces: Spaces, tmp_path: Path, root: str, prompt: str
-) -> None:
-    lines = [
-        line("float", "red"),
-        line("base64", "green", encoding_format="base64"),
-        line("several", ["red", "", "blue"], dimensions=8),
-        line("document", "red", DOCUMENTS),
-        line("query", "red", DOCUMENTS, input_type="query"),
-    ]
-    with (
-        serving(spaces.as_served(), batches=tmp_path / "batches") as url,
-        openai.OpenAI(base_url=f"{url}{root}", api_key="none", max_retries=0) as client,
-    ):
-        file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
-        assert client.files.retrieve(file.id) == file
-        assert (file.bytes, file.filename, file.purpose) == (len("\n".join(lines)), "in.jsonl", "batch")
-        batch = client.batches.create(
-            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h", metadata={"of": "tests"}
-        )
-        assert (batch.model, batch.metadata) == (spaces.only.space.name, {"of": "tests"})
-        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
-        batch = client.batches.retrieve(batch.id)
-        assert [each.id for each in client.batches.list()] == [batch.id]
-        assert batch.request_counts is not None and batch.error_file_id is None
-        assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (5, 5, 0)
-        assert {each.id for each in client.files.list()} == {file.id, batch.output_file_id}
-        assert [each.id for each in client.files.list(purpose="batch_output")] == [batch.output_file_id]
-        text = client.files.content(batch.output_file_id or "").text
-        answers = {each["custom_id"]: each for each in map(json.loads, text.splitlines())}
-        for each, fields in ((json.loads(each), json.loads(each)["body"]) for each in lines):
-            answer = answers.pop(each["custom_id"])
-            assert (answer["error"], answer["response"]["status_code"]) == (None, 200)
-            is_document = root != "/v1" or each["url"] == DOCUMENTS
-            side = fields.pop("input_type", None) or ("document" if is_document else "query")
-            expected = client.embeddings.create(**fields, extra_body={"input_type": side})
-            assert answer["response"]["body"]["model"] == expected.model
-            assert len(answer["response"]["body"]["data"]) == len(expected.data)
-            for row, found in enumerate(expected.data):
-                assert vector(answer, row) == numbers(found.embedding)
-        assert not answers
-        assert client.files.delete(file.id).deleted
-        with pytest.raises(openai.NotFoundError, match=file.id):
-            client.files.retrieve(file.id)
-        with pytest.raises(openai.ConflictError, match="is completed"):
-            client.batches.cancel(batch.id)
 
 
 WRONG = [
@@ -487,6 +437,25 @@ def test_batch_waits_as_long_as_a_lane_or_its_space_takes_nothing(
     assert not (spaces.documents.failures or spaces.documents.late_failures or unknown)
 
 
+def test_batch_whose_space_is_loaded_lets_others_go_first(
+    working: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(spaces.only, space=replace(spaces.only.space, name="other-space"))
+
+    def find(model: str) -> FakeSpace:
+        if model == other.space.name and is_loading:
+            raise SpaceLoading("it is loaded", 0.01)
+        return other if model in ("other", other.space.name) else spaces.only
+
+    monkeypatch.setattr(spaces, "find", find)
+    is_loading = True
+    first, second = made(working, [line("a", model="other")]), made(working, [line("b")])
+    assert ended(working, second).status == "completed"
+    assert working.records.get(first.id).status == "validating"
+    is_loading = False
+    assert ended(working, first).status == "completed"
+
+
 def test_queries_with_a_lane_of_their_own_go_there_only_while_nothing_else_waits(
     working: Batches, spaces: Spaces
 ) -> None:
@@ -531,84 +500,3 @@ def test_few_lines_of_a_large_file_are_held_at_a_time(
     monkeypatch.setattr(batch_run.BatchRun, "_keep", kept)
     assert run(batches, batch).request_counts.completed == count
     assert (held, most) == (0, batch_run._GROUPS * group_texts + 1)
-
-
-@pytest.fixture
-def client(spaces: Spaces, tmp_path: Path) -> Iterator[TestClient]:
-    settings = ServiceSettings(batches=tmp_path / "batches", max_file_bytes=5000)
-    app = service_app(spaces.as_served(), settings)
-    with app.state.batches, TestClient(app) as client:
-        yield client
-
-
-def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
-    posted = [client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"}).json() for _ in range(5)]
-    made = [each["id"] for each in posted]
-    assert made == sorted(made)
-    for order, expected in (("asc", made), ("desc", made[::-1]), (None, made[::-1])):
-        found, more, after = [], True, None
-        while more:
-            page = client.get("/v1/files", params={"limit": 2, "after": after, "order": order}).json()
-            found += [each["id"] for each in page["data"]]
-            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
-            more, after = page["has_more"], page["last_id"]
-        assert found == expected
-    assert client.get("/v1/batches").json()["data"] == []
-    assert client.get("/v1/files", params={"limit": "many"}).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "code"),
-    [
-        ({"data": {"purpose": "batch"}}, 400, "missing_required_parameter"),
-        ({"files": {"file": b"x"}}, 400, "invalid_value"),
-        ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, 400, "invalid_value"),
-        ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 5000}}, 413, "request_too_large"),
-        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "invalid_form"),
-        ({"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=a"}}, 400, "invalid_form"),
-    ],
-)
-def test_wrong_upload_is_refused_and_leaves_nothing(
-    client: TestClient, tmp_path: Path, sent: dict[str, Any], status: int, code: str
-) -> None:
-    answer = client.post("/v1/files", **sent)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
-
-
-def test_upload_that_stalls_is_given_up_and_leaves_nothing(spaces: Spaces, tmp_path: Path) -> None:
-    head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=a\r\n"
-    part = b'--a\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nbegun'
-    with (
-        serving(spaces.as_served(), batches=tmp_path / "batches", body_seconds=0.05) as url,
-        connected(url) as client,
-    ):
-        client.sendall(head + b"Content-Length: 1000\r\n\r\n" + part)
-        assert read_all(client).startswith(b"HTTP/1.1 408")
-    assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
-
-
-def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(client: TestClient) -> None:
-    right = {"endpoint": QUERIES, "completion_window": "24h"}
-    empty, wrong = (
-        client.post("/v1/files", data={"purpose": "batch"}, files={"file": content}).json()["id"]
-        for content in (b"\n \n", b"{}")
-    )
-    for fields, status, param in (
-        (right | {"input_file_id": empty}, 400, "input_file_id"),
-        (right | {"input_file_id": wrong}, 400, "custom_id"),
-        (right | {"input_file_id": "file-../../batches"}, 404, "id"),
-        (right, 400, "input_file_id"),
-        (right | {"input_file_id": wrong, "endpoint": "/v1/completions"}, 400, "endpoint"),
-        (right | {"input_file_id": wrong, "completion_window": "1h"}, 400, "completion_window"),
-        (right | {"input_file_id": wrong, "metadata": {"a": 1}}, 400, "metadata.a"),
-    ):
-        answer = client.post("/v1/batches", json=fields)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
-
-
-def test_service_without_a_folder_says_what_to_set(spaces: Spaces) -> None:
-    client = TestClient(service_app(spaces.as_served(), ServiceSettings()))
-    for method, path in (("GET", "/v1/files"), ("POST", "/documents/v1/batches"), ("DELETE", "/v1/files/file-1")):
-        answer = client.request(method, path)
-        assert answer.status_code == 501 and "--batches FOLDER" in answer.json()["error"]["message"]
