@@ -113,7 +113,7 @@ class _Endpoints:
 
         def write() -> bytes:
             vectors = served.converted(encoded.vectors, asked.dimensions)
-            return embeddings_body(vectors, asked.encoding_format, served.space.name, encoded.tokens)
+            return embeddings_body(vectors, asked.encoding_format, served.space.name, int(encoded.tokens.sum()))
 
         headers = {"surge-space": served.space.name}
         if encoded.truncated.any():

@@ -18,8 +18,8 @@ from surge_dagster.service.requests import EmbeddingRequest, parse_request, requ
 from surge_dagster.service.spaces import ServedSpace
 
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+Status = Literal["validating", "failed", "in_progress", "completed", "cancelled"]
+OPEN = ("validating", "in_progress")
 MOST_LINE_BYTES = 8 << 20  # as of the body of a request
 _MOST_PROBLEMS = 100
 
@@ -53,31 +53,15 @@ class RequestCounts(BaseModel, frozen=True):
     failed: int = 0
 
 
-class Progress(BaseModel, frozen=True):
-    """What the files hold of the lines that are answered.
-
-    Attributes:
-        task: of lines that do not say whether they hold queries or documents.
-        output_id, error_id: of the files that are written, of which clients get none before the end.
-        line: number of the last one.
-        input_bytes, output_bytes, error_bytes: up to its end.
-    """
-
-    task: Task
-    output_id: str
-    error_id: str
-    line: int = 0
-    input_bytes: int = 0
-    output_bytes: int = 0
-    error_bytes: int = 0
-
-
 class Batch(Record, frozen=True):
-    """A batch. `model` is the name of the space that it is pinned to; OpenAI's API knows no `progress`."""
+    """A batch, which never expires. `model` is the name of the space that it is pinned to.
+
+    OpenAI's API knows no `output_bytes` and `error_bytes`: what the files hold of the requests that are counted.
+    """
 
     object: Literal["batch"] = "batch"
     endpoint: Endpoint
-    model: str | None
+    model: str
     input_file_id: str
     completion_window: Literal["24h"] = "24h"
     status: Status = "validating"
@@ -85,28 +69,34 @@ class Batch(Record, frozen=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     created_at: int
-    expires_at: int
     in_progress_at: int | None = None
-    finalizing_at: int | None = None
     completed_at: int | None = None
     failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
     metadata: dict[str, str] | None = None
-    progress: Progress
+    output_bytes: int = 0
+    error_bytes: int = 0
+
+    @property
+    def task(self) -> Task:
+        """Of lines that do not say whether they hold queries or documents."""
+        return _task_of(self.endpoint)
+
+    def results_id(self, kind: str) -> str:
+        """Of the file that is written, of which clients get none before the end; the kind is `output` or `error`."""
+        return f"file-{self.id.removeprefix('batch_')}-{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request. `number` counts from 1; `end` is where the next line begins; `task` None is the batch's own."""
+    """A request; `number` counts from 1."""
 
     number: int
-    end: int
+    size: int
     custom_id: str
     request: EmbeddingRequest
-    task: Task | None
+    task: Task
 
 
 class _Fields(BaseModel):
@@ -118,24 +108,13 @@ class _Fields(BaseModel):
     body: dict[str, Any]
 
 
-def read_lines(file: IO[bytes], number: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """Number, end and content of each line from where the file stands; lines of blanks are left out.
-
-    Args:
-        number: of the line before.
-    """
-    end = file.tell()
-    while raw := file.readline(MOST_LINE_BYTES + 1):
-        number, end, part = number + 1, end + len(raw), raw
-        while len(raw) > MOST_LINE_BYTES and part and not part.endswith(b"\n"):  # it is refused as a whole
-            part = file.readline(MOST_LINE_BYTES)
-            end += len(part)
-        if raw.strip():
-            yield number, end, raw
+def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Number and content of each line; lines of blanks are left out."""
+    return ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
 
 
-def parse_line(number: int, end: int, raw: bytes) -> Line:
-    """Raises `ClientError`, as for a request with this body."""
+def parse_line(number: int, raw: bytes, task: Task = "query") -> Line:
+    """A line of a batch with this task; raises `ClientError`, as for a request with this body."""
     if len(raw) > MOST_LINE_BYTES:
         message = f"The line has more than {MOST_LINE_BYTES:,} bytes. Divide its texts among several."
         raise ClientError(400, message, "request_too_large")
@@ -144,8 +123,12 @@ def parse_line(number: int, end: int, raw: bytes) -> Line:
     except ValidationError as error:
         raise field_error(error, "line") from None
     request = parse_request(json.dumps(fields.body).encode())
-    task: Task | None = "document" if fields.url.startswith("/documents") else None
-    return Line(number, end, fields.custom_id, request, request.input_type or task)
+    of_path: Task = "document" if "document" in (task, _task_of(fields.url)) else "query"
+    return Line(number, len(raw), fields.custom_id, request, request.input_type or of_path)
+
+
+def _task_of(endpoint: Endpoint) -> Task:
+    return "document" if endpoint.startswith("/documents") else "query"
 
 
 def field_error(error: ValidationError, what: str) -> ClientError:
@@ -157,28 +140,20 @@ def field_error(error: ValidationError, what: str) -> ClientError:
     return ClientError(400, f"The field {name!r} of the {what} is wrong: {first['msg']}.", "invalid_value", name)
 
 
-def check_lines(
-    lines: Iterable[tuple[int, int, bytes]], served: ServedSpace | None, task: Task
-) -> tuple[int, list[BatchError]]:
-    """How many lines there are, and what is wrong with them; after some problems no more are looked for.
-
-    Args:
-        served: the space of all lines; None where the first line names none.
-        task: of lines that do not say whether they hold queries or documents.
-    """
+def check_lines(lines: Iterable[tuple[int, bytes]], served: ServedSpace, task: Task) -> tuple[int, list[BatchError]]:
+    """How many lines a batch with this task has, and what is wrong with them; after some problems no more are read."""
     total, problems, model = 0, list[BatchError](), None
     with closing(sqlite3.connect("")) as seen:  # a file without a name, so that memory is bounded
         seen.execute("CREATE TABLE lines (custom_id TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID")
-        for number, end, raw in lines:
+        for number, raw in lines:
             total += 1
             try:
-                line = parse_line(number, end, raw)
+                line = parse_line(number, raw, task)
                 model = model or line.request.model
                 if line.request.model != model:
                     message = f"The line has the model {line.request.model!r}: expected that of the first, {model!r}."
                     raise ClientError(400, message, "mismatched_model", "body.model")
-                if served is not None:
-                    require_offered(line.request, served, line.task or task)
+                require_offered(line.request, served, line.task)
                 if not seen.execute("INSERT OR IGNORE INTO lines VALUES (?, ?)", (line.custom_id, number)).rowcount:
                     [[first]] = seen.execute("SELECT number FROM lines WHERE custom_id = ?", (line.custom_id,))
                     message = f"The custom_id {line.custom_id!r} is that of line {first}, too. Give each its own."
@@ -187,24 +162,24 @@ def check_lines(
                 problems.append(BatchError(code=error.code, message=str(error), param=error.param, line=number))
                 if len(problems) == _MOST_PROBLEMS:
                     break
-    if not total:
-        problems.append(BatchError(code="empty_file", message="The file has no lines. Send one request in each line."))
     return total, problems
 
 
 def answered(batch_id: str, line: Line, status: int, body: bytes, truncated_rows: str = "") -> bytes:
     """A line of the output (200) or error file, with what the endpoint answers, and the header that it gives then."""
-    of_line, name = _id(batch_id, line).encode(), json.dumps(line.custom_id).encode()
     headers = b',"headers":{"surge-truncated-rows":"%b"}' % truncated_rows.encode() if truncated_rows else b""
-    response = b'{"status_code":%d,"request_id":"%b"%b,"body":%b}' % (status, of_line, headers, body)
-    return b'{"id":"%b","custom_id":%b,"response":%b,"error":null}\n' % (of_line, name, response)
+    id = _id(batch_id, line).encode()
+    return _result(batch_id, line, b'{"status_code":%d,"request_id":"%b"%b,"body":%b}' % (status, id, headers, body))
 
 
 def unanswered(batch_id: str, line: Line, error: BatchError) -> bytes:
     """A line of the error file, of a request that was not tried."""
-    facts = {"code": error.code, "message": error.message}
-    whole = {"id": _id(batch_id, line), "custom_id": line.custom_id, "response": None, "error": facts}
-    return json.dumps(whole).encode() + b"\n"
+    return _result(batch_id, line, b"null", {"code": error.code, "message": error.message})
+
+
+def _result(batch_id: str, line: Line, response: bytes, error: dict[str, str] | None = None) -> bytes:
+    facts = {"id": _id(batch_id, line), "custom_id": line.custom_id, "error": error}
+    return b'%b,"response":%b}\n' % (json.dumps(facts).encode()[:-1], response)
 
 
 def _id(batch_id: str, line: Line) -> str:

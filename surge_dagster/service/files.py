@@ -5,16 +5,16 @@ Each record is a file of its own that is replaced as a whole, so that `ls` and `
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import IO, Any, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel
-from starlette.datastructures import QueryParams
 
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.service.errors import ClientError
@@ -22,7 +22,6 @@ from surge_dagster.service.errors import ClientError
 # Those of OpenAI's API; only files for batches are of use here.
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 _MOST_LISTED = 10_000
-_CHUNK_BYTES = 1 << 20
 
 
 class Record(BaseModel, frozen=True):
@@ -60,7 +59,7 @@ class Records(Generic[R]):
 
     def get(self, id: str) -> R:
         """Raises `ClientError` (404) where there is none."""
-        if re.fullmatch(f"{self._prefix}[0-9a-f]{{24}}", id):
+        if re.fullmatch(rf"{self._prefix}[0-9a-f]{{24}}[\w-]*", id, re.ASCII):
             try:
                 return self._kind.model_validate_json((self.folder / f"{id}.json").read_bytes())
             except FileNotFoundError:
@@ -74,29 +73,26 @@ class Records(Generic[R]):
             upload.publish(lambda: None)
         self._store.sync(self._name)
 
-    def all(self, *, newest_first: bool = False) -> Iterator[R]:
+    def all(self) -> Iterator[R]:
         """Those that nobody removes meanwhile."""
         names = (PurePath(stored.name) for stored in self._store.list(self._name))
-        for id in sorted((name.stem for name in names if name.suffix == ".json"), reverse=newest_first):
+        for id in sorted(name.stem for name in names if name.suffix == ".json"):
             try:
                 yield self.get(id)
             except ClientError:
                 continue
 
-    def page(self, query: QueryParams, limit: int, is_wanted: Callable[[R], bool] | None = None) -> Page[R]:
-        """What OpenAI's API answers to `after`, `limit` (else this one) and `order`; the newest come first."""
-        given = query.get("limit", str(limit))
-        if not given.isdecimal() or not 1 <= int(given) <= _MOST_LISTED:
-            raise ClientError(400, f"limit is {given!r}: expected 1 to {_MOST_LISTED:,}.", "invalid_value", "limit")
-        falls, after = query.get("order") != "asc", query.get("after")
-        found = list[R]()
-        for record in self.all(newest_first=falls):
-            is_beyond = not after or (record.id < after if falls else record.id > after)
-            if is_beyond and (is_wanted is None or is_wanted(record)):
-                found.append(record)
-            if len(found) > int(given):
-                break
-        data = found[: int(given)]
+    def page(self, query: Mapping[str, str]) -> Page[R]:
+        """What OpenAI's API answers to `after`, `limit`, `order` and `purpose`; the newest come first."""
+        limit, after, purpose = query.get("limit", str(_MOST_LISTED)), query.get("after"), query.get("purpose")
+        if not limit.isdecimal() or not 1 <= int(limit) <= _MOST_LISTED:
+            raise ClientError(400, f"limit is {limit!r}: expected 1 to {_MOST_LISTED:,}.", "invalid_value", "limit")
+        found = [record for record in self.all() if not purpose or getattr(record, "purpose", None) == purpose]
+        if query.get("order") == "asc":
+            found = [record for record in found if not after or record.id > after]
+        else:
+            found = [record for record in reversed(found) if not after or record.id < after]
+        data = found[: int(limit)]
         ends = (data[0].id, data[-1].id) if data else (None, None)
         return Page(data=data, has_more=len(found) > len(data), first_id=ends[0], last_id=ends[1])
 
@@ -112,6 +108,12 @@ class FileObject(Record, frozen=True):
     status: Literal["processed"] = "processed"
 
 
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
 class FileStore(Records[FileObject]):
     """Files of a local store."""
 
@@ -122,19 +124,21 @@ class FileStore(Records[FileObject]):
         """Where the content of a file is, or will be."""
         return self.folder / f"{id}.jsonl"
 
-    def make(self, id: str) -> Path:
-        """Where a batch writes the content of a file that it registers later."""
-        path = self.content(id)
-        if not path.exists():
-            path.touch()
-            self._store.sync("files")
-        return path
+    def append(self, id: str, size: int, content: bytes) -> int:
+        """Write behind this size of a file that is registered later; gives the new size when it is on the disk."""
+        with self.content(id).open("ab") as file:
+            file.truncate(size)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self._store.sync("files")
+        return size + len(content)
 
     def upload(self, filename: str, purpose: str, source: IO[bytes]) -> FileObject:
         """Keep a file that a client has sent; it is there as a whole or not at all."""
         id = self.new_id()
         with self._store.create(f"files/{id}.jsonl") as upload:
-            shutil.copyfileobj(source, cast(Any, upload.sink), _CHUNK_BYTES)
+            shutil.copyfileobj(source, cast(Any, upload.sink))
             upload.publish(lambda: None)
         return self.register(id, filename, purpose)
 
@@ -145,6 +149,7 @@ class FileStore(Records[FileObject]):
         self.put(record)
         return record
 
-    def remove(self, id: str) -> None:
+    def remove(self, id: str) -> FileDeleted:
         (self.folder / f"{id}.json").unlink()
         self.content(id).unlink(missing_ok=True)
+        return FileDeleted(id=id)

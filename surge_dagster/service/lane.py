@@ -183,7 +183,7 @@ class Lane:
         ends = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.maximum(tokens, floors), out=ends[1:])
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        return Request(column, int(tokens.sum()), ends, truncate, vectors, np.zeros(len(texts), np.bool_))
+        return Request(column, tokens, ends, truncate, vectors, np.zeros(len(texts), np.bool_))
 
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
         return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)

@@ -25,7 +25,7 @@ from surge_dagster.service.spaces import ServedSpace
 MAX_TEXTS = 2048
 _SHOWN_BODY = 1 << 20  # of a larger one that is wrong, no value is shown
 # Times the limit up to which a body is read on: most clients read no answer before they have sent all.
-_READ_ON = 4
+READ_ON = 4
 
 
 class EmbeddingRequest(BaseModel):
@@ -84,7 +84,7 @@ async def read_body(request: Request, settings: ServiceSettings) -> bytes:
                 size += len(chunk)
                 if size <= limit:
                     chunks.append(chunk)
-                elif size > _READ_ON * limit:
+                elif size > READ_ON * limit:
                     break
     except TimeoutError:
         message = f"The body did not arrive within {settings.body_seconds:g} s. Send the request again."

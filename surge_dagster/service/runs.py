@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -16,14 +17,12 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.remote.connection import TURN_SECONDS, Refused, shut_down, socket_folder
 from surge_dagster.engine.support import disk_cache
-from surge_dagster.engine.support.waiting import wait_for_thread
+from surge_dagster.engine.support.waiting import in_background, result_of
 from surge_dagster.service.served_run import ServedRun
 from surge_dagster.service.turns import Turns
 from surge_dagster.service.unix_sockets import remove_unused
 
 log = logging.getLogger(__name__)
-
-_MOST_RUNS = 64
 
 
 class RunListener:
@@ -40,8 +39,8 @@ class RunListener:
     def __init__(self, pools: Callable[[], Iterable[EncoderPool]], path: Path | None = None) -> None:
         self._pools = pools
         self._lock = threading.Lock()
-        self._runs: dict[ServedRun, threading.Thread] = {}
-        self._turns = WeakValueDictionary[Dispatcher, Turns[ServedRun]]()
+        self._runs: dict[ServedRun, Future[None]] = {}
+        self._turns = WeakValueDictionary[Dispatcher, Turns]()
         self._closing = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -54,19 +53,16 @@ class RunListener:
             self._listener.close()
             where = path or f"in {socket_folder()}"
             raise ConfigError(f"the socket for runs {where} cannot be bound: {error.strerror or error}") from None
-        self._thread = threading.Thread(target=self._accept, name="surge-service-socket", daemon=True)
-        self._thread.start()
+        self._accepting = in_background(self._accept, "surge-service-socket")
 
     def close(self) -> None:
         """End the connections of all runs, which wait for another service and then go on by themselves."""
-        with self._lock:
-            self._closing = True
-            runs = dict(self._runs)
+        self._closing = True
         shut_down(self._listener)
-        wait_for_thread(self._thread)
-        for run, thread in runs.items():
+        result_of(self._accepting)
+        for run, serving in list(self._runs.items()):
             shut_down(run.connection)
-            wait_for_thread(thread)
+            result_of(serving)
         self._listener.close()
         self.path.unlink(missing_ok=True)
 
@@ -79,27 +75,13 @@ class RunListener:
     def _accept(self) -> None:
         while not self._closing:
             try:
-                self._begin(self._listener.accept()[0])
+                run = ServedRun(self._listener.accept()[0], self._pool_of, self._turns_of)
+                self._runs[run] = serving = in_background(run.serve, "surge-served-run")
+                serving.add_done_callback(lambda _, run=run: self._runs.pop(run))
             except (OSError, RuntimeError) as error:  # such as too many open files, or threads
                 if not self._closing:
                     log.warning("a run cannot connect: %s", error)
                     time.sleep(TURN_SECONDS)
-
-    def _begin(self, connection: socket.socket) -> None:
-        run = ServedRun(connection, self._pool_of, self._turns_of)
-        thread = threading.Thread(target=self._serve, args=(run,), name="surge-served-run", daemon=True)
-        with self._lock:
-            if not self._closing and len(self._runs) < _MOST_RUNS:
-                thread.start()
-                self._runs[run] = thread
-                return
-        log.warning("a run cannot connect: there are %d", _MOST_RUNS)
-        connection.close()
-
-    def _serve(self, run: ServedRun) -> None:
-        run.serve()
-        with self._lock:
-            del self._runs[run]
 
     def _pool_of(self, vectors_key: str) -> EncoderPool:
         served = {pool.space.vectors_key: pool for pool in self._pools()}
@@ -108,7 +90,7 @@ class RunListener:
             raise Refused(f"the encoder service at {self.path} encodes {names}, and not the space of this run")
         return served[vectors_key]
 
-    def _turns_of(self, dispatcher: Dispatcher) -> Turns[ServedRun]:
+    def _turns_of(self, dispatcher: Dispatcher) -> Turns:
         with self._lock:
             return self._turns.setdefault(dispatcher, Turns(dispatcher))
 

@@ -42,9 +42,8 @@ from surge_dagster.version import __version__
 
 log = logging.getLogger(__name__)
 
-_MOST_ARENAS, _MOST_SLOTS, _MOST_JOBS, _MOST_TEXTS, _MOST_BYTES = 16, 64, 64, 1 << 24, 1 << 40
-_MOST_NUMBER = 1 << 62
-_MOST_DESCRIPTORS, _MOST_RANGES, _MOST_CHARACTERS = 4, 1_000, 400  # of a message; the characters are of one reason
+_MOST_ARENAS, _MOST_SLOTS, _MOST_JOBS, _MOST_BYTES = 16, 64, 64, 1 << 40
+_MOST_DESCRIPTORS, _MOST_SAMPLES, _MOST_CHARACTERS = 4, 1_000, 400  # of a message; the characters are of one reason
 _LOOK_SECONDS = 0.1
 _KEYS = itertools.count(-1, -1)  # other ones than arenas of this process have
 
@@ -63,12 +62,14 @@ class _RunArena:
         return np.frombuffer(os.pread(self.fd, np.dtype(dtype).itemsize * count, start), dtype, count)
 
 
+@dataclass(slots=True, eq=False)
 class _RunSlot:
     """A slot as jobs see one; its offsets are a checked copy."""
 
-    def __init__(self, arena: _RunArena, index: int, offsets: np.ndarray) -> None:
-        self.arena, self.index, self.offsets = arena, index, offsets
-        self.pins = 0
+    arena: _RunArena
+    index: int
+    offsets: np.ndarray
+    pins: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -95,14 +96,14 @@ class ServedRun:
         self,
         connection: socket.socket,
         pool_of: Callable[[str], EncoderPool],
-        turns_of: Callable[[Dispatcher], Turns[ServedRun]],
+        turns_of: Callable[[Dispatcher], Turns],
     ) -> None:
         self.connection = connection
         self._pool_of, self._turns_of = pool_of, turns_of
         self._process, self._user = peer(connection)
         self._sending = threading.Lock()
         self._space: Space | None = None
-        self._turns: Turns[ServedRun] | None = None
+        self._turns: Turns | None = None
         self._arenas: dict[int, _RunArena] = {}
         self._jobs: dict[int, Job] = {}
 
@@ -146,10 +147,7 @@ class ServedRun:
         elif message["op"] == "drop":
             self._drop(self._arenas.pop(message["arena"]))
         elif message["op"] == "encode":
-            self._encode(message, self._turns, *descriptors)
-        elif message["op"] == "abandon":
-            if (job := self._jobs.get(message["job"])) is not None:
-                self._turns.abandon(self, job)
+            self._encode(message, self._turns)
         else:
             raise ValueError(f"it sent {message['op']!r}")
 
@@ -176,9 +174,9 @@ class ServedRun:
     def _add(
         self, key: int, slots: int, layout: SlotLayout, space: Space, dispatcher: Dispatcher, descriptor: int
     ) -> None:
-        limits = (key, _MOST_NUMBER), (slots, _MOST_SLOTS), (layout.max_texts, _MOST_TEXTS)
-        for number, most in (*limits, (layout.max_bytes, _MOST_BYTES)):
-            _require_number(number, most)
+        _require_number(slots, _MOST_SLOTS)
+        _require_number(layout.max_texts, _MOST_BYTES)
+        _require_number(layout.max_bytes, _MOST_BYTES)
         if key in self._arenas or len(self._arenas) >= _MOST_ARENAS:
             raise ValueError(f"it has {len(self._arenas)} arenas, and adds {key}")
         if (layout.dimension, layout.dtype) != (space.dimension, space.dtype):
@@ -197,12 +195,12 @@ class ServedRun:
         self._turns.dispatcher.drop_arena(cast(Arena, arena))
         os.close(arena.fd)
 
-    def _encode(self, message: protocol.Message, turns: Turns[ServedRun], *borders: int) -> None:
+    def _encode(self, message: protocol.Message, turns: Turns) -> None:
         number, index, texts, chosen = (message[name] for name in ("job", "slot", "texts", "chosen"))
         arena = self._arenas[message["arena"]]
-        limits = (number, _MOST_NUMBER), (index, arena.slots - 1), (texts, arena.layout.max_texts)
-        for value, most in (*limits, (chosen or 0, texts)):
-            _require_number(value, most)
+        _require_number(index, arena.slots - 1)
+        _require_number(texts, arena.layout.max_texts)
+        _require_number(chosen or 0, texts)
         if number in self._jobs or len(self._jobs) >= _MOST_JOBS:
             raise ValueError(f"it has {len(self._jobs)} jobs, and adds {number}")
         offsets = arena.read(index, 0, np.int64, texts + 1)
@@ -212,30 +210,26 @@ class ServedRun:
             rows = arena.read(index, 2, np.int32, chosen)
             _require_rising(rows, None, texts - 1)
         slot = _RunSlot(arena, index, offsets)
-        self._jobs[number] = job = Job(cast(Slot, slot), _borders(texts, *borders) if borders else None, rows)
+        self._jobs[number] = job = Job(cast(Slot, slot), chosen=rows)
         in_background(partial(self._follow, number, job, slot, turns), "surge-served-job")
         turns.add(self, job)
 
-    def _follow(self, number: int, job: Job, slot: _RunSlot, turns: Turns[ServedRun]) -> None:
-        """Tells the run what becomes of a job."""
-        sent, is_told = 0, False
+    def _follow(self, number: int, job: Job, slot: _RunSlot, turns: Turns) -> None:
+        """Tells the run what becomes of a job, and its end when no worker has the slot any longer."""
+        sent, is_over = 0, False
         try:
-            while not is_told or slot.pins:
-                is_done = job.done.wait(TURN_SECONDS / 2)
-                ranges = job.encoded[sent : sent + _MOST_RANGES]
+            while not is_over:
+                is_over = job.done.wait(TURN_SECONDS / 2) and not slot.pins
+                ranges = job.encoded[sent:]
                 sent += len(ranges)
-                pids = turns.dispatcher.worker_pids()
-                self._send("progress", job=number, finished=job.finished_rows, encoded=ranges, pids=pids)
-                if is_told:
+                self._send("progress", job=number, finished=job.finished_rows, encoded=ranges)
+                if job.done.is_set() and not is_over:
                     time.sleep(_LOOK_SECONDS)
-                elif is_done and sent == len(job.encoded):
-                    turns.end(self, job)
-                    if job.error is not None and turns.dispatcher.failure is not None:
-                        raise job.error  # not of this job: another service, or the run itself, can encode it
-                    self._send("done", job=number, **_result(job))
-                    is_told = True
+            turns.end(self, job)
+            if job.error is not None and turns.dispatcher.failure is not None:
+                raise job.error  # not of this job: another service, or the run itself, can encode it
             del self._jobs[number]
-            self._send("free", job=number)
+            self._send("done", job=number, **_result(job))
         except Exception as error:
             self._give_up(error)
 
@@ -249,25 +243,14 @@ class ServedRun:
 
 
 def _result(job: Job) -> protocol.Message:
-    samples = job.gpu_samples
-    gpu = [(sum(rate for rate, _ in samples) / len(samples), max(used for _, used in samples))] if samples else []
     return {
         "costs": job.costs.measured(),
         "seconds": job.encode_seconds,
         "replays": job.replays,
-        "gpu": gpu,
+        "gpu": job.gpu_samples[-_MOST_SAMPLES:],
         "failed": [(failed.row, failed.reason[:_MOST_CHARACTERS]) for failed in job.quarantine.failed],
         "error": str(job.error)[: 10 * _MOST_CHARACTERS] if job.error else None,
     }
-
-
-def _borders(texts: int, descriptor: int) -> np.ndarray:
-    size = os.fstat(descriptor).st_size
-    if size > 8 * texts:
-        raise ValueError(f"{texts} texts have {size // 8} borders")
-    borders = np.frombuffer(os.pread(descriptor, size, 0), np.int64)
-    _require_rising(borders, 0, texts - 1)
-    return borders
 
 
 def _require_number(value: object, most: int) -> None:

@@ -17,12 +17,12 @@ class Encoded:
 
     Attributes:
         vectors: float32 [texts, dimension of the lane's space].
-        tokens: that the model read, as `TokenCounter` counts them.
+        tokens: of each text that the model read, as `TokenCounter` counts them; int64 [texts].
         truncated: whether a text was longer than the model reads, bool [texts].
     """
 
     vectors: np.ndarray
-    tokens: int
+    tokens: np.ndarray
     truncated: np.ndarray
 
 
@@ -31,15 +31,14 @@ class Request:
     """A request that is not answered yet.
 
     Attributes:
-        tokens: that the model reads.
         ends: size of the texts before each row, in tokens as they count towards a pass; int64 [texts + 1].
-        vectors, truncated: as in `Encoded`, filled by passes.
+        tokens, vectors, truncated: as in `Encoded`, the last two filled by passes.
         next_row: the first that no pass has taken.
         missing: rows without a vector.
     """
 
     texts: pa.LargeStringArray
-    tokens: int
+    tokens: np.ndarray
     ends: np.ndarray
     truncate: bool
     vectors: np.ndarray

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Generic, TypeVar
+from collections.abc import Hashable
 
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.schedule import Job
 
 _AT_A_TIME = 2
-Run = TypeVar("Run")
 
 
-class Turns(Generic[Run]):
+class Turns:
     """Hands the jobs of runs to a dispatcher. Several threads may call it."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self._lock = threading.Lock()
-        self._had = Counter[Run]()
-        self._waiting: list[tuple[Run, Job]] = []
-        self._begun: list[tuple[Run, Job]] = []
+        self._had = Counter[Hashable]()
+        self._waiting: list[tuple[Hashable, Job]] = []
+        self._begun: list[tuple[Hashable, Job]] = []
 
-    def add(self, run: Run, job: Job) -> None:
+    def add(self, run: Hashable, job: Job) -> None:
         with self._lock:
             others = {other for other, _ in (*self._waiting, *self._begun)}
             if others and run not in others:
@@ -36,7 +35,7 @@ class Turns(Generic[Run]):
             self._waiting.append((run, job))
             self._begin()
 
-    def abandon(self, run: Run, job: Job) -> None:
+    def abandon(self, run: Hashable, job: Job) -> None:
         """As `Dispatcher.abandon`."""
         with self._lock:
             if (run, job) in self._waiting:
@@ -46,14 +45,14 @@ class Turns(Generic[Run]):
                 return
         self.dispatcher.abandon(job)
 
-    def end(self, run: Run, job: Job) -> None:
+    def end(self, run: Hashable, job: Job) -> None:
         """Call it once the job is done."""
         with self._lock:
             if (run, job) in self._begun:
                 self._begun.remove((run, job))
             self._begin()
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run: Hashable) -> None:
         """Forget a run that adds no more jobs."""
         with self._lock:
             self._had.pop(run, None)

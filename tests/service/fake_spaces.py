@@ -57,10 +57,9 @@ class FakeLane:
         return future
 
     def encoded(self, texts: Sequence[str]) -> Encoded:
-        words = [len(text.split()) for text in texts]
-        truncated = np.array([count > LONGEST for count in words])
+        words = np.array([len(text.split()) for text in texts])
         vectors = hash_vectors([self.space.prompt + text for text in texts], DIMENSION)
-        return Encoded(vectors, sum(min(count, LONGEST) for count in words), truncated)
+        return Encoded(vectors, np.minimum(words, LONGEST), words > LONGEST)
 
 
 @dataclass(eq=False)

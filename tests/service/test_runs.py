@@ -84,17 +84,12 @@ class Client:
         if (chosen := changes.pop("rows", None)) is not None:
             os.pwrite(memory, np.array(chosen, np.int32).tobytes(), LAYOUT.starts[2])
             changes["chosen"] = len(chosen)
-        descriptors = []
-        if (borders := changes.pop("borders", None)) is not None:
-            descriptors.append(os.memfd_create("borders"))
-            os.write(descriptors[0], np.array(borders, np.int64).tobytes())
         message = {"op": "encode", "job": 0, "arena": 0, "slot": 0, "texts": len(rows_of_slot), "chosen": None}
-        self.send(message | changes, *descriptors)
+        self.send(message | changes)
         if then is not None:
             assert self.receive()["op"] == "progress"
             then(memory)
-        for descriptor in (memory, *descriptors):
-            os.close(descriptor)
+        os.close(memory)
 
     def is_ended(self) -> bool:
         """Whether the service closes the connection, whatever it says before."""
@@ -140,8 +135,6 @@ RULES: dict[str, Callable[[Client], object]] = {
     "offsets that overflow": lambda client: client.encode(["a", "b", "c"], offsets=[0, 2**63 - 1, -(2**63), 1]),
     "chosen rows beyond": lambda client: client.encode(["a", "b"], rows=[0, 2]),
     "chosen rows before": lambda client: client.encode(["a", "b"], rows=[-1, 0]),
-    "borders beyond": lambda client: client.encode(["a", "b"], borders=[0, 2]),
-    "more borders than texts": lambda client: client.encode(["a", "b"], borders=[0, 0, 1]),
 }
 
 
@@ -217,7 +210,7 @@ def test_runs_get_the_same_share_however_they_cut_their_texts() -> None:
     class Recorder:
         encode = staticmethod(begun.append)
 
-    turns = Turns[str](Recorder())  # pyright: ignore[reportArgumentType]
+    turns = Turns(Recorder())  # pyright: ignore[reportArgumentType]
     large, small = [_job(900) for _ in range(4)], [_job(300) for _ in range(6)]
     for job in large:
         turns.add("large", job)

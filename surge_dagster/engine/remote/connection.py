@@ -4,8 +4,8 @@ Both speak the messages of `encoder.protocol` over a Unix socket. The memory fil
 descriptors, and the service hands them on to its workers: no text and no vector is copied.
 
 A run sends `hello` with what must be equal for both to make the same vectors, and is answered with `ready`, or with
-`refused` and the reason. Then it sends `arena`, `drop`, `encode` and `abandon`. The service answers each `encode` with
-`progress`, at least once a second, with `done`, and with `free` when none of its workers writes to the slot any longer.
+`refused` and the reason. Then it sends `arena`, `drop` and `encode`. The service answers each `encode` with
+`progress`, at least once a second, and with `done` when none of its workers writes to the slot any longer.
 """
 
 from __future__ import annotations
@@ -113,9 +113,6 @@ class Connection:
         if received is None:
             raise Lost(f"the encoder service at {self.path} ended")
         return received[0]
-
-    def close(self) -> None:
-        self.socket.close()
 
     def _first_answer(self, is_over: Callable[[], bool]) -> protocol.Message:
         """It may take minutes where the service loads a model first, but it says so every second."""

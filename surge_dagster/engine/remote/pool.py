@@ -72,5 +72,5 @@ class RemotePool(EncoderPool):
                 return Connection(path.expanduser(), required, is_over)
             except (Refused, Lost) as error:
                 reasons.append(error)
-        reasons.sort(key=lambda reason: isinstance(reason, Lost))
-        raise reasons[0] if reasons else Lost("no encoder service runs on this machine")
+        nobody = Lost("no encoder service runs on this machine")
+        raise min(reasons, key=lambda reason: isinstance(reason, Lost), default=nobody)

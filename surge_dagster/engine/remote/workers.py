@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-
-import numpy as np
 
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
@@ -57,11 +54,9 @@ class RemoteWorkers:
         self._connection: Connection | None = connection  # None while there is none
         self._own: Dispatcher | None = None
         self._arenas: dict[int, Arena] = {}
-        self._jobs: dict[int, Job] = {}  # whose slots are pinned: the service has, or had, work in them
-        self._numbers = itertools.count()
+        self._jobs: dict[int, Job] = {}  # by `id`; their slots are pinned: the service has, or had, work in them
         self._heard_at = time.monotonic()
         self._lost_at: float | None = None  # since when no job was finished because of that
-        self._pids: list[int] = connection.ready["pids"]
         self._closing = False
         self._failure: Exception | None = None
         self._replays = 0
@@ -82,7 +77,9 @@ class RemoteWorkers:
         return self._replays + (self._own.replays if self._own else 0)
 
     def worker_pids(self) -> list[int]:
-        return self._own.worker_pids() if self._own else list(self._pids)
+        if self._own is not None:
+            return self._own.worker_pids()
+        return self._connection.ready["pids"] if self._connection else []
 
     def add_arena(self, arena: Arena) -> None:
         fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, SEALS)
@@ -108,8 +105,11 @@ class RemoteWorkers:
                 job.slot.pin()
                 if not self._jobs:
                     self._heard_at = time.monotonic()
-                self._jobs[number := next(self._numbers)] = job
-                self._submit(number, job)
+                self._jobs[id(job)] = job
+                # Without borders, which are too many for a message where partitions are small: all texts of a
+                # partition are tried then, also where one has failed.
+                place = {"job": id(job), "arena": job.slot.arena.key, "slot": job.slot.index, "texts": len(job.slot)}
+                self._send({"op": "encode", "chosen": None if job.chosen is None else len(job.chosen)} | place)
 
     def abandon(self, job: Job) -> None:
         with self._lock:
@@ -117,10 +117,7 @@ class RemoteWorkers:
                 self._own.abandon(job)
                 return
             job.abandon()
-            if self._connection is None:
-                job.done.set()
-            for number in [number for number, each in self._jobs.items() if each is job and not job.done.is_set()]:
-                self._send({"op": "abandon", "job": number})
+            job.done.set()  # the service is not told: it has no more work of a run that ends
 
     def close(self) -> None:
         self._closing = True
@@ -143,19 +140,6 @@ class RemoteWorkers:
             self._send(described, (lent,))
         finally:
             os.close(lent)
-
-    def _submit(self, number: int, job: Job) -> None:
-        place = {"job": number, "arena": job.slot.arena.key, "slot": job.slot.index, "texts": len(job.slot)}
-        chosen = None if job.chosen is None else len(job.chosen)
-        message = {"op": "encode", "chosen": chosen} | place
-        if job.borders is None:
-            self._send(message)
-            return
-        # Too many for a message where partitions are small.
-        with os.fdopen(os.memfd_create("surge-borders", os.MFD_CLOEXEC), "wb") as file:
-            file.write(job.borders.astype(np.int64).tobytes())
-            file.flush()
-            self._send(message, (file.fileno(),))
 
     def _send(self, message: protocol.Message, descriptors: tuple[int, ...] = ()) -> None:
         # That the service has ended is noticed in one place only: where its messages are received.
@@ -188,25 +172,19 @@ class RemoteWorkers:
             with self._lock:
                 if message is not None:
                     self._heard_at = time.monotonic()
-                    try:
-                        self._take(message)
-                    except (LookupError, TypeError, ValueError) as error:
-                        raise Lost(f"the encoder service at {connection.path} answers {message}: {error!r}") from None
+                    self._take(message)
                 elif self._jobs and time.monotonic() - self._heard_at > SILENCE_SECONDS:
                     raise Lost(f"the encoder service at {connection.path} was silent for {SILENCE_SECONDS:.0f} s")
 
     def _take(self, message: protocol.Message) -> None:
         job = self._jobs[message["job"]]
-        if message["op"] == "free":
-            del self._jobs[message["job"]]
-            job.slot.unpin()
-            return
         if message["op"] == "progress":
-            self._pids = message["pids"]
             job.finished_rows = message["finished"]
             job.encoded.extend((start, stop) for start, stop in message["encoded"])
             return
         self._lost_at = None
+        del self._jobs[message["job"]]
+        job.slot.unpin()
         job.costs = Costs(**message["costs"])
         job.encode_seconds = message["seconds"]
         job.replays += message["replays"]
@@ -219,38 +197,31 @@ class RemoteWorkers:
         """Goes on with another process of the service, or with workers of this one."""
         with self._lock:
             assert self._connection is not None
-            self._connection.close()
-            self._connection, self._pids = None, []
-            for job in self._jobs.values():
-                if job.abandoned:
-                    job.done.set()
+            self._connection.socket.close()
+            self._connection = None
         if self._closing:
             return
         if self._lost_at is None:
             log.warning("%s; the run waits for it up to %.0f s", lost, self._patience_seconds)
             self._lost_at = time.monotonic()
-        deadline = self._lost_at + self._patience_seconds
-        why, is_late = str(lost), time.monotonic() > deadline
+        why, is_refused, deadline = str(lost), False, self._lost_at + self._patience_seconds
         while not self._closing:
-            is_ours = self._is_memory_ours()
-            try:
-                if is_ours and not is_late:
-                    self._go_on(self._connect(lambda: self._closing or time.monotonic() > deadline))
-                    return
-            except Lost as error:
-                why = str(error)
-            except Refused as error:
-                why, is_late = str(error), True
-            is_late = is_late or time.monotonic() > deadline
-            if is_late and is_ours:
+            if not self._is_memory_ours():
+                if time.monotonic() > deadline + SILENCE_SECONDS:
+                    raise EncoderError(
+                        f"{why}, and its processes still have the memory of this run, which they may write to. End "
+                        "them, and run again"
+                    )
+            elif is_refused or time.monotonic() > deadline:
                 log.warning("%s; the run goes on with workers of its own", why)
                 self._go_on(None)
                 return
-            if is_late and time.monotonic() > deadline + SILENCE_SECONDS:
-                raise EncoderError(
-                    f"{why}, and its processes still have the memory of this run, which they may write to. End them, "
-                    "and run again"
-                )
+            else:
+                try:
+                    self._go_on(self._connect(lambda: self._closing or time.monotonic() > deadline))
+                    return
+                except (Lost, Refused) as error:
+                    why, is_refused = str(error), isinstance(error, Refused)
             rest(_LOOK_SECONDS, lambda: self._closing)
 
     def _is_memory_ours(self) -> bool:
@@ -284,11 +255,11 @@ class RemoteWorkers:
     def _fail(self, error: Exception) -> None:
         self._failure = error
         if self._connection is not None:
-            self._connection.close()
+            self._connection.socket.close()
             self._connection = None
         for job in self._jobs.values():
             if not job.done.is_set():
-                _end(job, None if job.abandoned else error)
+                _end(job, error)
             job.slot.unpin()
         self._jobs.clear()
 
