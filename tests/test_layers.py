@@ -55,21 +55,21 @@ BUDGETS: dict[str, int] = {
     "local_run": 255,
     "terminal": 120,
     "catalogs": 420,
-    "automation": 440,
+    "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_360,
+    "orchestration": 3_500,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_850,
-    "cluster": 640,
-    "config": 670,
+    "service": 3_680,
+    "cluster": 650,
+    "config": 695,
     "consumers": 930,
     "engine.derived": 700,
     "engine.feed": 740,
     "engine.inference": 1_375,
     "engine.plan": 1_260,
     "engine.readers": 600,
-    "engine.remote": 520,
+    "engine.remote": 500,
     "engine.tables": 1_480,
     "engine.verify": 630,
     "engine.run": 3_970,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 35_800
-    assert lines_of(ROOT / "tests") <= 40_500
+    assert product <= 36_800
+    assert lines_of(ROOT / "tests") <= 41_400
     assert lines_of(ROOT / "benchmarks") <= 6_250
 
 

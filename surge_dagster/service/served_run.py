@@ -147,7 +147,7 @@ class ServedRun:
         elif message["op"] == "drop":
             self._drop(self._arenas.pop(message["arena"]))
         elif message["op"] == "encode":
-            self._encode(message, self._turns)
+            self._encode(message, self._turns, *descriptors)
         else:
             raise ValueError(f"it sent {message['op']!r}")
 
@@ -195,7 +195,7 @@ class ServedRun:
         self._turns.dispatcher.drop_arena(cast(Arena, arena))
         os.close(arena.fd)
 
-    def _encode(self, message: protocol.Message, turns: Turns) -> None:
+    def _encode(self, message: protocol.Message, turns: Turns, *borders: int) -> None:
         number, index, texts, chosen = (message[name] for name in ("job", "slot", "texts", "chosen"))
         arena = self._arenas[message["arena"]]
         _require_number(index, arena.slots - 1)
@@ -210,7 +210,7 @@ class ServedRun:
             rows = arena.read(index, 2, np.int32, chosen)
             _require_rising(rows, None, texts - 1)
         slot = _RunSlot(arena, index, offsets)
-        self._jobs[number] = job = Job(cast(Slot, slot), chosen=rows)
+        self._jobs[number] = job = Job(cast(Slot, slot), _borders(texts, *borders) if borders else None, rows)
         in_background(partial(self._follow, number, job, slot, turns), "surge-served-job")
         turns.add(self, job)
 
@@ -251,6 +251,15 @@ def _result(job: Job) -> protocol.Message:
         "failed": [(failed.row, failed.reason[:_MOST_CHARACTERS]) for failed in job.quarantine.failed],
         "error": str(job.error)[: 10 * _MOST_CHARACTERS] if job.error else None,
     }
+
+
+def _borders(texts: int, descriptor: int) -> np.ndarray:
+    size = os.fstat(descriptor).st_size
+    if size > 8 * texts:
+        raise ValueError(f"{texts} texts have {size // 8} borders")
+    borders = np.frombuffer(os.pread(descriptor, size, 0), np.int64)
+    _require_rising(borders, 0, texts - 1)
+    return borders
 
 
 def _require_number(value: object, most: int) -> None:

@@ -85,11 +85,16 @@ class Client:
             os.pwrite(memory, np.array(chosen, np.int32).tobytes(), LAYOUT.starts[2])
             changes["chosen"] = len(chosen)
         message = {"op": "encode", "job": 0, "arena": 0, "slot": 0, "texts": len(rows_of_slot), "chosen": None}
-        self.send(message | changes)
+        descriptors = []
+        if (borders := changes.pop("borders", None)) is not None:
+            descriptors.append(os.memfd_create("borders"))
+            os.write(descriptors[0], np.array(borders, np.int64).tobytes())
+        self.send(message | changes, *descriptors)
         if then is not None:
             assert self.receive()["op"] == "progress"
             then(memory)
-        os.close(memory)
+        for descriptor in (memory, *descriptors):
+            os.close(descriptor)
 
     def is_ended(self) -> bool:
         """Whether the service closes the connection, whatever it says before."""
@@ -134,6 +139,8 @@ RULES: dict[str, Callable[[Client], object]] = {
     "offsets that fall": lambda client: client.encode(["a", "b"], offsets=[0, 2, 1]),
     "offsets that overflow": lambda client: client.encode(["a", "b", "c"], offsets=[0, 2**63 - 1, -(2**63), 1]),
     "chosen rows beyond": lambda client: client.encode(["a", "b"], rows=[0, 2]),
+    "borders beyond": lambda client: client.encode(["a", "b"], borders=[0, 2]),
+    "more borders than texts": lambda client: client.encode(["a", "b"], borders=[0, 0, 1]),
     "chosen rows before": lambda client: client.encode(["a", "b"], rows=[-1, 0]),
 }
 

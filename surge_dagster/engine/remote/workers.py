@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
+import numpy as np
+
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
@@ -106,10 +108,7 @@ class RemoteWorkers:
                 if not self._jobs:
                     self._heard_at = time.monotonic()
                 self._jobs[id(job)] = job
-                # Without borders, which are too many for a message where partitions are small: all texts of a
-                # partition are tried then, also where one has failed.
-                place = {"job": id(job), "arena": job.slot.arena.key, "slot": job.slot.index, "texts": len(job.slot)}
-                self._send({"op": "encode", "chosen": None if job.chosen is None else len(job.chosen)} | place)
+                self._submit(job)
 
     def abandon(self, job: Job) -> None:
         with self._lock:
@@ -140,6 +139,18 @@ class RemoteWorkers:
             self._send(described, (lent,))
         finally:
             os.close(lent)
+
+    def _submit(self, job: Job) -> None:
+        place = {"job": id(job), "arena": job.slot.arena.key, "slot": job.slot.index, "texts": len(job.slot)}
+        message = {"op": "encode", "chosen": None if job.chosen is None else len(job.chosen)} | place
+        if job.borders is None:
+            self._send(message)
+            return
+        # Too many for a message where partitions are small.
+        with os.fdopen(os.memfd_create("surge-borders", os.MFD_CLOEXEC), "wb") as file:
+            file.write(job.borders.astype(np.int64).tobytes())
+            file.flush()
+            self._send(message, (file.fileno(),))
 
     def _send(self, message: protocol.Message, descriptors: tuple[int, ...] = ()) -> None:
         # That the service has ended is noticed in one place only: where its messages are received.

@@ -105,7 +105,7 @@ def test_chosen_rows_alone_are_encoded(run_socket: Path) -> None:
         assert np.array_equal(slot.matrix(0, 50), expected)
 
 
-def test_text_that_ends_workers_of_the_service_fails_alone(run_socket: Path) -> None:
+def test_text_that_ends_workers_of_the_service_fails_its_group_alone(run_socket: Path) -> None:
     texts = ["harmless", "die always", "its partition", "another one"]
     with served(run_socket), remote_pool(run_socket) as pool, filled_slot(pool, texts) as slot:
         metrics = pool.submit(slot, np.array([0, 1, 3])).result(60)
@@ -113,7 +113,7 @@ def test_text_that_ends_workers_of_the_service_fails_alone(run_socket: Path) -> 
         [failed] = metrics.failed
         assert failed.row == 1
         assert "SIGKILL" in failed.reason
-        assert np.array_equal(slot.matrix(2, 4), hash_vectors(texts[2:], 16))
+        assert np.array_equal(slot.matrix(3, 4), hash_vectors(texts[3:], 16))
 
 
 def test_worker_of_the_service_that_is_killed_costs_a_run_its_chunks_alone(tmp_path: Path, run_socket: Path) -> None:
