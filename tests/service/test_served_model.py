@@ -116,7 +116,8 @@ def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(space_lanes, "time_passes", lambda *_: [(1, 0.01), (100, 0.02)])
-    spec, texts, output = EncodingSpec(str(tiny_model(name, tmp_path))), texts_of_zoo(), tmp_path / "output"
+    spec, output = EncodingSpec(str(tiny_model(name, tmp_path))), tmp_path / "output"
+    texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
     stated = spec.resolve()
     if not (stated.query_prompt or stated.document_prompt):
         spec = replace(spec, query_prompt="query: ", document_prompt="passage: ")
