@@ -23,6 +23,7 @@ from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import EncoderError, SurgeError
+from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
@@ -316,8 +317,11 @@ class Lane:
             request.truncated[part.start : part.stop] = slot.truncation(first, end)
             request.missing -= part.stop - part.start
             if not request.missing:
-                was_cut = request.truncated.any() and not request.truncate
-                self._answer(request, self._too_long(request.truncated) if was_cut else None)
+                if request.truncated.any() and not request.truncate:
+                    self._answer(request, self._too_long(request.truncated))
+                else:  # files have no such vector either, as of a text without tokens
+                    invalid = invalid_row(request.vectors, normalized=self.space.normalize)
+                    self._answer(request, UnusableText(*invalid) if invalid else None)
 
     def _count(self, metrics: EncodeMetrics, seconds: float) -> None:
         self.passes += 1

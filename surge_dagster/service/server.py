@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -46,6 +47,8 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
     """
     app = service_app(spaces, settings)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else a thousand idle clients keep others out
     with bound_socket(settings) as listener, spaces:
         spaces.start()
         for served in spaces.served():

@@ -259,14 +259,18 @@ def test_every_request_hears_that_the_pool_has_failed_for_good_and_the_log_says_
             lane.accept(["too late"])
 
 
-def test_text_that_ends_every_worker_fails_its_own_request_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("die always", "the text ended every worker that tried it"), ("zero", "its vector has length 0.0000; expected 1")],
+)
+def test_text_without_a_vector_fails_its_own_request_alone(tmp_path: Path, text: str, reason: str) -> None:
     with open_lane(pass_tokens=256) as lane:
         hold(lane, tmp_path / "go")
-        before, failing, after = (lane.accept(texts) for texts in (["a"], ["b", "die always", "c"], ["d", "e"]))
+        before, failing, after = (lane.accept(texts) for texts in (["a"], ["b", text, "c"], ["d", "e"]))
         (tmp_path / "go").touch()
         assert_encoded(before.result(), ["a"])
         assert_encoded(after.result(), ["d", "e"])
-        with pytest.raises(UnusableText, match=r"row 1 of the request .*ended every worker that tried it$") as refused:
+        with pytest.raises(UnusableText, match=rf"row 1 of the request cannot be encoded: {reason}$") as refused:
             failing.result()
         assert refused.value.row == 1
         assert_encoded(lane.accept(["f"]).result(), ["f"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 
 from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
@@ -23,7 +24,10 @@ from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.tokens import TokenCounter
 from tests.engine.encoder.conftest import column, tiny_model
+from tests.engine.encoder.test_zoo import ALSO_ELSEWHERE, ZOO
+from tests.engine.encoder.test_zoo import texts as texts_of_zoo
 from tests.engine.runs import finish, in_memory, make_run
+from tests.service.running import serving
 from tests.small_catalogs import read_embedded
 
 FLOOR = 0.99999
@@ -104,3 +108,28 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
                 lane.accept([LONG])
             cut = lane.accept([LONG], truncate=True).result()
             assert lowest_cosine(served.converted(cut.vectors), model.encode([prompt + LONG])) >= FLOOR
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [*ZOO, *ALSO_ELSEWHERE])
+def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_lanes, "time_passes", lambda *_: [(1, 0.01), (100, 0.02)])
+    spec, output = EncodingSpec(str(tiny_model(name, tmp_path))), tmp_path / "output"
+    texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
+    stated = spec.resolve()
+    if not (stated.query_prompt or stated.document_prompt):
+        spec = replace(spec, query_prompt="query: ", document_prompt="passage: ")
+    with EncoderPool(spec, devices="cpu") as pool, EncoderPool(spec, task="query", devices="cpu") as of_search:
+        finish(make_run(pool, in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}), output))
+        expected = {"/v1": of_search.vectors(column(texts))}
+        expected["/documents/v1"] = read_embedded(output, pool.space.name, "a").matrix
+    with ServedSpaces(open_store(output), LaneSettings("cpu", promised_seconds=600)) as spaces:
+        spaces.start()
+        with serving(spaces) as url:
+            for root, vectors in expected.items():
+                client = openai.OpenAI(base_url=f"{url}{root}", api_key="none")
+                answer = client.embeddings.create(model="current", input=texts, extra_body={"truncate": True})
+                assert lowest_cosine(np.array([each.embedding for each in answer.data]), vectors) >= FLOOR
+    assert lowest_cosine(expected["/v1"], expected["/documents/v1"]) < FLOOR, "of different prompts"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import socket
 import stat
@@ -96,6 +97,17 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     thread.join()
     assert said.get(timeout=60) == "stopped"
     assert spaces.calls == ["start", "close"]
+
+
+def test_service_may_open_as_many_descriptors_as_the_system_lets_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+        with pytest.raises(ConfigError):
+            run_service(FakeSpaces().as_served(), ServiceSettings(host="no-such-host.invalid"), print)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_service_without_a_place_for_the_socket_of_runs_answers_all_the_same(

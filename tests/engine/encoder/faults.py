@@ -4,6 +4,7 @@
 the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once.
 `chatter once PATH` prints a line every few milliseconds without end.
 `babble` raises an error that is too long for a message; `panic` raises a `BaseException` in the tokenizer.
+`zero` gets a vector of zeros, as a text without tokens.
 `wait PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
 """
 
@@ -57,7 +58,11 @@ class FaultyBackend(HashBackend):
                     threading.Event().wait(0.01)
             else:
                 _harm(text.decode())
-        return super().forward(prepared, rows, progress)
+        costs = super().forward(prepared, rows, progress)
+        for place, text in zip(rows.places, prepared, strict=True):
+            if text == b"zero":
+                rows.matrix[place] = 0
+        return costs
 
 
 class QueuingBackend(FaultyBackend):

@@ -37,7 +37,7 @@ ZOO = (
     "router",
 )
 # Their parts are in others as well.
-_ALSO_ELSEWHERE = (
+ALSO_ELSEWHERE = (
     "bert_several_poolings",
     "bert_prompt_left_out_of_the_mean",
     "bert_with_prompts",
@@ -53,7 +53,7 @@ def texts() -> list[str]:
     return ["", " ", "a", "word " * 80, *(" ".join(rng.choice(_WORDS, int(n))) for n in rng.integers(1, 40, 40))]
 
 
-@pytest.mark.parametrize("name", [*ZOO, *(pytest.param(name, marks=pytest.mark.soak) for name in _ALSO_ELSEWHERE)])
+@pytest.mark.parametrize("name", [*ZOO, *(pytest.param(name, marks=pytest.mark.soak) for name in ALSO_ELSEWHERE)])
 def test_model_gives_the_vectors_of_sentence_transformers_alone_and_in_company(name: str, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
