@@ -187,8 +187,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
     assert product <= 36_800
-    assert lines_of(ROOT / "tests") <= 41_400
-    assert lines_of(ROOT / "benchmarks") <= 6_250
+    assert lines_of(ROOT / "tests") <= 41_900
+    assert lines_of(ROOT / "benchmarks") <= 6_330
 
 
 RUN_OF_THE_CORE = """
