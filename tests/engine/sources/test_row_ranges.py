@@ -17,7 +17,9 @@ from surge_dagster.engine.sources.partition import Partition, PartitionRange, re
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only
+from tests.engine.sources.shops import Shop
 from tests.engine.sources.tables import shuffled_rows, table_of, write_csv
+from tests.engine.store.object_server import ObjectServer
 from tests.small_catalogs import Rows, numbered_rows, write_rows
 
 ROWS = numbered_rows("k", 100)
@@ -85,3 +87,16 @@ def test_sources_that_read_no_ranges_drop_the_other_rows(tmp_path: Path, kind: s
     assert partition.read_range is None
     every = [each for batch in partition.read() for each in batch.ids.to_pylist()]
     assert ids_of(partition, 20, 70) == every[20:70]
+
+
+def test_range_of_a_file_in_a_bucket_is_requested_alone(tmp_path: Path, object_server: ObjectServer) -> None:
+    shop = Shop(tmp_path, object_server)
+    rows = [(f"id-{row}", f"{row:04} " * 20_000) for row in range(100)]
+    shop.write("category=k/part-0.parquet", rows, row_group_size=10)
+    partition, requests = shop.partitions()["k"], list[int]()
+    assert list(partition.borders()) == [*range(0, 101, 10)]
+    for borders in ((20, 30), (0, 100)):
+        object_server.log.clear()
+        assert ids_of(partition, *borders) == [row[0] for row in rows[slice(*borders)]]
+        requests.append(len(object_server.log))
+    assert 3 * requests[0] < requests[1], "a megabyte of ten"
