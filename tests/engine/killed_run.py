@@ -1,13 +1,13 @@
 """A run that kills its own process with SIGKILL when it passes a given point for the n-th time.
 
-    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT FORMAT LOG POINT N
+    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT FORMAT LOG POINT N [START-STOP …]
     python -m tests.engine.killed_run
 
 Points are steps of the run, not instants, so that the same command dies at the same place on every machine; the point
 "any" is each of them. The run writes each of its steps to LOG as a line, without a buffer. ENDPOINT is that of the
-object store, or empty where the output is a folder. Without arguments, each line of standard input is a JSON list of
-arguments. The program runs each in its own process, forked from one that has imported everything, and prints its exit
-status as a line.
+object store, or empty where the output is a folder. START-STOP is a range of every partition. Without arguments, each
+line of standard input is a JSON list of arguments. The program runs each in its own process, forked from one that has
+imported everything, and prints its exit status as a line.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
@@ -212,7 +213,9 @@ def open_output(url: str, endpoint: str) -> Store:
     return open_object_store(url, options, limits=ClientLimits(part_bytes=PART_BYTES))
 
 
-def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log: str, point: str, count: str) -> None:
+def main(
+    catalog: str, output: str, endpoint: str, file_format: FileFormat, log: str, point: str, count: str, *rows: str
+) -> None:
     """Run until the point comes, or to the end."""
     reaper = Reaper(Path(log), point, int(count))
     pause = Path(f"{log}.pause")
@@ -225,9 +228,13 @@ def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log:
         mark_parts(reaper)
         store: Any = MortalStore(opened, reaper)
         front: Any = MortalPool(pool, reaper, pause)
-        reaper.run = EmbeddingRun(
-            open_source(catalog), store, front, THRESHOLDS, file_format=file_format, observer=ChangeFeed()
-        )
+        ranges = [
+            PartitionRange(partition.key, partition.source_version, *map(int, each.split("-")))
+            for partition in open_source(catalog)
+            for each in rows
+        ]
+        options: dict[str, Any] = {"file_format": file_format, "observer": ChangeFeed(), "ranges": ranges}
+        reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, **options)
         for event in reaper.run.events():
             if isinstance(event, Receipt):
                 reaper.say("receipt", event.key)

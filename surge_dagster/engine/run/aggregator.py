@@ -107,7 +107,7 @@ class Aggregator:
         """Begin a partition; the one before must be closed or discarded."""
         assert self._current is None
         self._reserve(PARTITION_OVERHEAD_BYTES)
-        self._current = _Held(partition, start=self._pending.rows, first_row=0)
+        self._current = _Held(partition, start=self._pending.rows, first_row=partition.first_row)
 
     def add(self, batch: RowBatch, known: KnownVectors | None = None) -> Iterator[SuperBatch]:
         """Take the next rows of the open partition.

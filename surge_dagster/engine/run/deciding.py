@@ -2,43 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from surge_dagster.engine.errors import DataError, PlaceTaken, StoreUnavailable, SurgeError
+from surge_dagster.engine.errors import DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.superbatch import PartitionToRead
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.waiting import StopSignal
 
 
 def decide(
-    partitions: Iterable[Partition], outputs: OutputState, stop: StopSignal, *, force: bool = False
+    partitions: Iterable[Partition],
+    outputs: OutputState,
+    stop: StopSignal,
+    *,
+    force: bool = False,
+    ranges: Sequence[PartitionRange] = (),
 ) -> Iterator[Receipt | Failure | PartitionToRead]:
     """Yield what each partition needs, in their order: nothing (a receipt), to be read, or an operator (a failure).
 
     Args:
         force: read fresh partitions too.
+        ranges: what is read of their partitions; the others are read whole.
 
     Raises:
         Cancelled: the run is stopping.
         StoreUnavailable: the store does not answer.
         ConfigError: the source cannot be listed.
     """
-    keys = set[str]()
+    keys, divided = set[str](), dict[str, list[PartitionRange]]()
+    for rows in ranges:
+        divided.setdefault(rows.key, []).append(rows)
     for partition in outputs.looked_at(partitions):
         stop.require_running()
         try:
             _require_new(partition, keys)
             keys.add(partition.key)
             decision = _decision(partition, outputs, force)
+            parts = divided.pop(partition.key, [])
+            if parts and isinstance(decision, PartitionToRead):
+                for rows in parts:
+                    _require_rows(partition, rows)
+                yield from (replace(decision, range=rows, is_divided=True) for rows in parts)
+                continue
         except StoreUnavailable:
             raise
         except (SurgeError, OSError) as error:
             decision = failure_of(partition, error)
         yield decision
+    for key, parts in divided.items():
+        reason = f"{parts[0]} were to be encoded, and the source has no such partition now. Divide it anew."
+        yield Failure(key, reason, transient=True)
+
+
+def _require_rows(partition: Partition, rows: PartitionRange) -> None:
+    """Raise where the rows cannot be read alone, or are those of another version of the source."""
+    if rows.source_version != partition.source_version:
+        raise TransientError(
+            f"{rows} were to be encoded as the source had them in its version {rows.source_version!r}; it is "
+            f"{partition.source_version!r} now. Divide it anew.",
+            partition.key,
+        )
+    if partition.rows is None or rows.stop > partition.rows:
+        known = "not known before it is read" if partition.rows is None else f"{partition.rows:,}"
+        reason = f"{rows} were to be encoded, and the number of its rows is {known}"
+        raise DataError(partition.key, reason, "Divide a partition of a known size within it, or embed it as a whole.")
 
 
 def _require_new(partition: Partition, keys: Collection[str]) -> None:

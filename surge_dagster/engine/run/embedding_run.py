@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import Cancelled
+from surge_dagster.engine.errors import Cancelled, ConfigError
 from surge_dagster.engine.model.spec import FileFormat, Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
@@ -41,7 +41,7 @@ from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
 from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
@@ -63,6 +63,9 @@ class EmbeddingRun:
         catalog: what the partitions belong to, recorded in the space; a space of another catalog is refused, and so is
             an output inside it. None: it is neither compared nor recorded.
         force: encode fresh partitions too.
+        ranges: of these partitions only these rows are read, encoded and staged; other runs do the other rows, at any
+            time, anywhere. Where all rows of one are staged then, the run publishes its file; where some lack, it
+            reports nothing of it. Without `force`: rows that are staged already count.
         outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
         file_format: of the files; the space's own, where the output has it.
@@ -88,6 +91,7 @@ class EmbeddingRun:
         *,
         catalog: CatalogRecord | None = None,
         force: bool = False,
+        ranges: Sequence[PartitionRange] = (),
         outputs: OutputState | None = None,
         include_text: bool = True,
         file_format: FileFormat = "parquet",
@@ -97,6 +101,8 @@ class EmbeddingRun:
         publish_threads: int | None = None,
     ) -> None:
         pool.require_documents()
+        if force and ranges:
+            raise ConfigError("ranges are completed by rows that other runs staged, so force cannot be used with them.")
         if catalog is not None:
             catalog.require_apart(store)
         self.report = RunReport()
@@ -108,6 +114,7 @@ class EmbeddingRun:
         self._thresholds = thresholds or Thresholds()
         self._catalog = catalog
         self._force = force
+        self._ranges = ranges
         self._outputs = outputs
         self._include_text = include_text
         self._file_format: FileFormat = file_format
@@ -171,7 +178,8 @@ class EmbeddingRun:
         gauge, fresh_keys = MemoryGauge(), set[str]()
         try:
             with gauge:
-                decisions = decide(self._partitions, self.listed_outputs(), self._stop, force=self._force)
+                outputs = self.listed_outputs()
+                decisions = decide(self._partitions, outputs, self._stop, force=self._force, ranges=self._ranges)
                 due = yield from self._first_due(decisions, fresh_keys)
                 if due is not None:
                     self.preparing = "the encoder is starting"

@@ -60,6 +60,7 @@ class DroppedPartitions:
         self._failed: set[PartitionToRead] = set()
         self._refused: list[str] = []
         self._again: dict[PartitionToRead, PartitionToRead] = {}  # this reading and the next one
+        self._taken = 0
 
     def __contains__(self, partition: PartitionToRead) -> bool:
         return partition in self._dropped
@@ -69,11 +70,12 @@ class DroppedPartitions:
 
         Args:
             drop: what was read of it is not staged either.
-            refused: another run would find it as wrong, so that nothing staged of it is of use.
+            refused: another run would find it as wrong, so that nothing staged of it is of use; of a divided one it
+                stays until the partition is published, since a run with more memory may not refuse it.
         """
         with self._lock:
             is_new = partition not in self._dropped
-            if is_new and refused:
+            if is_new and refused and not partition.is_divided:
                 self._refused.append(partition.key)
             self._failed.add(partition)
             if drop:
@@ -88,16 +90,18 @@ class DroppedPartitions:
         """
         with self._lock:
             if partition not in self._dropped and partition not in self._failed:
-                self._again[partition] = replace(partition, reuse=False, cosines=(*partition.cosines, *cosines))
+                new = replace(partition, reuse=False, is_divided=partition.range is not None)
+                self._again[partition] = replace(new, cosines=(*partition.cosines, *cosines))
             self._dropped.add(partition)
 
     def comes_again(self, partition: PartitionToRead) -> bool:
         return partition in self._again
 
     def to_read_again(self) -> Iterator[PartitionToRead]:
-        """The partitions to read once more: those that are known when the first one is taken."""
+        """The partitions to read once more: those that are known, and not taken yet, when the first one is taken."""
         with self._lock:
-            partitions = list(self._again.values())
+            partitions = list(self._again.values())[self._taken :]
+            self._taken += len(partitions)
         yield from partitions
 
     def refused_keys(self) -> list[str]:

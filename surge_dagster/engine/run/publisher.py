@@ -9,6 +9,7 @@ files of split partitions from what is staged. An error fails its partition and 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import logging
 import os
@@ -28,6 +29,9 @@ from surge_dagster.engine.errors import (
     TransientError,
     WriteRefused,
 )
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import file_name, read_published_file
+from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.observer import PublicationObserver
@@ -97,6 +101,7 @@ class Publisher:
         self._segments = _Tasks("surge-publish", self._threads)
         self._files = _Tasks("surge-publish-split", 1)
         self._split: dict[PartitionToRead, _SplitPartition] = {}
+        self._staged: set[tuple[str, int, int]] = set()  # key and rows of segments of ranges
         self._error: BaseException | None = None
         self._store_is_down = False
         self._refused_writes = 0  # in a row, by a local disk
@@ -164,7 +169,7 @@ class Publisher:
             # A store that is down gets no further segment, but what was published before is still reported.
             if not self._store_is_down and segment.partition not in self._dropped:
                 try:
-                    if segment.first_row == 0 and segment.read is not None:
+                    if segment.is_whole and segment.read is not None:
                         publication.publish(segment, segment.read)
                     elif segment.start < segment.stop:
                         publication.stage(segment)
@@ -218,6 +223,9 @@ class Publisher:
         if segment.is_whole:
             return False
         with self._finished:
+            if partition.range is not None:
+                self._staged.add((partition.key, segment.first_row, segment.first_row + segment.stop - segment.start))
+                return False
             if partition in self._dropped:
                 self._split.pop(partition, None)
                 return False
@@ -237,9 +245,9 @@ class Publisher:
         try:
             self._assemble(partition, split)
         except BaseException as error:
-            failure = self._failure(partition, error)
-            if failure is not None:
-                self._events.emit(failure)
+            event = self._published_by_another(partition, error) or self._failure(partition, error)
+            if event is not None:
+                self._events.emit(event)
         else:
             self._count_writes(refused=False)
         finally:
@@ -260,16 +268,28 @@ class Publisher:
         finally:
             ledger.release(size)
         staging.remove(partition.key)
+        earlier = [rows for rows in read.staged if (partition.key, rows.start, rows.stop) not in self._staged]
         receipt = Receipt.of(
             published.facts,
             published.stored,
             target.store.location(published.stored.name),
             superbatch=split.superbatch,
             texts_per_second=split.texts_per_second,
-            texts_reused=sum(rows.stop - rows.start for rows in read.staged),
+            texts_reused=sum(rows.stop - rows.start for rows in earlier),
             cosines=split.cosines,
         )
         self._events.emit(receipt)
+
+    def _published_by_another(self, partition: PartitionToRead, error: BaseException) -> Receipt | None:
+        """The receipt of a divided partition whose file another run wrote while this one did, and removed the rows."""
+        if not partition.is_divided or not isinstance(error.__cause__, FileNotFoundError):
+            return None
+        store, space = self._target.store, self._target.space
+        with contextlib.suppress(SurgeError, OSError, InvalidFile, Cancelled):
+            file = read_published_file(store, file_name(space.name, partition.key, space.file_format))
+            if status_of(file.facts, space.name, partition.key, partition.source.source_version) == "fresh":
+                return Receipt.of(file.facts, file.stored, store.location(file.stored.name), action="fresh")
+        return None
 
     def _is_memory_final(self) -> bool:
         """Whether nothing will release memory any more, so that waiting for it would not end."""

@@ -9,14 +9,17 @@ Rows that an earlier run staged have their vectors in the store and are read onl
 file has take their vectors from there. All checks on the rows of a partition as a whole are made here, and a partition
 is closed only after every one has passed: of one that is refused, what the SuperBatch being gathered holds is dropped.
 Partitions whose known vectors turned out to be wrong come once more after all others, without these.
+
+Of a divided partition a range of rows is read, and staged. Once every row of it is staged, by whichever runs, all rows
+are read by whoever sees that: what is checked of a partition as a whole is checked then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -60,11 +63,18 @@ def superbatches(
         memory: books each SuperBatch; its receiver releases it.
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
-    for to_read in (decisions, dropped.to_read_again()):
-        rows = known_vectors(to_read, target, staging, memory, observer)
+    ranges = dict[str, PartitionToRead]()
+    for to_read in (decisions, dropped.to_read_again(), _divided(ranges), dropped.to_read_again()):
+        rows = known_vectors(to_read, target, staging, memory, observer, ranges)
         yield from gather(rows, aggregator, memory, dropped)
-        # The encode calls that are under way may still show that old vectors are wrong.
+        # The encode calls that are under way may still show that old vectors are wrong, and ranges are not staged yet.
         memory.in_flight.wait_until_none(memory.stop)
+
+
+def _divided(ranges: Mapping[str, PartitionToRead]) -> Iterator[PartitionToRead]:
+    """The partitions of which ranges were read, after these."""
+    for partition in ranges.values():
+        yield replace(partition, range=None, reuse=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +108,13 @@ def known_vectors(
     staging: Staging,
     memory: RunMemory,
     observer: PublicationObserver | None,
+    ranges: dict[str, PartitionToRead],
 ) -> Iterator[Receipt | Failure | PartitionRows]:
-    """Open each partition that has to be read; receipts and failures pass."""
+    """Open each partition that has to be read; receipts and failures pass. `ranges` takes one of each key."""
     reader = _RowReader(target, staging, memory, observer)
     for decision in decisions:
+        if isinstance(decision, PartitionToRead) and decision.range is not None:
+            ranges[decision.key] = decision
         yield PartitionRows(decision, reader.pieces(decision)) if isinstance(decision, PartitionToRead) else decision
 
 
@@ -113,14 +126,21 @@ class _RowReader:
     observer: PublicationObserver | None
 
     def pieces(self, partition: PartitionToRead) -> Generator[RowPiece | ReadPartition]:
-        """All rows of a partition, checked, and then what is known of it."""
+        """All rows of a partition or a range, checked, and then what is known of it."""
+        within, first_row = partition.range, partition.first_row
+        observer = self.observer if within is None else None
         with contextlib.ExitStack() as opened:
             staged = self._staged(partition)
-            check = StagedRowsCheck(staged)
-            previous = opened.enter_context(open_previous_rows(partition, self.target, self.memory, self.observer))
-            batches = opened.enter_context(contextlib.closing(self.memory.batches(partition.source)))
+            if staged is None:
+                return
+            check = StagedRowsCheck(staged, first_row)
+            previous = opened.enter_context(open_previous_rows(partition, self.target, self.memory, observer))
+            batches = opened.enter_context(contextlib.closing(self.memory.batches(partition.source, within)))
             ids = opened.enter_context(_Ids(partition, self.memory, previous))
-            digest, missing, row, id_type, carried_columns = ContentDigest(), MissingTexts(), 0, pa.string(), None
+            if within is not None:
+                ids.require_room(partition.source.rows or 0)  # at last they are compared with all others
+            digest, missing, row = ContentDigest(), MissingTexts(), first_row
+            id_type, carried_columns = pa.string(), None
             for batch in batches:
                 digest.update(batch)
                 missing = missing.plus(batch)
@@ -138,24 +158,34 @@ class _RowReader:
                             yield RowPiece(piece, vectors)
                     row += len(rows)
             check.finish()
-            read_rows = row + missing.skipped_rows
-            if partition.source.rows not in (None, read_rows):
+            count, announced = row - first_row, partition.source.rows
+            if within is not None:
+                announced = within.stop - within.start
+            read_rows = count + missing.skipped_rows
+            if announced not in (None, read_rows):
                 raise TransientError(
-                    f"partition {partition.key!r}: {partition.source.rows:,} rows were announced and {read_rows:,} "
+                    f"{within or f'partition {partition.key!r}'}: {announced:,} rows were announced and {read_rows:,} "
                     "came. Its source changed while it was read; run again.",
                     partition.key,
                 )
             refuse_repeated_id(partition.source, ids.repeated())
             changes = previous.changes() if previous is not None else None
-            read = ReadPartition(row, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns)
+            read = ReadPartition(count, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns)
         yield read  # after the memory of reading it was given back
 
-    def _staged(self, partition: PartitionToRead) -> list[StagedRows]:
-        """Rows of the partition that an earlier run staged and that can be used."""
+    def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
+        """Rows that earlier runs staged and that can be used; None of a divided partition of which rows still lack."""
+        source, within = partition.source, partition.range
+        if partition.is_divided and within is None:
+            with self.memory.held(self.memory.plan.reader):
+                return self.staging.complete(source)
         if partition.reuse and self.staging.knows(partition.key):
             with self.memory.held(self.memory.plan.reader):
-                return self.staging.usable(partition.source)
-        self.staging.remove(partition.key)
+                return self.staging.usable(source, within)
+        if within is None:
+            self.staging.remove(partition.key)
+        elif not partition.reuse:
+            self.staging.remove_range(source, within)
         return []
 
 
@@ -166,23 +196,27 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
         self._source = partition.source
         self._memory = memory
         self._previous = previous
+        self._available = memory.plan.source - max(0, partition.source.page_bytes - memory.plan.reader_pages)
         self._ids = IdSet()
 
     def add(self, batch: RowBatch) -> None:
         """Take the next rows; the old file gives up its memory before there is none for them."""
-        plan = self._memory.plan
-        beyond = max(0, self._source.page_bytes - plan.reader_pages)
-        needed, available = self._ids.bytes_after(len(batch)), plan.source - beyond
-        if self._previous is not None and needed + self._previous.held > available:
+        needed = self._ids.bytes_after(len(batch))
+        if self._previous is not None and needed + self._previous.held > self._available:
             self._previous.give_up()
-        if needed > available:
-            raise DataError(
-                self._source.key,
-                f"finding repeated ids takes {needed:,} bytes and {available:,} are set aside",
-                "Raise the memory limit, or split the partition in the source.",
-            )
+        self.require_room(len(batch))
         self._memory.reserve(needed - self._ids.bytes)
         self._ids.add(batch.ids)
+
+    def require_room(self, rows: int) -> None:
+        """Raise `DataError` where there is no memory for so many more."""
+        needed = self._ids.bytes_after(rows)
+        if needed > self._available:
+            raise DataError(
+                self._source.key,
+                f"finding repeated ids takes {needed:,} bytes and {self._available:,} are set aside",
+                "Raise the memory limit, or split the partition in the source.",
+            )
 
     def repeated(self) -> np.ndarray:
         return self._ids.repeated()

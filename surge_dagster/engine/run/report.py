@@ -81,7 +81,7 @@ class Receipt:
         skipped_rows, blank_texts: see `FileFacts`.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
-        texts_reused: rows whose vectors an earlier run had staged.
+        texts_reused: rows whose vectors other runs had staged.
         rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was republished, those it had.
         compared_rows: rows with vectors of the old file that were encoded again, to be compared.
         previous_cosine: their mean cosine to the old vectors; None where nothing was compared.

@@ -94,7 +94,7 @@ def republish(
     nothing is encoded. What earlier runs staged of a partition that needs no encoding is removed.
     """
     for decision in decisions:
-        if isinstance(decision, PartitionToRead) and decision.replaced is not None and decision.reuse:
+        if isinstance(decision, PartitionToRead) and decision.replaced and decision.reuse and not decision.range:
             try:
                 copy = _republished(decision.source, decision.replaced, target, memory)
             except StoreUnavailable:

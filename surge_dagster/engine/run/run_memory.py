@@ -13,7 +13,7 @@ from surge_dagster.engine.run.meters import ExposedIo, InFlight
 from surge_dagster.engine.run.superbatch import SuperBatch
 from surge_dagster.engine.run.thresholds import Bounds
 from surge_dagster.engine.sources.content import IdSet
-from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
+from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch, read_rows
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.waiting import StopSignal
 
@@ -59,8 +59,8 @@ class RunMemory:
         finally:
             self.ledger.release(size)
 
-    def batches(self, partition: Partition) -> Generator[RowBatch]:
-        """A partition's rows. Its source's pages are booked until the last one, each batch while it is in use.
+    def batches(self, partition: Partition, rows: PartitionRange | None = None) -> Generator[RowBatch]:
+        """Rows of a partition. Its source's pages are booked until the last one, each batch while it is in use.
 
         Raises:
             DataError: a row is refused, or the pages do not fit.
@@ -69,7 +69,7 @@ class RunMemory:
         self._require_pages(partition)
         share = self.plan.reader - min(partition.page_bytes, self.plan.reader_pages)
         with self.held(partition.page_bytes):
-            for batch in read_rows(partition):
+            for batch in read_rows(partition, rows):
                 if self.stop.stopping.is_set():
                     raise Cancelled
                 # What Arrow holds: the values, and up to eight bytes a row for the offsets of each column.

@@ -7,9 +7,9 @@ where an output file states its space. A run that dies loses only the segments t
 run, whatever its thresholds, encodes only the rows that no segment covers. The content digest is unknown while a
 partition streams in, so the desired version is the one of the source version.
 
-Two runs may stage the same partition: their objects appear whole and under names that say their rows, so either one's
-can be used. The run that has published the partition removes them all; the other run then finds nothing to write its
-file from and reports that.
+Two runs may stage the same partition, or ranges of it: their objects appear whole and under names that say their rows,
+so either one's can be used. The run that has published the partition removes them all; the other run then finds nothing
+to write its file from and reports that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from surge_dagster.engine.run.superbatch import (
     row_bytes,
 )
 from surge_dagster.engine.sources.content import ContentDigest
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 
@@ -78,16 +78,20 @@ class Staging:
         """Whether anything of a partition was staged, by an earlier run or this one."""
         return bool(self._left) and encode_key(key) in self._left
 
-    def usable(self, partition: Partition) -> list[StagedRows]:
+    def usable(self, partition: Partition, within: PartitionRange | None = None) -> list[StagedRows]:
         """Rows that earlier runs staged of this source version, read in full and valid: ascending, no overlap.
+
+        Args:
+            within: segments that reach beyond it are left out.
 
         Other staged objects of the partition stay until the partition is published: another run may be using them.
         """
-        folder, usable = f"{self._folder(partition)}/", list[StagedRows]()
-        names = [_NAME.fullmatch(name.removeprefix(folder)) for name in self._left.get(encode_key(partition.key), ())]
-        candidates = [(int(name["start"]), int(name["stop"])) for name in names if name is not None]
+        usable = list[StagedRows]()
+        candidates = self._rows(partition, self._left.get(encode_key(partition.key), ()))
         for start, stop in sorted(candidates, key=lambda rows: (rows[0], -rows[1])):
-            if start >= stop or (usable and start < usable[-1].stop):
+            if usable and start < usable[-1].stop:
+                continue
+            if within is not None and not within.start <= start < stop <= within.stop:
                 continue
             try:
                 usable.append(self._checked(partition, start, stop))
@@ -97,6 +101,34 @@ class Staging:
                 # It stays: the disk may answer later, or another run may be able to use it.
                 log.warning("staged rows of partition %r are encoded again: %s", partition.key, error)
         return usable
+
+    def complete(self, partition: Partition) -> list[StagedRows] | None:
+        """Segments with all rows of this source version, as any runs have staged them by now; None where some lack.
+
+        They are opened and not read: whoever uses them compares checksums and digests.
+
+        Raises:
+            TransientError: rows that cannot be used are staged, or the store does not answer.
+        """
+        segments, unusable = self._listed(partition), None
+        while path := _path(segments, partition.rows or 0):
+            staged = list[StagedRows]()
+            for start, stop in path:
+                try:
+                    with self.open(partition, start, stop) as reader:
+                        staged.append(_staged_rows(reader, start, stop))
+                except FileNotFoundError:
+                    return None  # another run has published the partition, and removes them
+                except InvalidFile as error:
+                    unusable = error
+                    segments.remove((start, stop))
+                    break
+            else:
+                return staged
+        if unusable is not None:
+            reason = f"all of its rows are staged, and some cannot be used: {unusable}. Encode these again."
+            raise TransientError(f"partition {partition.key!r}: {reason}", partition.key) from unusable
+        return None
 
     def write(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts) -> StagedRows:
         """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this returns.
@@ -168,6 +200,22 @@ class Staging:
         except (SurgeError, OSError, Cancelled) as error:  # it does no harm, and the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
+    def remove_range(self, partition: Partition, rows: PartitionRange) -> None:
+        """Remove every segment with some of the rows; raises where one cannot be removed: it would be used later."""
+        for start, stop in self._listed(partition):
+            if start < rows.stop and rows.start < stop:
+                self._store.delete(self._name(partition, start, stop))
+
+    def _listed(self, partition: Partition) -> list[tuple[int, int]]:
+        return self._rows(partition, (stored.name for stored in self._store.list(self._folder(partition))))
+
+    def _rows(self, partition: Partition, names: Iterable[str]) -> list[tuple[int, int]]:
+        """The rows of those segments among the names that belong to this source version."""
+        folder = f"{self._folder(partition)}/"
+        found = [_NAME.fullmatch(name.removeprefix(folder)) for name in names]
+        rows = [(int(name["start"]), int(name["stop"])) for name in found if name is not None]
+        return [(start, stop) for start, stop in rows if start < stop]
+
     def _name(self, partition: Partition, start: int, stop: int) -> str:
         return f"{self._folder(partition)}/{start}-{stop}.parquet"
 
@@ -185,17 +233,16 @@ class Staging:
                 rows += batch.num_rows
         if rows != stop - start:
             raise InvalidFile(f"{rows:,} rows could be read of {stop - start:,}")
-        vectors = VectorFacts(**{fact.name: getattr(reader.facts, fact.name) for fact in fields(VectorFacts)})
-        return StagedRows(start, stop, reader.facts.content_digest, vectors)
+        return _staged_rows(reader, start, stop)
 
 
 class StagedRowsCheck:
     """Separates a partition's staged rows from the others while they stream by, and proves that they are the same."""
 
-    def __init__(self, staged: Sequence[StagedRows]) -> None:
-        """Take staged rows: ascending, none empty, no two overlapping."""
+    def __init__(self, staged: Sequence[StagedRows], first_row: int = 0) -> None:
+        """Take staged rows: ascending, none empty, no two overlapping; the row that is read first is no later one."""
         self._left = deque(staged)
-        self._row = 0
+        self._row = first_row
         self._digest = ContentDigest()
 
     def cut(self, batch: RowBatch) -> Iterator[tuple[RowBatch, bool]]:
@@ -232,6 +279,24 @@ class StagedRowsCheck:
         if self._left:
             last = self._left[-1].stop
             raise VectorsNotUsable(f"it has {self._row:,} rows, and {last:,} were there when it was staged")
+
+
+def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
+    vectors = VectorFacts(**{fact.name: getattr(reader.facts, fact.name) for fact in fields(VectorFacts)})
+    return StagedRows(start, stop, reader.facts.content_digest, vectors)
+
+
+def _path(segments: Iterable[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
+    """Segments that have all rows, each once, ascending; none where there are no such ones."""
+    after = dict[int, int]()  # where a segment ends from which others lead to the last row, by where it begins
+    for start, stop in sorted(segments, reverse=True):
+        if start not in after and (stop == rows or stop in after):
+            after[start] = stop
+    path, row = list[tuple[int, int]](), 0
+    while row in after:
+        path.append((row, after[row]))
+        row = after[row]
+    return path
 
 
 def _group_borders(sizes: np.ndarray) -> list[int]:

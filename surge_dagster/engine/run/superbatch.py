@@ -13,7 +13,7 @@ from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.files.facts import VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.run.observer import ObservedRows
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.support.timeline import Span
 
@@ -57,27 +57,35 @@ class MissingTexts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionToRead:
-    """A partition that is read, and the file that it replaces. Two readings of one partition are two objects.
+    """A partition, or a range of it, that is read, and the file that it replaces. Two readings are two objects.
 
     Attributes:
         replaced: None where the space has no valid file of it.
         reuse: whether vectors of that file, and rows that an earlier run staged, may be used.
         cosines: of new vectors to those of the old file, as an earlier reading in this run compared them.
+        range: the rows that are read, to be staged alone; None where they are all.
+        is_divided: whether several runs stage ranges of it; without a range, it is read only when all rows are staged.
     """
 
     source: Partition
     replaced: PublishedFile | None = None
     reuse: bool = True
     cosines: tuple[float, ...] = ()
+    range: PartitionRange | None = None
+    is_divided: bool = False
 
     @property
     def key(self) -> str:
         return self.source.key
 
+    @property
+    def first_row(self) -> int:
+        return 0 if self.range is None else self.range.start
+
 
 @dataclass(frozen=True, slots=True)
 class ReadPartition:
-    """What is known of a partition once its last row was read and every check on its rows has passed.
+    """What is known of a partition, or a range, once its last row was read and every check on its rows has passed.
 
     Attributes:
         rows: all of them, those included that need no encoding.
@@ -119,7 +127,7 @@ class Segment:
     @property
     def is_whole(self) -> bool:
         """Whether it holds all of its partition."""
-        return self.first_row == 0 and self.read is not None
+        return self.first_row == 0 and self.read is not None and self.partition.range is None
 
     @property
     def id_type(self) -> pa.DataType:

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import NoReturn
 
 import pyarrow as pa
@@ -23,8 +24,8 @@ from surge_dagster.engine.sources.footers import End, SourceFooters
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
 from surge_dagster.engine.sources.listing import FIRST_BYTES, UNREADABLE_FOLDER, SourceFile, SourceFiles
-from surge_dagster.engine.sources.parquet_files import Footer
-from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, Place, RowBatch
+from surge_dagster.engine.sources.parquet_files import Footer, row_group_rows
+from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, Place, RowBatch, within
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import not_given
@@ -81,6 +82,7 @@ class FolderCatalog:
                 return Partition(group.key, UNREADABLE_VERSION, partial(_raise, group.key, file, end), current)
         footers = [end for end in ends.values() if isinstance(end, Footer)]
         is_counted = len(footers) == len(group.files)
+        are_places_known = is_counted and self.selection.missing_text != "skip"
         pages = [footer.group_bytes for footer in footers]
         pages += [
             min(8 * file.size, _BLOCKS_BYTES) for file in group.files if not isinstance(ends[file.relative], Footer)
@@ -94,7 +96,16 @@ class FolderCatalog:
             rows=sum(footer.rows for footer in footers) if is_counted else None,
             text_bytes=text_bytes,
             page_bytes=max(pages) + (_BUCKET_BYTES if self._files.is_remote else 0),
+            read_range=partial(self._read, group, ends, None) if are_places_known else None,
+            borders=partial(self._borders, group.files, footers) if is_counted else tuple,
         )
+
+    def _borders(self, files: Sequence[SourceFile], footers: Sequence[Footer]) -> list[int]:
+        """Where row groups begin and end; of a file that is not given now, where it does."""
+        sizes = [0]
+        for rows, footer in zip(self._files.ends(files, row_group_rows), footers, strict=True):
+            sizes += [footer.rows] if isinstance(rows, Exception) else rows
+        return list(accumulate(sizes))
 
     def _version(self, files: Sequence[SourceFile], ends: dict[str, End]) -> str:
         declared = [end.version if isinstance(end := ends[file.relative], Footer) else None for file in files]
@@ -126,19 +137,28 @@ class FolderCatalog:
         [own] = grouped([file], self._files.pattern, self.url)
         return (own.hashed or own.key) == (group.hashed or group.key)
 
-    def _read(self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None) -> Iterator[RowBatch]:
+    def _read(
+        self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None, start: int = 0, stop: int | None = None
+    ) -> Iterator[RowBatch]:
+        """All rows, or of Parquet files those from one to before another."""
         key = group.key
         if group.refusal is not None:
             raise DataError(key, *group.refusal)
         for file in group.files:
             _require_own(key, group, file, ends[file.relative])
-        first_row = 0
+        footers = {name: end for name, end in ends.items() if isinstance(end, Footer)}
+        read = (
+            ((file, 0, None) for file in group.files)
+            if stop is None
+            else within(group.files, start, stop, lambda file: footers[file.relative].rows)
+        )
+        first_row = start
         id_type: pa.DataType | None = None
-        for file in group.files:
+        for file, begin, end in read:
             opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
             of_file = f" of {file.shown}" if len(group.files) > 1 else ""
-            place = partial(lambda first, of, row: f"row {row - first:,}{of}", first_row, of_file)
-            for batch in self._batches(key, opened, first_row, place):
+            place = partial(lambda first, of, row: f"row {row - first:,}{of}", first_row - begin, of_file)
+            for batch in self._batches(key, opened, first_row, place, None if end is None else (begin, end)):
                 if id_type is not None and batch.ids.type != id_type:
                     first = group.files[0].shown
                     raise DataError(
@@ -148,9 +168,11 @@ class FolderCatalog:
                 first_row += len(batch) + batch.skipped
                 yield batch
 
-    def _batches(self, key: str, file: SourceFile, first_row: int, place: Place) -> Iterator[RowBatch]:
+    def _batches(
+        self, key: str, file: SourceFile, first_row: int, place: Place, rows: tuple[int, int] | None
+    ) -> Iterator[RowBatch]:
         try:
-            read = batches(file, self.selection.columns, key=key, encoding=self.selection.encoding)
+            read = batches(file, self.selection.columns, key=key, encoding=self.selection.encoding, rows=rows)
             yield from self.selection.rows(key, read, first_row, place)
         except TransientError as error:
             if error.key is not None or isinstance(error, StoreUnavailable):

@@ -27,7 +27,7 @@ from surge_dagster.engine.sources.endings import ENDING
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.nested import names_with_fields, nested_fields, outer_columns, select
 from surge_dagster.engine.sources.parquet_files import rows_per_read
-from surge_dagster.engine.sources.partition import row_in_words
+from surge_dagster.engine.sources.partition import row_in_words, within
 from surge_dagster.engine.sources.rows import small, together
 from surge_dagster.engine.support.keys import is_text
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
@@ -51,7 +51,12 @@ _CSV_ROW = re.compile(r"Row #(\d+)")  # of a block, counted from 1, in what pyar
 
 
 def batches(
-    file: SourceFile, columns: Sequence[str], *, key: str | None = None, encoding: str = "utf-8"
+    file: SourceFile,
+    columns: Sequence[str],
+    *,
+    key: str | None = None,
+    encoding: str = "utf-8",
+    rows: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file, in its order, as batches of a few megabytes; at least one batch, which may be empty.
 
@@ -59,6 +64,7 @@ def batches(
         columns: also those inside of structs and of objects, such as `doc.title`.
         key: the partition that the whole file belongs to, None for a file of a table.
         encoding: of CSV files, as Python names it.
+        rows: of a Parquet file, where the rows to read begin and end; None is all of them.
 
     Raises:
         DataError, ConfigError: the file cannot be read; the first where it has a key.
@@ -74,7 +80,7 @@ def batches(
     kind = next(name for name in ("parquet", "arrow", "csv", "json") if ending[name])
     try:
         if kind in ("parquet", "arrow"):
-            yield from (_parquet if kind == "parquet" else _arrow)(file, columns, problem)
+            yield from _parquet(file, columns, problem, rows) if kind == "parquet" else _arrow(file, columns, problem)
         else:
             codec = _CODECS.get((ending["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
@@ -123,7 +129,9 @@ def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     return select(empty, columns)
 
 
-def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
+def _parquet(
+    file: SourceFile, columns: list[str], problem: _Problem, rows: tuple[int, int] | None
+) -> Iterator[pa.RecordBatch]:
     with (
         file.open() as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
@@ -132,13 +140,20 @@ def _parquet(file: SourceFile, columns: list[str], problem: _Problem) -> Iterato
         if not reader.metadata.num_rows:
             yield _empty(reader.schema_arrow, columns)
             return
+        groups, first = list(range(reader.num_row_groups)), 0
+        if rows is not None:
+            read_groups = list(within(groups, *rows, lambda group: reader.metadata.row_group(group).num_rows))
+            groups, first = [group for group, _, _ in read_groups], read_groups[0][1] if read_groups else 0
         read: Iterator[pa.RecordBatch] = (
             batch
-            for group in range(reader.num_row_groups)
+            for group in groups
             for batch in reader.iter_batches(
                 rows_per_read(reader, source, columns, group), row_groups=[group], columns=columns, use_threads=False
             )
         )
+        if rows is not None:
+            parts = within(read, first, first + rows[1] - rows[0])
+            read = (batch.slice(begin, end - begin) for batch, begin, end in parts)
         if any(pa.types.is_dictionary(kind) for kind in reader.schema_arrow.types):
             read = (piece for batch in read for piece in small(batch))
         for batch in together(read):

@@ -62,6 +62,12 @@ def read_footer(file: pa.NativeFile) -> Footer:
     return Footer(version and _recordable(version), key, footer.num_rows, sum(group_bytes), most)
 
 
+def row_group_rows(file: pa.NativeFile) -> list[int]:
+    """The rows of each row group of an open file; raises as `read_footer`."""
+    footer = pq.read_metadata(file)
+    return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+
+
 @lru_cache(maxsize=64)  # the files of a catalog have few schemas
 def _has_dictionaries(arrow_schema: bytes) -> bool:
     """Whether the Arrow schema in a footer has columns of a dictionary type, such as categoricals of pandas."""

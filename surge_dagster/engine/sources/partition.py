@@ -7,14 +7,14 @@ A new kind of source implements `Source`. A `Selection` checks and converts the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import DataError, SurgeError
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
 from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.values import value_sizes
 
@@ -24,6 +24,7 @@ UNREADABLE_VERSION = "unreadable"  # the source version of a partition whose fil
 
 Place = Callable[[int], str]  # says where the source has a row, such as "row 5 of part-1.csv"
 _INT64 = pa.int64()
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -47,6 +48,9 @@ class Partition:
         rows: where they are known without reading, those that are skipped included.
         text_bytes: an estimate.
         page_bytes: memory that reading may take beside the rows that it yields.
+        read_range: like `read`, the rows from one to before another, without those in front of them; None where the
+            source cannot do that, or leaves rows out.
+        borders: where row groups begin and end, ascending; () where that is unknown.
     """
 
     key: str
@@ -56,6 +60,29 @@ class Partition:
     rows: int | None = None
     text_bytes: int | None = None
     page_bytes: int = 0
+    read_range: Callable[[int, int], Iterator[RowBatch]] | None = None
+    borders: Callable[[], Sequence[int]] = tuple
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """Rows start..stop of one version of a partition, which a run encodes without the others.
+
+    Raises:
+        ConfigError: there is no such range.
+    """
+
+    key: str
+    source_version: str
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ConfigError(f"{self} are no range. Expected a first row of at least 0 and an end behind it.")
+
+    def __str__(self) -> str:
+        return f"rows {self.start:,} to {self.stop:,} of partition {self.key!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +160,11 @@ def located(partition: Partition, error: DataError) -> DataError:
     return error
 
 
-def read_rows(partition: Partition) -> Iterator[RowBatch]:
-    """The rows of a partition, whose further columns have one type each."""
+def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Iterator[RowBatch]:
+    """The rows of a partition, or those of a range; their further columns have one type each."""
     columns: list[pa.Field] = []
-    row = 0
-    for batch in partition.read():
+    row = 0 if rows is None else rows.start
+    for batch in partition.read() if rows is None else _read_range(partition, rows):
         if batch.carried is not None:
             columns = columns or list(batch.carried.schema)
             for first, now in zip(columns, batch.carried.schema, strict=True):
@@ -151,3 +178,34 @@ def read_rows(partition: Partition) -> Iterator[RowBatch]:
                     )
         yield batch
         row += len(batch)
+
+
+def _read_range(partition: Partition, rows: PartitionRange) -> Iterator[RowBatch]:
+    if partition.read_range is not None:
+        yield from partition.read_range(rows.start, rows.stop)
+        return
+    row = 0
+    for batch in partition.read():
+        if batch.skipped:
+            reason = "rows are left out, so it is not known before it is read how many it has"
+            raise DataError(partition.key, reason, "Embed it as a whole, or set missing_text to empty or refuse.")
+        for _, first, stop in within([batch], rows.start - row, rows.stop - row):
+            yield batch.rows(first, stop)
+        row += len(batch)
+        if row >= rows.stop:
+            return
+
+
+def within(
+    parts: Iterable[T], start: int, stop: int, length: Callable[[Any], int] = len
+) -> Iterator[tuple[T, int, int]]:
+    """Of consecutive parts those with some of the rows start..stop, and where these begin and end in the part."""
+    row = 0
+    for part in parts:
+        rows = length(part)
+        first, last = max(start - row, 0), min(stop - row, rows)
+        if first < last:
+            yield part, first, last
+        row += rows
+        if row >= stop:
+            return

@@ -1,0 +1,32 @@
+"""Ranges of a partition that is too large for one machine, so that several runs can encode it at the same time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
+
+_NEAR = 4  # a border of row groups is taken within this part of a stretch
+
+
+def divide(partition: Partition, stretch_rows: int) -> list[PartitionRange]:
+    """Ranges of about `stretch_rows` rows each that have all rows of a partition, for `EmbeddingRun(ranges=…)`.
+
+    They begin where row groups do, as far as one begins near, so that few rows are read twice. [] for a partition that
+    stays whole: it is hardly longer than a stretch, or its source cannot read rows without those in front of them.
+    """
+    rows = partition.rows or 0
+    count = round(rows / stretch_rows)
+    if partition.read_range is None or count < 2:
+        return []
+    groups, borders = partition.borders(), [0]
+    for number in range(1, count):
+        even = rows * number // count
+        nearest = min(groups, key=lambda border: abs(border - even), default=even)
+        border = nearest if abs(nearest - even) <= stretch_rows // _NEAR else even
+        if borders[-1] < border < rows:
+            borders.append(border)
+    return [
+        PartitionRange(partition.key, partition.source_version, start, stop)
+        for start, stop in pairwise([*borders, rows])
+    ]

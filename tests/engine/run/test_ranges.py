@@ -1,0 +1,431 @@
+"""Ranges of one partition, each encoded by a run of its own: whoever finds all rows staged publishes the file."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.run.previous_rows import PreviousRows
+from surge_dagster.engine.run.staging import STAGING, Staging
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.tables.opening import open_source
+from tests.engine.run.test_staged_runs import BIG, FullStore, staged
+from tests.engine.runs import (
+    assert_nothing_is_held,
+    completed,
+    failures,
+    finish,
+    make_run,
+    receipts,
+    smallest_run_limit,
+)
+from tests.engine.store.object_server import open_bucket
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    numbered_rows,
+    partition_of,
+    published_files,
+    rewrite,
+    with_vectors,
+    write_partition,
+)
+
+if TYPE_CHECKING:
+    from tests.engine.store.object_server import ObjectServer
+
+ROOT = Path(__file__).parents[3]
+HALVES = ((0, 240), (240, 450))
+# Of a run that does the second half: it stages three segments and puts the file together from six.
+STEPS = 54
+INSTANTS = [("stage", 2), ("staged", 2), ("kept", 3), ("assemble", 1), ("assembled", 1), ("remove", 1), ("removed", 3)]
+EVERY_STEP = [pytest.param("any", step, marks=pytest.mark.soak) for step in range(1, STEPS + 1)]
+
+
+def write_big(root: Path, rows: Rows = BIG, version: str = "v1") -> Path:
+    """A catalog of the one partition, in row groups of 60."""
+    write_partition(root, "big", rows, version=version, row_group_size=60)
+    return root
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    return write_big(tmp_path / "catalog")
+
+
+def ranges_of(partitions: Any, *rows: tuple[int, int]) -> list[PartitionRange]:
+    [partition] = partitions
+    return [PartitionRange(partition.key, partition.source_version, *each) for each in rows]
+
+
+def run_range(pool: EncoderPool, source: Any, output: Any, *rows: tuple[int, int], **options: Any) -> list[Any]:
+    """The events of a run of these rows of the only partition."""
+    return finish(make_run(pool, source, output, ranges=ranges_of(source, *rows), **options))
+
+
+def assert_complete(output: Path, space: str, rows: Rows = BIG) -> FileFacts:
+    assert not (output / STAGING).exists()
+    assert published_files(output, space) == {"big.parquet"}
+    return assert_embedded(output, space, "big", rows)
+
+
+def of_any_run(facts: FileFacts) -> FileFacts:
+    return replace(facts, rows_version="", oldest_encoded_at="")
+
+
+@pytest.fixture(scope="module")
+def undivided(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) -> FileFacts:
+    """What the file of an undivided run states."""
+    folder = tmp_path_factory.mktemp("undivided")
+    completed(make_run(hash_pool, open_source(write_big(folder / "c")), folder / "o"))
+    return of_any_run(assert_complete(folder / "o", hash_pool.space.name))
+
+
+Process = Callable[..., tuple[int, list[list[str]]]]
+
+
+@pytest.fixture(scope="module")
+def run_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Runs each in a process of its own and returns the exit status and the lines of its log."""
+    log = tmp_path_factory.mktemp("logs") / "log"
+    command = [sys.executable, "-m", "tests.engine.killed_run"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+
+        def run(catalog: Path, output: Path, rows: tuple[int, int], point: str = "receipt", count: int = 9) -> Any:
+            log.unlink(missing_ok=True)
+            arguments = [catalog, output, "", "parquet", log, point, count, "{}-{}".format(*rows)]
+            print(json.dumps([str(argument) for argument in arguments]), file=forking.stdin, flush=True)
+            assert forking.stdout
+            status = int(forking.stdout.readline())
+            return status, [line.split(" ") for line in log.read_text().splitlines()]
+
+        yield run
+        assert forking.stdin
+        forking.stdin.close()
+
+
+def test_two_processes_encode_the_halves_of_a_partition_at_the_same_time(
+    hash_pool: EncoderPool, run_in_process: Process, catalog: Path, tmp_path: Path, undivided: FileFacts
+) -> None:
+    output, other = tmp_path / "o", list[Any]()
+    thread = threading.Thread(target=lambda: other.extend(run_in_process(catalog, output, HALVES[0])))
+    thread.start()
+    events = run_range(hash_pool, open_source(catalog), output, HALVES[1])
+    thread.join(60)
+    status, lines = other
+    assert (status, failures(events)) == (0, [])
+    assert sum(int(line[1]) for line in lines if line[0] == "encoded") == 240
+    assert receipts(events) or ["receipt", "big"] in lines
+    assert of_any_run(assert_complete(output, hash_pool.space.name)) == undivided
+
+
+@pytest.mark.parametrize(("point", "count"), [*INSTANTS, *EVERY_STEP])
+def test_range_that_is_killed_loses_nothing_that_is_staged(
+    hash_pool: EncoderPool,
+    run_in_process: Process,
+    catalog: Path,
+    tmp_path: Path,
+    undivided: FileFacts,
+    point: str,
+    count: int,
+) -> None:
+    source, output = open_source(catalog), tmp_path / "o"
+    assert receipts(run_range(hash_pool, source, output, HALVES[0])) == []
+    status, lines = run_in_process(catalog, output, HALVES[1], point, count)
+    assert status == -signal.SIGKILL
+    [died] = [line for line in lines if line[0] == "died"]
+    left = sum(stop - start for start, stop in staged(output) if start >= 240)
+    is_published = (output / file_name(hash_pool.space.name, "big")).exists()
+    run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
+    assert failures(finish(run)) == []
+    assert run.report.texts_encoded == (0 if is_published else 210 - left)
+    assert sum(int(line[1]) for line in lines if line[0] == "encoded") + run.report.texts_encoded - 210 <= int(died[-1])
+    assert of_any_run(assert_complete(output, hash_pool.space.name)) == undivided
+
+
+def test_runs_that_both_find_all_rows_staged_both_end_well(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, both, complete = open_source(catalog), threading.Barrier(2), Staging.complete
+
+    def together(staging: Staging, partition: Partition) -> Any:
+        both.wait(60)
+        found = complete(staging, partition)
+        assert found is not None
+        both.wait(60)
+        return found
+
+    monkeypatch.setattr(Staging, "complete", together)
+    runs = [make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, half)) for half in HALVES]
+    found: list[list[Any]] = [[], []]
+    threads = [threading.Thread(target=lambda n=n: found[n].extend(runs[n].events())) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [failures(events) for events in found] == [[], []]
+    assert "encoded" in {receipt.action for events in found for receipt in receipts(events)}
+    assert all(receipts(events, "encoded", "fresh") for events in found)
+    for run in runs:
+        assert_nothing_is_held(run)
+    assert_complete(tmp_path / "o", hash_pool.space.name)
+
+
+@pytest.mark.parametrize("step", ["looks", "writes"])
+def test_run_whose_staged_rows_another_run_publishes_ends_well(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, step: str
+) -> None:
+    """The other run does so while this one looks at them, or is about to write the file from them."""
+    source, output = open_source(catalog), tmp_path / "o"
+    run_range(hash_pool, source, output, HALVES[0])
+
+    class OvertakenStore(LocalStore):
+        def open(self, name: str, listed: StoredObject | None = None) -> Any:
+            if name.endswith("/0-100.parquet") and step == "looks":
+                self._publish()
+            return super().open(name, listed)
+
+        def create(self, name: str) -> Any:
+            if name.endswith("/big.parquet") and step == "writes":
+                self._publish()
+            return super().create(name)
+
+        def _publish(self) -> None:
+            other = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
+            assert [receipt.action for receipt in other] == ["encoded"]
+
+    events = run_range(hash_pool, source, OvertakenStore(output), HALVES[1])
+    assert failures(events) == []
+    assert [receipt.action for receipt in receipts(events)] == (["fresh"] if step == "writes" else [])
+    assert_complete(output, hash_pool.space.name)
+
+
+def test_ranges_of_a_replaced_source_publish_nothing(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+    source, output, new = open_source(catalog), tmp_path / "o", numbered_rows("new", 300)
+    old = ranges_of(source, *HALVES)
+    run_range(hash_pool, source, output, HALVES[0])
+    [partition] = source
+    replaced = [replace(partition, current_source_version=lambda: "v2")]
+    [failure] = failures(run_range(hash_pool, replaced, output, HALVES[1]))
+    assert failure.transient and "('v1' was read, it is 'v2' now)" in failure.reason.replace("source version ", "")
+    assert len(staged(output)) == 6 and published_files(output, hash_pool.space.name) == set()
+    write_big(catalog, new, "v2")
+    [failure] = failures(finish(make_run(hash_pool, source, output, ranges=old)))
+    assert failure.transient
+    assert failure.reason == (
+        "rows 0 to 240 of partition 'big' were to be encoded as the source had them in its version 'v1'; it is 'v2' "
+        "now. Divide it anew."
+    )
+    for rows in ((0, 240), (240, 300)):
+        assert not failures(run_range(hash_pool, source, output, rows))
+    assert assert_complete(output, hash_pool.space.name, new).source_version == "v2"
+
+
+def test_repeated_id_in_another_range_is_refused_by_its_row(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
+    source, output = open_source(write_big(tmp_path / "c", repeated)), tmp_path / "o"
+    run_range(hash_pool, source, output, HALVES[0])
+    for encoded in (210, 0):
+        run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
+        [failure] = failures(finish(run))
+        assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason and not failure.transient
+        assert run.report.texts_encoded == encoded, "what is staged stays"
+    assert published_files(output, hash_pool.space.name) == set()
+
+
+@pytest.mark.parametrize("kind", ["beyond", "unknown", "removed", "left out"])
+def test_rows_that_cannot_be_read_alone_are_refused(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, kind: str
+) -> None:
+    partition = partition_of("big", [("id-0", "text"), *BIG[1:]])
+    rows, reason = HALVES[1], ""
+    if kind == "beyond":
+        partition, reason = (
+            replace(partition, rows=449),
+            "240 to 450 of partition 'big' were to be encoded, and the num",
+        )
+    elif kind == "unknown":
+        reason = "the number of its rows is not known before it is read. Divide a partition of a known size"
+    elif kind == "left out":
+        write_big(catalog, [("a", None), *BIG[1:]])
+        [partition] = open_source(catalog, selection=Selection(missing_text="skip"))
+        rows, reason = HALVES[0], "rows are left out, so it is not known before it is read how many it has. Embed it"
+    ranges = ranges_of([partition], rows)
+    partitions = [partition]
+    if kind == "removed":
+        partitions, reason = [partition_of("other", [])], "and the source has no such partition now. Divide it anew."
+    [failure] = failures(finish(make_run(hash_pool, partitions, tmp_path / "o", ranges=ranges)))
+    assert failure.key == "big" and reason in failure.reason
+    assert failure.transient == (kind == "removed")
+    assert not (tmp_path / "o" / STAGING).exists()
+
+
+def test_ranges_that_are_none_and_forced_ones_are_refused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rows 5 to 5 of partition 'big' are no range"):
+        PartitionRange("big", "v1", 5, 5)
+    with pytest.raises(ConfigError, match="force cannot be used"):
+        make_run(hash_pool, [], tmp_path, ranges=[PartitionRange("big", "v1", 0, 5)], force=True)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 2, 1)])
+def test_any_source_of_known_size_is_encoded_in_ranges_within_the_smallest_memory(
+    hash_pool: EncoderPool, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    rows = numbered_rows("big", 2_000)
+    source = [replace(partition_of("big", rows), rows=2_000)]
+    options: dict[str, Any] = {"memory_limit_bytes": smallest_run_limit(hash_pool, tmp_path / "o")}
+    parts = [(number * 500, number * 500 + 500) for number in order]
+    runs = [make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, part), **options) for part in parts]
+    for run in runs:
+        assert not failures(finish(run))
+        assert (run.report.texts_encoded, run.report.max_in_flight_texts <= 3 * 100 + 2 * 7) == (500, True)
+    assert [run.report.texts_reused for run in runs] == [0, 0, 0, 1_500], "those of the others"
+    assert_complete(tmp_path / "o", hash_pool.space.name, rows)
+
+
+def test_range_is_refused_where_the_ids_of_its_partition_will_not_fit(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    source = [replace(partition_of("big", BIG), rows=10**9)]
+    limit = smallest_run_limit(hash_pool, tmp_path)
+    [failure] = failures(run_range(hash_pool, source, tmp_path, (0, 10), memory_limit_bytes=limit))
+    assert "finding repeated ids takes 9,000,000,000 bytes" in failure.reason
+
+
+def test_file_of_ranges_has_the_columns_of_an_undivided_one(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    """The first range has numbers and the second one nulls alone in a column that travels with the rows."""
+    table = pa.table({"id": range(450), "text": [row[1] for row in BIG], "price": [*range(240), *[None] * 210]})
+    path = tmp_path / "c" / "category=big" / "part-0.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(table, path, row_group_size=60)
+    source = open_source(tmp_path / "c", selection=Selection(carried=("price",)))
+    for output, ranges in (("undivided", [()]), ("o", HALVES)):
+        for rows in ranges:
+            run = make_run(hash_pool, source, tmp_path / output, ranges=ranges_of(source, rows) if rows else [])
+            assert not failures(finish(run))
+    name = file_name(hash_pool.space.name, "big")
+    one, other = (pq.read_table(tmp_path / output / name) for output in ("undivided", "o"))
+    assert one.equals(other) and one["price"].null_count == 210 and one["id"].type == pa.int64()
+    facts = (read_facts(pq.read_metadata(tmp_path / output / name)) for output in ("undivided", "o"))
+    assert len({of_any_run(each) for each in facts}) == 1
+
+
+def test_one_run_of_all_ranges_and_other_partitions(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+    write_partition(catalog, "small", BIG[:10])
+    source, output = open_source(catalog), tmp_path / "o"
+    ranges = ranges_of((partition for partition in source if partition.key == "big"), *HALVES)
+    run = completed(make_run(hash_pool, source, output, ranges=ranges))
+    report = run.report
+    assert (report.partitions_written, report.texts_encoded, report.texts_reused, run.failed) == (2, 460, 0, False)
+    for key, rows in (("big", BIG), ("small", BIG[:10])):
+        assert_embedded(output, run.space.name, key, rows)
+
+
+def test_undivided_run_completes_ranges(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+    source, output = open_source(catalog), tmp_path / "o"
+    run_range(hash_pool, source, output, (100, 350))
+    run = completed(make_run(hash_pool, source, output))
+    assert (run.report.texts_reused, run.report.texts_encoded) == (250, 200)
+    assert_complete(output, run.space.name)
+
+
+def test_range_takes_segments_of_other_borders_within_it(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+    source, output = open_source(catalog), tmp_path / "o"
+    assert failures(finish(make_run(hash_pool, source, FullStore(output), Thresholds(1, 90))))
+    staged(output)[90, 180].unlink()
+    for rows, encoded in (((0, 150), 60), ((150, 450), 30)):
+        run = completed(make_run(hash_pool, source, output, ranges=ranges_of(source, rows)))
+        assert (run.report.texts_encoded, run.failed) == (encoded, False)
+    assert_complete(output, hash_pool.space.name)
+
+
+def test_damaged_rows_of_another_range_are_named_and_its_next_run_encodes_them(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
+) -> None:
+    source, output = open_source(catalog), tmp_path / "o"
+    run_range(hash_pool, source, output, HALVES[0])
+    staged(output)[100, 200].write_bytes(b"")
+    [failure] = failures(run_range(hash_pool, source, output, HALVES[1]))
+    assert failure.transient and "all of its rows are staged, and some cannot be used: " in failure.reason
+    assert "/100-200.parquet' cannot be read because" in failure.reason
+    run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[0]))
+    assert not failures(finish(run))
+    assert run.report.texts_encoded == 100
+    assert_complete(output, hash_pool.space.name)
+
+
+def test_rows_that_changed_under_one_version_since_they_were_staged_are_encoded_anew(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    before, after = ([replace(partition_of("big", rows), rows=450)] for rows in (numbered_rows("old", 450), BIG))
+    run_range(hash_pool, before, tmp_path, HALVES[0])
+    run = make_run(hash_pool, after, tmp_path, ranges=ranges_of(after, HALVES[1]))
+    assert not failures(finish(run))
+    assert run.report.texts_encoded == 210 + 450
+    assert_complete(tmp_path, run.space.name)
+
+
+@pytest.mark.parametrize("new", [5, 0])
+def test_ranges_take_vectors_of_the_old_file(hash_pool: EncoderPool, catalog: Path, tmp_path: Path, new: int) -> None:
+    source, output, rows = open_source(catalog), tmp_path / "o", [*BIG[new:], *numbered_rows("new", new)]
+    completed(make_run(hash_pool, source, output))
+    write_big(catalog, rows, "v2")
+    runs = [completed(make_run(hash_pool, source, output, ranges=ranges_of(source, half))) for half in HALVES]
+    assert [run.report.partitions_written for run in runs] == [0, 1], "no range reads all to see whether it is the same"
+    assert sum(run.report.texts_encoded for run in runs) == new
+    assert assert_complete(output, hash_pool.space.name, rows).source_version == "v2"
+
+
+def test_rows_staged_with_wrong_old_vectors_are_not_used(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That they are wrong shows after some of them were staged, by an earlier run and by this one."""
+    source, output = open_source(catalog), tmp_path / "o"
+    completed(make_run(hash_pool, source, output))
+    rewrite(output / file_name(hash_pool.space.name, "big"), lambda table: with_vectors(table, lambda matrix: -matrix))
+    write_big(catalog, BIG[::-1], "v2")
+
+    def last_of_many(_: PreviousRows, rows: int) -> np.ndarray:
+        return np.arange(rows) == (rows - 1 if rows > 100 else -1)
+
+    monkeypatch.setattr(PreviousRows, "_sample", last_of_many)
+    run_range(hash_pool, source, output, (0, 100))
+    assert sorted(staged(output)) == [(0, 100)]
+    for half in HALVES:
+        run = make_run(hash_pool, source, output, Thresholds(1, 50), ranges=ranges_of(source, half))
+        assert not failures(finish(run))
+    assert_complete(output, hash_pool.space.name, BIG[::-1])
+
+
+def test_ranges_meet_in_a_bucket(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, object_server: ObjectServer
+) -> None:
+    source = open_source(catalog)
+    for half in HALVES:
+        assert not failures(run_range(hash_pool, source, open_bucket(object_server), half))
+    keys = object_server.objects()
+    assert not [key for key in keys if STAGING in key]
+    for key in keys:
+        path = tmp_path / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(object_server.content(key))
+    assert_complete(tmp_path / "out", hash_pool.space.name)
