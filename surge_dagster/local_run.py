@@ -24,7 +24,7 @@ from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.readers.removed_partitions import find_removed, record_removed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
-from surge_dagster.engine.sources.partition import Partition, Source
+from surge_dagster.engine.sources.partition import Partition, PartitionRange, Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
@@ -140,7 +140,11 @@ class _CatalogRuns:
         return self.settings.open_source()
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        outputs: OutputState | None = None,
+        ranges: Sequence[PartitionRange] = (),
     ) -> EmbeddingRun:
         settings = self.settings
         return EmbeddingRun(
@@ -151,6 +155,7 @@ class _CatalogRuns:
             catalog=self.record,
             force=self.force,
             outputs=outputs,
+            ranges=ranges,
             include_text=settings.include_text,
             observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
             file_format=settings.format,

@@ -52,30 +52,30 @@ BUDGETS: dict[str, int] = {
     "commands": 910,
     "demo": 180,
     "definitions": 110,
-    "local_run": 255,
+    "local_run": 262,
     "terminal": 120,
     "catalogs": 420,
     "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_500,
+    "orchestration": 3_515,
     "event_storage": 90,
     "resources": 370,
     "service": 3_680,
-    "cluster": 650,
+    "cluster": 720,
     "config": 695,
     "consumers": 930,
     "engine.derived": 700,
     "engine.feed": 740,
     "engine.inference": 1_375,
-    "engine.plan": 1_260,
+    "engine.plan": 1_295,
     "engine.readers": 600,
     "engine.remote": 500,
     "engine.tables": 1_480,
     "engine.verify": 630,
-    "engine.run": 3_970,
+    "engine.run": 4_140,
     "engine.output": 770,
     "engine.encoder": 3_840,
-    "engine.sources": 2_260,
+    "engine.sources": 2_365,
     "engine.files": 1_090,
     "engine.model": 1_140,
     "engine.store": 1_490,
@@ -185,9 +185,9 @@ def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
 def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
-    assert core <= 15_700
-    assert product <= 36_800
-    assert lines_of(ROOT / "tests") <= 41_900
+    assert core <= 15_970  # 270 of them let several runs encode ranges of one partition
+    assert product <= 37_200
+    assert lines_of(ROOT / "tests") <= 42_600
     assert lines_of(ROOT / "benchmarks") <= 6_330
 
 

@@ -43,7 +43,7 @@ class Cluster(Protocol[T]):
         """Those that can encode now, by name; others are started meanwhile."""
         ...
 
-    def embed(self, machine: str, keys: Sequence[str], *, again: bool) -> T: ...
+    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> T: ...
 
     def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
         """Those that are done, after the first of them or so many seconds."""
@@ -119,6 +119,7 @@ class ClusterRun(Generic[T]):
         self._local = runs.new_run(self._partitions, pool)
         self._begun = time.perf_counter()
         self._under: dict[T, _Under] = {}
+        self._told = set[str]()  # keys of due partitions that have a receipt or a failure
 
     @property
     def space(self) -> Space:
@@ -159,7 +160,7 @@ class ClusterRun(Generic[T]):
                 if due:
                     self.preparing = "the machines are starting"
                     with contextlib.closing(self._connect()) as cluster:
-                        yield from self._embed(cluster, Stretches(due))
+                        yield from self._embed(cluster, Stretches(due, divides=not self._force))
                 else:
                     self._local.end_without_encoding({partition.key for partition in self._partitions})
         finally:
@@ -199,7 +200,7 @@ class ClusterRun(Generic[T]):
             if stretch is None:
                 break
             again = stretch.attempts > 0 or any(under.stretch is stretch for under in self._under.values())
-            task = cluster.embed(name, stretch.keys, again=again)
+            task = cluster.embed(name, stretch, again=again)
             self._under[task] = _Under(name, stretch, time.monotonic())
         self.preparing = f"{counted(len(self._under), 'machine')} at work"
 
@@ -219,18 +220,34 @@ class ClusterRun(Generic[T]):
                 reason = (
                     f"{key!r} ended every machine that had it, at last so: {lost}. Correct the cause, then run again."
                 )
-                yield from self._counted([Failure(key, reason)])
+                yield from self._counted(self._new([Failure(key, reason)], left))
             return
-        if under.stretch.is_done:
+        stretch, work = under.stretch, self.work[under.machine]
+        work.seconds += time.monotonic() - under.begun
+        work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
+        yield from self._counted(self._new(outcome.events, left))
+        if stretch.is_done:
             return
-        under.stretch.is_done = not outcome.stopped
+        stretch.is_done = True
         for other in others:
             cluster.stop(other.machine)
-        work = self.work[under.machine]
-        work.stretches, work.seconds = work.stretches + 1, work.seconds + time.monotonic() - under.begun
-        work.weight += under.stretch.weight
-        work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
-        yield from self._counted(replace_fresh(outcome.events))
+        work.stretches, work.weight = work.stretches + 1, work.weight + stretch.weight
+        untold = tuple(key for key in stretch.keys if key not in self._told)
+        if outcome.stopped and untold:  # by a call that was meant for a stretch before it
+            left.put_back(replace(stretch, keys=untold, is_done=False, attempts=stretch.attempts - 1))
+        elif untold and stretch.ranges:
+            left.end_range(untold[0])
+
+    def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
+        """Those that nobody has told of; a fresh partition was published by a machine that could not say so."""
+        for event in events:
+            if isinstance(event, SuperBatchReport):
+                yield event
+            elif event.key not in self._told:
+                self._told.add(event.key)
+                left.drop(event.key)
+                is_fresh = isinstance(event, Receipt) and event.action == "fresh"
+                yield replace(event, action="encoded") if is_fresh else event
 
     def _counted(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
@@ -252,10 +269,3 @@ class ClusterRun(Generic[T]):
         report.device, report.hardware, report.precision = facts.device, facts.hardware, facts.precision
         report.workers = sum(work.facts.workers for work in self.work.values())
         log.info("%s encodes: %s, %s", facts.host, facts.device, counted(facts.workers, "worker"))
-
-
-def replace_fresh(events: Iterable[Event]) -> Iterator[Event]:
-    """A due partition that a machine found fresh was published by one that was lost before it could say so."""
-    for event in events:
-        is_fresh = isinstance(event, Receipt) and event.action == "fresh"
-        yield replace(event, action="encoded") if is_fresh else event

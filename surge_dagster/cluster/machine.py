@@ -17,7 +17,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.version import __version__
 
 
@@ -29,7 +29,11 @@ class CatalogRuns(Protocol):
     def list_partitions(self) -> Iterable[Partition]: ...
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        outputs: OutputState | None = None,
+        ranges: Sequence[PartitionRange] = (),
     ) -> EmbeddingRun: ...
 
 
@@ -77,10 +81,13 @@ class Machine:
             pool.workers,
         )
 
-    def embed(self, keys: Sequence[str], *, again: bool = False) -> StretchOutcome:
+    def embed(
+        self, keys: Sequence[str], ranges: Sequence[PartitionRange] = (), *, again: bool = False
+    ) -> StretchOutcome:
         """Embed these partitions of the source.
 
         Args:
+            ranges: of partitions that are not meant as a whole.
             again: another machine had them, and may have published some; else the output is listed once only.
         """
         if not self._partitions.keys() >= set(keys):
@@ -93,7 +100,7 @@ class Machine:
             for key in keys
             if key not in self._partitions
         ]
-        run = self._run = self._runs.new_run(known, self._pool, self._outputs)
+        run = self._run = self._runs.new_run(known, self._pool, self._outputs, ranges)
         with contextlib.closing(run.events()) as events:
             return StretchOutcome([*gone, *events], run.stopped)
 

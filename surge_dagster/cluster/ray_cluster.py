@@ -15,6 +15,7 @@ from typing import Any
 
 from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.cluster.machine import CatalogRuns, Machine, MachineFacts, StretchOutcome, require_alike
+from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
 
@@ -80,8 +81,8 @@ class RayCluster:
             )
         return dict(self._facts)
 
-    def embed(self, machine: str, keys: Sequence[str], *, again: bool) -> tuple[str, Any]:
-        return machine, self._actors[machine].embed.remote(list(keys), again=again)
+    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> tuple[str, Any]:
+        return machine, self._actors[machine].embed.remote(stretch.keys, stretch.ranges, again=again)
 
     def wait(self, tasks: Sequence[tuple[str, Any]], seconds: float) -> list[tuple[str, Any]]:
         if not tasks:

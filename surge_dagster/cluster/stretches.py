@@ -3,20 +3,26 @@
 A machine gets what it does in about half a minute, by what it has done so far; the largest partitions go first, and
 towards the end stretches shrink, so that all machines end at about the same time. A machine that asks when nothing is
 left gets a copy of the oldest stretch under way: two writers of one file do no harm, and who is first counts.
+
+A partition of several stretches is divided into ranges of its rows, so that it keeps no other machine waiting. Which of
+them stages the last one assembles the file; if none did, the partition is handed out whole, and its rows are staged.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.plan.ranges import divide
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
 STRETCH_SECONDS = 30.0
 _LEAST_SECONDS = 3.0  # each stretch costs a run's beginning and end
 _FIRST_SPEED = 128 << 10  # of a machine whose speed is not known yet, in bytes of text per second
 # Of the work that is left, what each machine gets at most, as `factoring` of parallel loops does.
 _SHARES = 2
+_DIVIDED = 2  # a partition of so many stretches is divided
 _MOST_ATTEMPTS = 3
 # What publishing a file costs beside its texts, and the size of a row whose partition has only a row count; both in
 # bytes of text.
@@ -30,40 +36,77 @@ class Stretch:
     Attributes:
         weight: of all of them, in bytes of text.
         attempts: machines that were lost with it.
+        ranges: of the only partition, the rows that are meant; () for all.
     """
 
     keys: tuple[str, ...]
     weight: int
     attempts: int = 0
+    ranges: tuple[PartitionRange, ...] = ()
     is_done: bool = field(default=False)
 
 
 class Stretches:
-    """The partitions that no machine has, the largest last."""
+    """The partitions that no machine has, the largest last.
 
-    def __init__(self, partitions: Iterable[Partition]) -> None:
-        self._weights = {partition.key: weight_of(partition) for partition in partitions}
+    Args:
+        divides: whether large partitions are divided.
+    """
+
+    def __init__(self, partitions: Iterable[Partition], *, divides: bool = True) -> None:
+        self._partitions = {partition.key: partition for partition in partitions}
+        self._weights = {key: weight_of(partition) for key, partition in self._partitions.items()}
         self._left = sorted(self._weights, key=lambda key: self._weights[key])
         self._left_weight = sum(self._weights.values())
         self._returned: list[Stretch] = []
+        self._divides = divides
+        self._ranges_left = Counter[str]()
 
     def __bool__(self) -> bool:
         return bool(self._left or self._returned)
 
     def next(self, bytes_per_second: float | None, machines: int) -> Stretch | None:
         """What a machine of this speed does now; None when nothing is left."""
-        if self._returned:
-            return self._returned.pop(0)
-        if not self._left:
-            return None
-        speed = bytes_per_second or _FIRST_SPEED
-        most = max(_LEAST_SECONDS * speed, min(STRETCH_SECONDS * speed, self._left_weight / (_SHARES * machines)))
+        if not self._returned and self._left:
+            speed = bytes_per_second or _FIRST_SPEED
+            most = max(_LEAST_SECONDS * speed, min(STRETCH_SECONDS * speed, self._left_weight / (_SHARES * machines)))
+            if not (self._divides and machines > 1 and self._divide_largest(most)):
+                return self._take(most)
+        return self._returned.pop(0) if self._returned else None
+
+    def _take(self, most: float) -> Stretch:
         keys, weight = list[str](), 0
         while self._left and (not keys or weight + self._weights[self._left[-1]] <= most):
             keys.append(self._left.pop())
             weight += self._weights[keys[-1]]
         self._left_weight -= weight
         return Stretch(tuple(keys), weight)
+
+    def _divide_largest(self, most: float) -> bool:
+        key = self._left[-1]
+        partition, weight = self._partitions[key], self._weights[key]
+        if weight < _DIVIDED * most or not partition.rows:
+            return False
+        ranges = divide(partition, max(1, round(partition.rows * most / weight)))
+        if ranges:
+            self._left.pop()
+            self._left_weight -= weight
+            self._ranges_left[key] = len(ranges)
+            self._returned += [
+                Stretch((key,), weight * (each.stop - each.start) // partition.rows, ranges=(each,)) for each in ranges
+            ]
+        return bool(ranges)
+
+    def end_range(self, key: str) -> None:
+        """A range of a partition is staged; after the last one the partition is handed out as a whole."""
+        self._ranges_left[key] -= 1
+        if not self._ranges_left[key]:
+            self._returned.append(Stretch((key,), FILE_BYTES))
+
+    def drop(self, key: str) -> None:
+        """Hand out no more ranges of a partition."""
+        self._returned = [stretch for stretch in self._returned if not (stretch.ranges and stretch.keys == (key,))]
+        self._ranges_left[key] = 0
 
     def put_back(self, stretch: Stretch) -> str | None:
         """Take back a stretch whose machine was lost.
@@ -74,7 +117,7 @@ class Stretches:
             The key of this partition, which is given up; else None.
         """
         if stretch.attempts + 1 < _MOST_ATTEMPTS:
-            self._returned.append(Stretch(stretch.keys, stretch.weight, stretch.attempts + 1))
+            self._returned.append(replace(stretch, attempts=stretch.attempts + 1))
         elif len(stretch.keys) == 1:
             return stretch.keys[0]
         else:

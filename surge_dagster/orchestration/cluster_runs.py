@@ -18,7 +18,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
@@ -64,11 +64,15 @@ class ResourceRuns:
         return CatalogSource(**self.catalog).open()
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        outputs: OutputState | None = None,
+        ranges: Sequence[PartitionRange] = (),
     ) -> EmbeddingRun:
         resources = CatalogResources(CatalogSource(**self.catalog), Encoder(**self.encoder), OutputStore(**self.output))
         store = resources.output.open()
-        return run_of(resources, partitions, store, pool, force=self.force, outputs=outputs)
+        return run_of(resources, partitions, store, pool, force=self.force, outputs=outputs, ranges=ranges)
 
 
 def run_of(
@@ -79,6 +83,7 @@ def run_of(
     *,
     force: bool,
     outputs: OutputState | None = None,
+    ranges: Sequence[PartitionRange] = (),
 ) -> EmbeddingRun:
     """A run in this process."""
     encoder, output = resources.encoder, resources.output
@@ -90,6 +95,7 @@ def run_of(
         catalog=resources.catalog.catalog_record(),
         force=force,
         outputs=outputs,
+        ranges=ranges,
         include_text=output.include_text,
         observer=ChangeFeed(always=output.changes, keep_days=output.keep_changes_days),
         file_format=output.format,

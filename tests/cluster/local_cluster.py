@@ -11,12 +11,14 @@ from pathlib import Path
 
 from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
 from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome
+from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.support.waiting import in_background
+from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import make_run
 from tests.small_catalogs import Rows, partition_of
 
@@ -38,9 +40,30 @@ class SmallRuns:
         return [partition_of(key, rows) for key, rows in self.catalog.items()]
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, outputs: OutputState | None = None
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        outputs: OutputState | None = None,
+        ranges: Sequence[PartitionRange] = (),
     ) -> EmbeddingRun:
-        return make_run(pool, partitions, self.output, outputs=outputs)
+        return make_run(pool, partitions, self.output, outputs=outputs, ranges=ranges)
+
+
+@dataclass(frozen=True)
+class FolderRuns(SmallRuns):
+    """Over a catalog on disk, in `output`/catalog."""
+
+    def list_partitions(self) -> list[Partition]:
+        return list(open_source(self.output / "catalog"))
+
+    def new_run(
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        outputs: OutputState | None = None,
+        ranges: Sequence[PartitionRange] = (),
+    ) -> EmbeddingRun:
+        return make_run(pool, partitions, self.output / "output", outputs=outputs, ranges=ranges)
 
 
 @dataclass(eq=False)
@@ -56,7 +79,7 @@ class LocalCluster:
     runs: SmallRuns
     names: list[str]
     before: Callable[[str, Sequence[str]], None] = lambda machine, keys: None
-    given: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    given: list[tuple[str, Stretch]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     closed: threading.Event = field(default_factory=threading.Event)
     _machines: dict[str, Machine] = field(default_factory=dict)
@@ -67,12 +90,12 @@ class LocalCluster:
                 self._machines[name] = Machine(self.runs)
         return {name: self._machines[name].facts() for name in self.names}
 
-    def embed(self, machine: str, keys: Sequence[str], *, again: bool) -> Task:
-        self.given.append((machine, tuple(keys)))
+    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> Task:
+        self.given.append((machine, stretch))
 
         def work() -> StretchOutcome:
-            self.before(machine, keys)
-            return self._machines[machine].embed(keys, again=again)
+            self.before(machine, stretch.keys)
+            return self._machines[machine].embed(stretch.keys, stretch.ranges, again=again)
 
         return machine, in_background(work, "test-machine")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy, weight_of
+from surge_dagster.engine.sources.partition import RowBatch
 from tests.small_catalogs import partition_of
 
 
@@ -63,3 +66,30 @@ def test_copies_are_of_the_oldest_stretch_that_one_machine_has_alone() -> None:
     assert oldest_copy([first, second, first]) is second
     first.is_done = True
     assert oldest_copy([first]) is None
+
+
+def test_divided_partition_is_handed_out_whole_after_its_last_range_unless_it_was_told_of() -> None:
+    def read(start: int, stop: int) -> Iterator[RowBatch]:
+        raise AssertionError("nothing is read to divide it")
+
+    large = replace(partition_of("large", []), rows=1_000, text_bytes=80 << 20, read_range=read)
+    for told in (False, True):
+        left = Stretches([large, partition_of("small", [])])
+        given_ranges = list[tuple[int, int]]()
+        stretch = left.next(None, 2)
+        while stretch is not None and stretch.ranges:
+            given_ranges += [(part.start, part.stop) for part in stretch.ranges]
+            if told and len(given_ranges) == 3:
+                left.drop("large")
+            elif not told:
+                left.end_range("large")
+            stretch = left.next(None, 2)
+        assert given_ranges[0][0] == 0 and all(one[1] == two[0] for one, two in pairwise(given_ranges))
+        rest = list[tuple[str, ...]]()
+        while stretch is not None:
+            rest.append(stretch.keys)
+            stretch = left.next(None, 2)
+        assert sorted(rest) == ([("small",)] if told else [("large",), ("small",)])
+        assert told or given_ranges[-1][1] == 1_000
+    for whole in (Stretches([large]).next(None, 1), Stretches([large], divides=False).next(None, 2)):
+        assert whole is not None and not whole.ranges, "one machine gains nothing, and rows encoded anew are not staged"
