@@ -196,7 +196,8 @@ class ClusterRun(Generic[T]):
         for name in machines.keys() - busy:
             stretch = left.next(self.work[name].bytes_per_second, len(machines))
             if stretch is None and self._under:
-                stretch = oldest_copy([under.stretch for under in self._under.values()])
+                now = time.monotonic()
+                stretch = oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
             if stretch is None:
                 break
             again = stretch.attempts > 0 or any(under.stretch is stretch for under in self._under.values())

@@ -127,9 +127,15 @@ class Stretches:
         return None
 
 
-def oldest_copy(running: Sequence[Stretch]) -> Stretch | None:
-    """The stretch under way that began first, of those that one machine has alone; they are in the order of begin."""
-    return next((stretch for stretch in running if not stretch.is_done and running.count(stretch) == 1), None)
+def oldest_copy(running: Sequence[tuple[Stretch, float]]) -> Stretch | None:
+    """The stretch that is under way for longest, at one machine alone, and longer than the shortest takes.
+
+    Args:
+        running: with the seconds since it was begun.
+    """
+    alone = Counter(id(stretch) for stretch, _ in running)
+    slow = [each for each in running if alone[id(each[0])] == 1 and not each[0].is_done and each[1] >= _LEAST_SECONDS]
+    return max(slow, key=lambda each: each[1], default=(None, 0.0))[0]
 
 
 def weight_of(partition: Partition) -> int:

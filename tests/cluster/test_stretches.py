@@ -62,10 +62,11 @@ def test_stretch_that_ends_every_machine_is_divided_until_one_partition_is_left(
 
 def test_copies_are_of_the_oldest_stretch_that_one_machine_has_alone() -> None:
     first, second, third = (Stretch((key,), 1) for key in "abc")
-    assert oldest_copy([first, second, third]) is first
-    assert oldest_copy([first, second, first]) is second
+    assert oldest_copy([(second, 8.0), (first, 9.0), (third, 5.0)]) is first
+    assert oldest_copy([(first, 9.0), (second, 8.0), (first, 1.0)]) is second
+    assert oldest_copy([(first, 2.9)]) is None, "as long as any stretch takes"
     first.is_done = True
-    assert oldest_copy([first]) is None
+    assert oldest_copy([(first, 9.0)]) is None
 
 
 def test_divided_partition_is_handed_out_whole_after_its_last_range_unless_it_was_told_of() -> None:
