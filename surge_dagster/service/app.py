@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -86,6 +86,8 @@ class _Endpoints:
     def __init__(self, spaces: ServedSpaces, settings: ServiceSettings) -> None:
         self._spaces, self._settings = spaces, settings
         self._encoding = set[asyncio.Future[Encoded]]()
+        # Of their own, so that large requests keep no answer waiting. Two, since tokens are counted in parallel.
+        self._accepting = ThreadPoolExecutor(2, "surge-accept")
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
         self._document = openapi_document(needs_key=self.keys is not None)
@@ -102,13 +104,14 @@ class _Endpoints:
         body = await read_body(request, self._settings)
         received_at = time.monotonic()
         is_large = len(body) > _LARGE_BODY
-        asked = await asyncio.to_thread(parse_request, body) if is_large else parse_request(body)
+        loop = asyncio.get_running_loop()
+        asked = await loop.run_in_executor(self._accepting, parse_request, body) if is_large else parse_request(body)
         served = self._spaces.find(asked.model)
         task = asked.input_type or task
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
         accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True, received_at=received_at)
-        future = await asyncio.to_thread(accept) if is_large else accept()
+        future = await loop.run_in_executor(self._accepting, accept) if is_large else accept()
         encoded = await self._result_of(future, request)
 
         def write() -> bytes:

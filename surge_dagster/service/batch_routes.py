@@ -85,9 +85,11 @@ async def _uploaded(request: Request, batches: Batches) -> FileObject:
             if purpose not in PURPOSES:
                 message = f"The field 'purpose' is {reprlib.repr(purpose)}: expected 'batch'."
                 raise ClientError(400, message, "invalid_value", "purpose")
-            return await asyncio.to_thread(batches.files.upload, file.filename or "", str(purpose), file.file)
-    except HTTPException as error:
-        raise ClientError(400, f"The form cannot be read: {error.detail}", "invalid_form") from None
+            name = (file.filename or "").encode("utf-8", "replace").decode()  # surrogates are in no record
+            return await asyncio.to_thread(batches.files.upload, name, str(purpose), file.file)
+    except (HTTPException, UnicodeError, LookupError) as error:  # the form may name any encoding
+        reason = error.detail if isinstance(error, HTTPException) else error
+        raise ClientError(400, f"The form cannot be read: {reason}", "invalid_form") from None
 
 
 async def _created(body: bytes, batches: Batches, task: Task) -> Batch:

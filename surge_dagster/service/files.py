@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 import secrets
 import shutil
 import time
@@ -59,7 +60,7 @@ class Records(Generic[R]):
 
     def get(self, id: str) -> R:
         """Raises `ClientError` (404) where there is none."""
-        if re.fullmatch(rf"{self._prefix}[0-9a-f]{{24}}[\w-]*", id, re.ASCII):
+        if re.fullmatch(rf"{self._prefix}[0-9a-f]{{24}}[\w-]{{0,16}}", id, re.ASCII):
             try:
                 return self._kind.model_validate_json((self.folder / f"{id}.json").read_bytes())
             except FileNotFoundError:
@@ -85,8 +86,10 @@ class Records(Generic[R]):
     def page(self, query: Mapping[str, str]) -> Page[R]:
         """What OpenAI's API answers to `after`, `limit`, `order` and `purpose`; the newest come first."""
         limit, after, purpose = query.get("limit", str(_MOST_LISTED)), query.get("after"), query.get("purpose")
-        if not limit.isdecimal() or not 1 <= int(limit) <= _MOST_LISTED:
-            raise ClientError(400, f"limit is {limit!r}: expected 1 to {_MOST_LISTED:,}.", "invalid_value", "limit")
+        if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= _MOST_LISTED:
+            raise ClientError(
+                400, f"limit is {reprlib.repr(limit)}: expected 1 to {_MOST_LISTED:,}.", "invalid_value", "limit"
+            )
         found = [record for record in self.all() if not purpose or getattr(record, "purpose", None) == purpose]
         if query.get("order") == "asc":
             found = [record for record in found if not after or record.id > after]

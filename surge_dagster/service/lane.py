@@ -244,6 +244,7 @@ class Lane:
             if request.is_answered:
                 return
             request.is_answered = True
+            self._count_lateness(request)
         request.future.set_running_or_notify_cancel()
 
     # Below runs in the lane's own thread.
@@ -342,14 +343,17 @@ class Lane:
             if request.is_answered:
                 return
             request.is_answered = True
-            seconds = self._clock() - request.accepted_at
-            self.broken_promises += self.promise is not None and seconds > self.promise.promised_seconds
+            self._count_lateness(request)
         if not request.future.set_running_or_notify_cancel():
             return  # it was cancelled just now
         if error is not None:
             request.future.set_exception(error)
         else:
             request.future.set_result(Encoded(request.vectors, request.tokens, request.truncated))
+
+    def _count_lateness(self, request: Request) -> None:
+        seconds = self._clock() - request.accepted_at
+        self.broken_promises += self.promise is not None and seconds > self.promise.promised_seconds
 
     def _answer_all(self, error: SurgeError) -> None:
         with self._changed:

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 _MOST_ARENAS, _MOST_SLOTS, _MOST_JOBS, _MOST_BYTES = 16, 64, 64, 1 << 40
 _MOST_DESCRIPTORS, _MOST_SAMPLES, _MOST_CHARACTERS = 4, 1_000, 400  # of a message; the characters are of one reason
 _LOOK_SECONDS = 0.1
+_SILENT_SECONDS = 10  # in which a run reads none of what it is sent
 _KEYS = itertools.count(-1, -1)  # other ones than arenas of this process have
 
 
@@ -101,6 +103,8 @@ class ServedRun:
         self.connection = connection
         self._pool_of, self._turns_of = pool_of, turns_of
         self._process, self._user = peer(connection)
+        patience = struct.pack("ll", _SILENT_SECONDS, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._sending = threading.Lock()
         self._space: Space | None = None
         self._turns: Turns | None = None
@@ -220,12 +224,13 @@ class ServedRun:
         try:
             while not is_over:
                 is_over = job.done.wait(TURN_SECONDS / 2) and not slot.pins
+                if is_over:  # before anything is sent, which takes as long as the run reads nothing
+                    turns.end(self, job)
                 ranges = job.encoded[sent:]
                 sent += len(ranges)
                 self._send("progress", job=number, finished=job.finished_rows, encoded=ranges)
                 if job.done.is_set() and not is_over:
                     time.sleep(_LOOK_SECONDS)
-            turns.end(self, job)
             if job.error is not None and turns.dispatcher.failure is not None:
                 raise job.error  # not of this job: another service, or the run itself, can encode it
             del self._jobs[number]
@@ -239,7 +244,11 @@ class ServedRun:
 
     def _send(self, op: str, **facts: Any) -> None:
         with self._sending, contextlib.suppress(OSError):  # that the run has ended is noticed in one place only
-            protocol.send(self.connection, {"op": op} | facts)
+            try:
+                protocol.send(self.connection, {"op": op} | facts)
+            except BlockingIOError:
+                shut_down(self.connection)
+                log.warning("the run of process %d reads nothing, and is no longer served", self._process)
 
 
 def _result(job: Job) -> protocol.Message:

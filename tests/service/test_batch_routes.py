@@ -147,6 +147,30 @@ def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(client: TestClien
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", f"/v1/files?limit={'9' * 5_000}"), ("GET", f"/v1/batches?limit={'9' * 5_000}")]
+    + [(method, f"/v1/files/file-{'0' * 24}{'a' * 300}") for method in ("GET", "DELETE")],
+)
+def test_numbers_and_ids_of_any_length_are_refused(client: TestClient, method: str, path: str) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code in (400, 404) and len(answer.json()["error"]["message"]) < 500
+
+
+@pytest.mark.parametrize(("charset", "status"), [("unicode_escape", 200), ("undefined", 400)])
+def test_form_in_any_encoding_is_read_or_refused(client: TestClient, tmp_path: Path, charset: str, status: int) -> None:
+    kind = f"multipart/form-data; boundary=b; charset={charset}"
+    name = "\\ud800" if status == 200 else "é"
+    body = (
+        f'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: form-data; '
+        f'name="file"; filename="{name}"\r\n\r\n{{}}\r\n--b--\r\n'
+    )
+    answer = client.post("/v1/files", content=body.encode(), headers={"content-type": kind})
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert client.get(f"/v1/files/{answer.json()['id']}").json()["filename"] == "?"
+
+
 def test_service_without_a_folder_says_what_to_set(spaces: FakeSpaces) -> None:
     client = TestClient(service_app(spaces.as_served(), ServiceSettings()))
     for method, path in (("GET", "/v1/files"), ("POST", "/documents/v1/batches"), ("DELETE", "/v1/files/file-1")):

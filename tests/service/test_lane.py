@@ -197,6 +197,11 @@ def test_promise_counts_from_the_moment_at_which_a_request_was_received(tmp_path
         (tmp_path / "go").touch()
         held.result()
         assert lane.broken_promises == 1
+        held = lane.accept([f"wait {tmp_path / 'never'}"], received_at=clock.now)
+        clock.now += lane.promise.promised_seconds + 0.001
+        held.cancel()
+        assert lane.broken_promises == 2, "also when the client has gone before"
+        (tmp_path / "never").touch()
 
 
 def test_lane_is_not_alive_while_its_pass_hangs_or_its_worker_is_being_loaded(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.remote.connection import SEALS, requirements
 from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.store import open_store
+from surge_dagster.service.served_run import ServedRun
 from surge_dagster.service.server import ServiceServer, run_service
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.space_lanes import LaneSettings
@@ -165,6 +166,27 @@ def test_client_that_breaks_a_rule_is_ended_and_another_run_goes_on(
             (tmp_path / "gate").touch()
         assert call.result(60) is not None
         assert np.array_equal(slot.matrix(0, 2), hash_vectors(texts, 16))
+
+
+def test_run_that_reads_nothing_keeps_no_other_waiting(
+    service: tuple[Path, EncoderPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = ServedRun.__init__
+
+    def with_little_room(run: ServedRun, connection: socket.socket, *others: Any) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)  # the least that the kernel gives
+        begin(run, connection, *others)
+
+    path, pool = service
+    with monkeypatch.context() as patch:
+        patch.setattr(ServedRun, "__init__", with_little_room)
+        client = Client(path, pool)
+    client.encode(["a", "b"])
+    for number in range(1, 60):
+        client.send({"op": "encode", "job": number, "arena": 0, "slot": 0, "texts": 2, "chosen": None})
+    with remote_pool(path) as other, filled_slot(other, ["another run"]) as slot:
+        assert other.submit(slot).result(30) is not None
+    client.socket.close()
 
 
 def test_client_that_ends_leaves_its_memory_and_its_work(service: tuple[Path, EncoderPool], tmp_path: Path) -> None:
