@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_515,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_680,
+    "service": 3_700,
     "cluster": 720,
     "config": 695,
     "consumers": 930,
