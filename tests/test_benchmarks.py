@@ -82,6 +82,7 @@ def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
     assert 0 < document["list_seconds"] < document["seconds"]
 
 
+@pytest.mark.soak
 def test_sources_benchmark_counts_rows_and_requests(tmp_path: Path) -> None:
     sizes = ["--rows", "3000", "--keys", "20", "--partitions", "4"]
     document = run_benchmark("sources", *sizes, "--folder", str(tmp_path))
