@@ -35,6 +35,7 @@ def not_measured(document: dict[str, Any]) -> list[str]:
     return [aim["name"] for aim in document["targets"] if aim["measured"] is None]
 
 
+@pytest.mark.soak
 def test_output_benchmark_measures_every_aim_and_leaves_no_file(tmp_path: Path) -> None:
     folders = ["--memory-folder", str(tmp_path), "--disk-folder", str(tmp_path)]
     document = run_benchmark("output", "--quick", *folders)
@@ -98,6 +99,7 @@ def test_nightly_runs_encode_what_changed_and_equal_texts_once() -> None:
     assert (runs["distinct"]["texts_deduplicated"], runs["copies"]["texts_deduplicated"]) == (0, 26)
 
 
+@pytest.mark.soak
 def test_nightly_tables_get_the_changed_rows_alone() -> None:
     pytest.importorskip("lancedb", reason="not installed: the extra 'integrations'")
     sizes = ["--partitions=3", "--rows=100", "--table-pairs=1", "--dimension=8"]
