@@ -24,7 +24,7 @@ from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.readers.removed_partitions import find_removed, record_removed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
-from surge_dagster.engine.sources.partition import Partition, PartitionRange, Source
+from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
@@ -140,27 +140,22 @@ class _CatalogRuns:
         return self.settings.open_source()
 
     def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        outputs: OutputState | None = None,
-        ranges: Sequence[PartitionRange] = (),
+        self, partitions: Sequence[Partition], pool: EncoderPool, store: Store | None = None, **options: Any
     ) -> EmbeddingRun:
         settings = self.settings
         return EmbeddingRun(
             partitions,
-            settings.open_store(),
+            store or settings.open_store(),
             pool,
             settings.thresholds(),
             catalog=self.record,
             force=self.force,
-            outputs=outputs,
-            ranges=ranges,
             include_text=settings.include_text,
             observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
             file_format=settings.format,
             memory_limit_bytes=settings.memory_limit_bytes,
             grace_seconds=settings.grace_seconds,
+            **options,
         )
 
 
@@ -172,10 +167,15 @@ def run_catalog(
     partitions = list(catalog)
     if not partitions:
         complain(f"the source {catalog.url!r} has no rows, and so no partitions")
+    if settings.cluster != "none" and record.place == _FRAMES:
+        raise ConfigError(
+            "frames are in this process, and machines of a cluster cannot read them. Write them to files that all "
+            "machines reach, or set cluster to none"
+        )
     runs = _CatalogRuns(settings, record, force)
     with settings.encoder_pool() as pool:
         if settings.cluster == "none":
-            run = runs.new_run(partitions, pool)
+            run = runs.new_run(partitions, pool, store)
             events = learning(run, pool, store)
         else:
             connect = partial(RayCluster, settings.cluster, runs, pool.space)

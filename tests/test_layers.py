@@ -60,19 +60,19 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_515,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_700,
+    "service": 3_705,
     "cluster": 720,
     "config": 695,
     "consumers": 930,
     "engine.derived": 700,
     "engine.feed": 740,
     "engine.inference": 1_375,
-    "engine.plan": 1_295,
+    "engine.plan": 1_305,
     "engine.readers": 600,
     "engine.remote": 500,
     "engine.tables": 1_480,
     "engine.verify": 630,
-    "engine.run": 4_140,
+    "engine.run": 4_145,
     "engine.output": 770,
     "engine.encoder": 3_840,
     "engine.sources": 2_365,
@@ -185,7 +185,7 @@ def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
 def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
-    assert core <= 15_970  # 270 of them let several runs encode ranges of one partition
+    assert core <= 15_975  # 270 of them let several runs encode ranges of one partition
     assert product <= 37_200
     assert lines_of(ROOT / "tests") <= 42_600
     assert lines_of(ROOT / "benchmarks") <= 6_330

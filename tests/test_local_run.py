@@ -66,6 +66,12 @@ def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
     assert len(embedded("whole")) == 6
 
 
+def test_frames_are_refused_where_a_cluster_encodes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="machines of a cluster cannot read them"):
+        embed({"a": FRAME}, tmp_path / "out", cluster="auto", **COLUMNS, **MODEL)
+    assert not (tmp_path / "out").exists()
+
+
 def test_functions_that_open_frames_are_not_called_to_find_removed_partitions() -> None:
     shop: dict[str, Any] = {"output": "out", "catalog_name": "shop", "quiet": True, **COLUMNS, **MODEL}
     calls = list[str]()

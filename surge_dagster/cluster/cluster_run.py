@@ -148,21 +148,22 @@ class ClusterRun(Generic[T]):
         try:
             with gauge:
                 outputs = self._local.listed_outputs()
-                due = list[Partition]()
+                due, fresh_keys = list[Partition](), set[str]()
                 with contextlib.suppress(Cancelled):
                     for decision in decide(self._partitions, outputs, self._stop, force=self._force):
+                        if isinstance(decision, Receipt):
+                            fresh_keys.add(decision.key)
                         if isinstance(decision, Receipt | Failure):
-                            yield from self._counted([decision])
+                            yield self._counted(decision)
                         else:
                             due.append(decision.source)
                 if self.stopped:
                     return
+                self._local.keep_tidy(fresh_keys)
                 if due:
                     self.preparing = "the machines are starting"
                     with contextlib.closing(self._connect()) as cluster:
                         yield from self._embed(cluster, Stretches(due, divides=not self._force))
-                else:
-                    self._local.end_without_encoding({partition.key for partition in self._partitions})
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
             self.report.wall_seconds = time.perf_counter() - self._begun
@@ -212,7 +213,7 @@ class ClusterRun(Generic[T]):
         try:
             outcome = cluster.result(task)
         except MachineLost as lost:
-            if under.stretch.is_done or others:
+            if under.stretch.is_done or others or self._told.issuperset(under.stretch.keys):
                 return
             key = left.put_back(under.stretch)
             again = "given up" if key else "done again"
@@ -221,12 +222,12 @@ class ClusterRun(Generic[T]):
                 reason = (
                     f"{key!r} ended every machine that had it, at last so: {lost}. Correct the cause, then run again."
                 )
-                yield from self._counted(self._new([Failure(key, reason)], left))
+                yield from self._new([Failure(key, reason)], left)
             return
         stretch, work = under.stretch, self.work[under.machine]
         work.seconds += time.monotonic() - under.begun
         work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
-        yield from self._counted(self._new(outcome.events, left))
+        yield from self._new(outcome.events, left)
         if stretch.is_done:
             return
         stretch.is_done = True
@@ -243,26 +244,18 @@ class ClusterRun(Generic[T]):
         """Those that nobody has told of; a fresh partition was published by a machine that could not say so."""
         for event in events:
             if isinstance(event, SuperBatchReport):
-                yield event
+                yield self._counted(replace(event, index=self.report.superbatches))
             elif event.key not in self._told:
                 self._told.add(event.key)
                 left.drop(event.key)
                 is_fresh = isinstance(event, Receipt) and event.action == "fresh"
-                yield replace(event, action="encoded") if is_fresh else event
+                yield self._counted(replace(event, action="encoded") if is_fresh else event)
 
-    def _counted(self, events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            match event:
-                case SuperBatchReport():
-                    event = replace(event, index=self.report.superbatches)
-                    self.report.count_superbatch(event)
-                case Receipt():
-                    if event.action != "fresh":
-                        self.published.add(event.key)
-                    self.report.count_receipt(event, time.perf_counter() - self._begun)
-                case Failure():
-                    self.report.partitions_failed.append(event)
-            yield event
+    def _counted(self, event: Event) -> Event:
+        if isinstance(event, Receipt) and event.action != "fresh":
+            self.published.add(event.key)
+        self.report.count(event, time.perf_counter() - self._begun)
+        return event
 
     def _describe(self, facts: MachineFacts) -> None:
         report, space = self.report, self.space

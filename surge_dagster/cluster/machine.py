@@ -9,7 +9,7 @@ import contextlib
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
@@ -28,13 +28,9 @@ class CatalogRuns(Protocol):
 
     def list_partitions(self) -> Iterable[Partition]: ...
 
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        outputs: OutputState | None = None,
-        ranges: Sequence[PartitionRange] = (),
-    ) -> EmbeddingRun: ...
+    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+        """`options` go to `EmbeddingRun`, beside the settings."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class Machine:
             for key in keys
             if key not in self._partitions
         ]
-        run = self._run = self._runs.new_run(known, self._pool, self._outputs, ranges)
+        run = self._run = self._runs.new_run(known, self._pool, outputs=self._outputs, ranges=ranges)
         with contextlib.closing(run.events()) as events:
             return StretchOutcome([*gone, *events], run.stopped)
 

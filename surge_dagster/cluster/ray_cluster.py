@@ -65,13 +65,9 @@ class RayCluster:
         if time.monotonic() >= self._looked_at + _LOOK_SECONDS:
             self._looked_at = time.monotonic()
             self._look()
-        ready, _ = (
-            self._ray.wait(list(self._starting.values()), num_returns=len(self._starting), timeout=0)
-            if self._starting
-            else ([], [])
-        )
-        for node in [node for node, facts in self._starting.items() if facts in ready]:
-            self._welcome(node, self._starting.pop(node))
+        for node, facts in list(self._starting.items()):
+            if self._ray.wait([facts], timeout=0)[0]:
+                self._welcome(node, self._starting.pop(node))
         if self._facts or self._starting:
             self._without_since = time.monotonic()
         elif time.monotonic() > self._without_since + _PATIENCE_SECONDS:

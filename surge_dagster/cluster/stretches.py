@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from surge_dagster.engine.plan.ranges import divide
+from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
 STRETCH_SECONDS = 30.0
@@ -24,9 +25,6 @@ _FIRST_SPEED = 128 << 10  # of a machine whose speed is not known yet, in bytes 
 _SHARES = 2
 _DIVIDED = 2  # a partition of so many stretches is divided
 _MOST_ATTEMPTS = 3
-# What publishing a file costs beside its texts, and the size of a row whose partition has only a row count; both in
-# bytes of text.
-FILE_BYTES, _ROW_BYTES = 4096, 64
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +41,7 @@ class Stretch:
     weight: int
     attempts: int = 0
     ranges: tuple[PartitionRange, ...] = ()
-    is_done: bool = field(default=False)
+    is_done: bool = False
 
 
 class Stretches:
@@ -136,10 +134,3 @@ def oldest_copy(running: Sequence[tuple[Stretch, float]]) -> Stretch | None:
     alone = Counter(id(stretch) for stretch, _ in running)
     slow = [each for each in running if alone[id(each[0])] == 1 and not each[0].is_done and each[1] >= _LEAST_SECONDS]
     return max(slow, key=lambda each: each[1], default=(None, 0.0))[0]
-
-
-def weight_of(partition: Partition) -> int:
-    """The cost of a partition, in bytes of text; one whose source knows nothing of its size counts as small."""
-    if partition.text_bytes is not None:
-        return FILE_BYTES + partition.text_bytes
-    return FILE_BYTES + (partition.rows or 0) * _ROW_BYTES

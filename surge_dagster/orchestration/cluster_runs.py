@@ -14,11 +14,10 @@ from surge_dagster.config.settings import EncoderSettings, FileSettings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
-from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event
-from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
@@ -63,16 +62,10 @@ class ResourceRuns:
     def list_partitions(self) -> Iterable[Partition]:
         return CatalogSource(**self.catalog).open()
 
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        outputs: OutputState | None = None,
-        ranges: Sequence[PartitionRange] = (),
-    ) -> EmbeddingRun:
+    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
         resources = CatalogResources(CatalogSource(**self.catalog), Encoder(**self.encoder), OutputStore(**self.output))
         store = resources.output.open()
-        return run_of(resources, partitions, store, pool, force=self.force, outputs=outputs, ranges=ranges)
+        return run_of(resources, partitions, store, pool, force=self.force, **options)
 
 
 def run_of(
@@ -80,12 +73,9 @@ def run_of(
     partitions: Sequence[Partition],
     store: Store,
     pool: EncoderPool,
-    *,
-    force: bool,
-    outputs: OutputState | None = None,
-    ranges: Sequence[PartitionRange] = (),
+    **options: Any,
 ) -> EmbeddingRun:
-    """A run in this process."""
+    """A run in this process; `options` go to `EmbeddingRun`."""
     encoder, output = resources.encoder, resources.output
     return EmbeddingRun(
         partitions,
@@ -93,14 +83,12 @@ def run_of(
         pool,
         encoder.superbatch_thresholds(resources.catalog.max_text_bytes),
         catalog=resources.catalog.catalog_record(),
-        force=force,
-        outputs=outputs,
-        ranges=ranges,
         include_text=output.include_text,
         observer=ChangeFeed(always=output.changes, keep_days=output.keep_changes_days),
         file_format=output.format,
         memory_limit_bytes=encoder.memory_limit_bytes,
         grace_seconds=PUBLISH_SHARE * encoder.grace_seconds,
+        **options,
     )
 
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import dagster as dg
 
-from surge_dagster.cluster.stretches import FILE_BYTES, weight_of
 from surge_dagster.config.settings import PRIORITY_TAG, Settings
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.active_runs import Held
 from surge_dagster.orchestration.asset_events import superbatch_metrics

@@ -77,19 +77,22 @@ def _json(answer: BaseModel) -> Response:
 
 async def _uploaded(request: Request, batches: Batches) -> FileObject:
     try:
-        async with request.form(max_files=1, max_fields=10, max_part_size=64 * 1024) as form:
-            file, purpose = form.get("file"), form.get("purpose")
-            if not isinstance(file, UploadFile):
-                message = "The field 'file' is missing: expected a form (multipart/form-data) with a file."
-                raise ClientError(400, message, "missing_required_parameter", "file")
-            if purpose not in PURPOSES:
-                message = f"The field 'purpose' is {reprlib.repr(purpose)}: expected 'batch'."
-                raise ClientError(400, message, "invalid_value", "purpose")
-            name = (file.filename or "").encode("utf-8", "replace").decode()  # surrogates are in no record
-            return await asyncio.to_thread(batches.files.upload, name, str(purpose), file.file)
+        form = await request.form(max_files=1, max_fields=10, max_part_size=64 * 1024)
     except (HTTPException, UnicodeError, LookupError) as error:  # the form may name any encoding
         reason = error.detail if isinstance(error, HTTPException) else error
         raise ClientError(400, f"The form cannot be read: {reason}", "invalid_form") from None
+    try:
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            message = "The field 'file' is missing: expected a form (multipart/form-data) with a file."
+            raise ClientError(400, message, "missing_required_parameter", "file")
+        if purpose not in PURPOSES:
+            message = f"The field 'purpose' is {reprlib.repr(purpose)}: expected 'batch'."
+            raise ClientError(400, message, "invalid_value", "purpose")
+        name = (file.filename or "").encode("utf-8", "replace").decode()  # surrogates are in no record
+        return await asyncio.to_thread(batches.files.upload, name, str(purpose), file.file)
+    finally:
+        await form.close()
 
 
 async def _created(body: bytes, batches: Batches, task: Task) -> Batch:

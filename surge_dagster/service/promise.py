@@ -200,7 +200,12 @@ def time_passes(
 def busy_thread() -> Iterator[None]:
     """Keeps this process as busy as one thread can."""
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: all(not ended.is_set() for _ in itertools.count()), daemon=True)
+
+    def spin() -> None:
+        while not ended.is_set():
+            pass
+
+    thread = threading.Thread(target=spin, daemon=True)
     thread.start()
     try:
         yield

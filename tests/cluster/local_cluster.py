@@ -6,17 +6,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
 from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome
 from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.waiting import in_background
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import make_run
@@ -39,14 +38,8 @@ class SmallRuns:
     def list_partitions(self) -> list[Partition]:
         return [partition_of(key, rows) for key, rows in self.catalog.items()]
 
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        outputs: OutputState | None = None,
-        ranges: Sequence[PartitionRange] = (),
-    ) -> EmbeddingRun:
-        return make_run(pool, partitions, self.output, outputs=outputs, ranges=ranges)
+    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+        return make_run(pool, partitions, self.output, **options)
 
 
 @dataclass(frozen=True)
@@ -56,14 +49,8 @@ class FolderRuns(SmallRuns):
     def list_partitions(self) -> list[Partition]:
         return list(open_source(self.output / "catalog"))
 
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        outputs: OutputState | None = None,
-        ranges: Sequence[PartitionRange] = (),
-    ) -> EmbeddingRun:
-        return make_run(pool, partitions, self.output / "output", outputs=outputs, ranges=ranges)
+    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+        return make_run(pool, partitions, self.output / "output", **options)
 
 
 @dataclass(eq=False)
@@ -122,8 +109,4 @@ class LocalCluster:
 
 def cluster_run(cluster: LocalCluster, pool: EncoderPool, *, force: bool = False) -> ClusterRun[Task]:
     runs = cluster.runs
-    return ClusterRun(runs.list_partitions(), runs, pool, partial(_connected, cluster), force=force, grace_seconds=20.0)
-
-
-def _connected(cluster: LocalCluster) -> LocalCluster:
-    return cluster
+    return ClusterRun(runs.list_partitions(), runs, pool, lambda: cluster, force=force, grace_seconds=20.0)

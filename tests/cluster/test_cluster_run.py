@@ -14,7 +14,9 @@ from surge_dagster.cluster.cluster_run import MachineLost, MachineWork
 from surge_dagster.cluster.machine import MachineFacts, require_alike
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.version import __version__
 from tests.cluster.local_cluster import SPEC, FolderRuns, LocalCluster, SmallRuns, cluster_run
 from tests.engine.encoder.faulty_pools import no_leaks
@@ -62,6 +64,24 @@ def test_machines_share_the_work_and_every_partition_is_told_of_once(runs: Small
     again = cluster_run(LocalCluster(runs, []), pool)
     assert {event.action for event in again.events() if isinstance(event, Receipt)} == {"fresh"}
     assert again.report.partitions_skipped == 12, "nothing was due, so no machine was needed"
+
+
+def test_run_with_nothing_to_do_begins_no_space_and_needs_no_machine(tmp_path: Path, pool: EncoderPool) -> None:
+    cluster = LocalCluster(SmallRuns({}, tmp_path), [])
+    assert list(cluster_run(cluster, pool).events()) == [] and not list(tmp_path.iterdir())
+
+
+def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
+    list(cluster_run(LocalCluster(runs, ["a"]), pool).events())
+    left = runs.output / STAGING / pool.space.name / "p01" / "v" / "0-3.parquet"  # as by a copy that ended late
+    left.parent.mkdir(parents=True)
+    left.touch()
+    (runs.output / file_name(pool.space.name, "p02", "parquet")).unlink()
+    run = cluster_run(LocalCluster(runs, ["a"]), pool)
+    list(run.events())
+    assert run.report.partitions_written == 1 and not left.exists()
 
 
 def test_stretch_of_a_lost_machine_is_done_again_by_another(runs: SmallRuns, pool: EncoderPool) -> None:

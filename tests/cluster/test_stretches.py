@@ -9,7 +9,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy, weight_of
+from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
+from surge_dagster.engine.plan.weights import weight_of
 from surge_dagster.engine.sources.partition import RowBatch
 from tests.small_catalogs import partition_of
 

@@ -81,7 +81,7 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     bench.write("good")
     with monkeypatch.context() as patch:
         when_footers_are_checked(patch, down)
-        patch.setattr(EmbeddingRun, "end_without_encoding", down)  # by attempts with nothing to encode
+        patch.setattr(EmbeddingRun, "keep_tidy", down)  # by attempts with nothing to encode
         ran = bench.refresh()
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
     assert ran.failure().splitlines()[:2] == ["the store is down", "1 partition had failed by then:"]

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.cluster.stretches import FILE_BYTES, weight_of
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import shards
 from surge_dagster.orchestration.launch import Unattended

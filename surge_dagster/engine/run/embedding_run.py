@@ -188,8 +188,8 @@ class EmbeddingRun:
                     return
                 if due is not None:
                     yield from self._embed(due, fresh_keys)
-                elif self._is_known:
-                    self.end_without_encoding(fresh_keys)
+                else:
+                    self.keep_tidy(fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 
@@ -212,9 +212,11 @@ class EmbeddingRun:
                 yield decision
         return None
 
-    def end_without_encoding(self, fresh_keys: set[str]) -> None:
-        self._claim_space(self._pool.space)
-        remove_staged(self._store, self.space.name, fresh_keys)
+    def keep_tidy(self, fresh_keys: set[str]) -> None:
+        """Make a space that the output has that of the settings, and remove what is staged of fresh partitions."""
+        if self._is_known:
+            self._claim_space(self._pool.space)
+            remove_staged(self._store, self.space.name, fresh_keys)
 
     def listed_outputs(self) -> OutputState:
         """The files of the run's space."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import next_item
@@ -84,19 +84,13 @@ class EventStream:
 
     def _count(self, event: Event, now: float) -> bool:
         """Add an event to the report; False for a second failure of one partition, which is not reported."""
-        report = self._report
-        match event:
-            case SuperBatchReport():
-                report.count_superbatch(event)
-            case Failure():
-                if event.key in self._failed_keys:  # two stages found an error concurrently
-                    return False
-                self._failed_keys.add(event.key)
-                report.partitions_failed.append(event)
-            case Receipt():
-                if event.action != "fresh":
-                    self.published.add(event.key)
-                report.count_receipt(event, now)
+        if isinstance(event, Failure):
+            if event.key in self._failed_keys:  # two stages found an error concurrently
+                return False
+            self._failed_keys.add(event.key)
+        elif isinstance(event, Receipt) and event.action != "fresh":
+            self.published.add(event.key)
+        self._report.count(event, now)
         return True
 
     def _update_peaks(self) -> None:

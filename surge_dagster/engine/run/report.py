@@ -231,6 +231,16 @@ class RunReport:
         """Share of the workers' time, over the whole run, in which their devices had nothing to compute."""
         return self.costs.worker_idle_ratio(self.workers, self.wall_seconds)
 
+    def count(self, event: Event, seconds: float) -> None:
+        """Add an event, `seconds` after the run began."""
+        match event:
+            case SuperBatchReport():
+                self.count_superbatch(event)
+            case Failure():
+                self.partitions_failed.append(event)
+            case Receipt():
+                self.count_receipt(event, seconds)
+
     def count_superbatch(self, superbatch: SuperBatchReport) -> None:
         """Add one SuperBatch to the sums."""
         self.superbatches += 1
