@@ -100,7 +100,8 @@ class BatchRun:
         Raises:
             BatchFailed: the space is no longer served.
         """
-        groups, waiting = self._left(), deque[_Sent]()
+        has_own_lane = self._served().queries.space.side == "query"
+        groups, waiting = self._left(alone="query" if has_own_lane else None), deque[_Sent]()
         try:
             while True:
                 waiting.extend(self._send(lines) for lines in islice(groups, _GROUPS - len(waiting)))
@@ -125,12 +126,12 @@ class BatchRun:
                 raise
             raise BatchFailed([BatchError(code="model_not_found", message=str(error))]) from None
 
-    def _left(self) -> Iterator[list[Line]]:
-        """Groups of the lines that have no answer."""
+    def _left(self, alone: Task | None = None) -> Iterator[list[Line]]:
+        """Groups of the lines that have no answer; each line of the task `alone` is one."""
         batch, counts = self.batch, self.batch.request_counts
         with self.files.content(batch.input_file_id).open("rb") as source:
             left = islice(read_lines(source), counts.completed + counts.failed, None)
-            yield from _groups(parse_line(*numbered, batch.task) for numbered in left)
+            yield from _groups((parse_line(*numbered, batch.task) for numbered in left), alone)
 
     def _keep(self, answers: Sequence[tuple[str, bytes]]) -> None:
         """Make the answers of a group last."""
@@ -150,8 +151,6 @@ class BatchRun:
             is_urgent = lines[0].task == "query" and served.queries.space.side == "query"
             lane = served.queries if is_urgent else served.documents
             try:
-                if is_urgent and len(lines) > 1:
-                    raise refusals.RequestTooLarge("these lines are sent one by one")
                 if not (is_urgent and lane.is_alive and lane.waiting_tokens):
                     encoded = lane.accept(texts, truncate=bool(lines[0].request.truncate))
                     return _Sent(lines, served, encoded)
@@ -188,11 +187,11 @@ class BatchRun:
             yield "output", answered(self.batch.id, line, 200, body, cut)
 
 
-def _groups(lines: Iterator[Line]) -> Iterator[list[Line]]:
+def _groups(lines: Iterator[Line], alone: Task | None) -> Iterator[list[Line]]:
     """Lines of one kind, read as they are needed."""
     group, texts, size = list[Line](), 0, 0
     for line in lines:
-        is_full = texts >= _GROUP_TEXTS or size + line.size > _GROUP_BYTES
+        is_full = texts >= _GROUP_TEXTS or size + line.size > _GROUP_BYTES or line.task == alone
         if group and (is_full or _kind(line) != _kind(group[0])):
             yield group
             group, texts, size = [], 0, 0

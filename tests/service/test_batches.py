@@ -396,7 +396,7 @@ def test_batch_of_a_space_that_is_no_longer_served_fails_with_all_its_lines_name
     batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = made(batches, [line(f"{number}") for number in range(10)])
-    known = [spaces.only] * 3
+    known = [spaces.only] * 4  # to check the lines, to divide them, and to send two groups
     monkeypatch.setattr(batch_run, "_GROUPS", 1)
     gone = UnknownSpace(batch.model or "", ["current"])
 
