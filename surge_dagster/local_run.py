@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.cluster.cluster_run import ClusterRun
+from surge_dagster.cluster.machine import memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
@@ -140,7 +141,13 @@ class _CatalogRuns:
         return self.settings.open_source()
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, store: Store | None = None, **options: Any
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        store: Store | None = None,
+        *,
+        at_once: int = 1,
+        **options: Any,
     ) -> EmbeddingRun:
         settings = self.settings
         return EmbeddingRun(
@@ -153,7 +160,7 @@ class _CatalogRuns:
             include_text=settings.include_text,
             observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
             file_format=settings.format,
-            memory_limit_bytes=settings.memory_limit_bytes,
+            memory_limit_bytes=memory_limit(settings.memory_limit_bytes, at_once),
             grace_seconds=settings.grace_seconds,
             **options,
         )
@@ -178,8 +185,9 @@ def run_catalog(
             run = runs.new_run(partitions, pool, store)
             events = learning(run, pool, store)
         else:
-            connect = partial(RayCluster, settings.cluster, runs, pool.space)
-            run = ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=settings.grace_seconds)
+            connect = partial(RayCluster, settings.cluster, runs, pool.space, complain)
+            grace_seconds = settings.grace_seconds
+            run = ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=complain)
             events = run.events()
         total = sum(partition.rows or 0 for partition in partitions)
         _follow(run, events, total or None, quiet)

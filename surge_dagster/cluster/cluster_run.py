@@ -1,8 +1,8 @@
 """A run over the machines of a cluster, with the events, the report and the guarantees of a run on one.
 
-The driver lists the source and decides what is due. Machines get stretches of it until none is left, and what they send
-back are the events of their runs. A machine that is lost gives its stretch back; what it had published is found by the
-next machine that has the stretch.
+The driver lists the source and decides what is due. Machines get stretches of it until none is left, two at a time, and
+what they send back are the events of their runs. A machine that is lost gives its stretches back; what it had published
+is found by the next machine that has them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
-from surge_dagster.cluster.machine import CatalogRuns, MachineFacts, StretchOutcome
+from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, SurgeError
@@ -24,11 +25,13 @@ from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, 
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
+from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.support.waiting import StopSignal
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_JOINED_SECONDS = 1.0  # stretches of a machine with no longer pause are one span
 T = TypeVar("T")
 
 
@@ -53,8 +56,8 @@ class Cluster(Protocol[T]):
         """Raises `MachineLost`, or the error that ended the stretch."""
         ...
 
-    def stop(self, machine: str) -> None:
-        """End the stretch that it has."""
+    def stop(self, task: T) -> None:
+        """Ask for the end of a stretch."""
         ...
 
     def close(self) -> None:
@@ -64,22 +67,41 @@ class Cluster(Protocol[T]):
 
 @dataclass(slots=True)
 class MachineWork:
-    """What a machine has done so far."""
+    """What a machine has done so far.
+
+    Attributes:
+        weight: of its stretches, in bytes of text.
+        spans: when it was at work, in seconds since the run began, ascending and apart.
+        lost_at: likewise, when stretches came back because it was lost.
+    """
 
     facts: MachineFacts
     stretches: int = 0
     texts: int = 0
     weight: int = 0
-    seconds: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+    lost_at: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(span.busy_seconds for span in self.spans)
 
     @property
     def bytes_per_second(self) -> float | None:
-        return self.weight / self.seconds if self.seconds > 0 and self.weight else None
+        return self.weight / self.seconds if self.spans and self.weight else None
+
+    def was_at_work(self, begun: float, ended: float) -> None:
+        """Enter the time of a stretch, in the order of their ends; that of two at once counts once."""
+        last = self.spans[-1] if self.spans else Span(begun, begun, 0.0)
+        if begun <= last.ended + _JOINED_SECONDS:
+            self.spans[-1:] = [Span(last.begun, ended, last.busy_seconds + ended - max(begun, last.ended))]
+        else:
+            self.spans.append(Span(begun, ended, ended - begun))
 
 
 @dataclass(frozen=True, slots=True)
 class _Under:
-    """A stretch under way."""
+    """A stretch under way, and when it began, in seconds since the run did."""
 
     machine: str
     stretch: Stretch
@@ -94,6 +116,7 @@ class ClusterRun(Generic[T]):
         runs: makes the runs of machines.
         pool: gives the space; it is not started.
         connect: to the machines, which it does where something is due.
+        warn: takes a line about each machine that is lost.
 
     Attributes:
         work: by machine.
@@ -110,12 +133,13 @@ class ClusterRun(Generic[T]):
         *,
         force: bool,
         grace_seconds: float,
+        warn: Callable[[str], None] = log.warning,
     ) -> None:
         self.report, self.published = RunReport(), set[str]()
         self.preparing = "the files of the output are being compared with the source"
         self.work: dict[str, MachineWork] = {}
         self._partitions, self._connect, self._force = list(partitions), connect, force
-        self._stop = StopSignal(grace_seconds)
+        self._stop, self._warn = StopSignal(grace_seconds), warn
         self._local = runs.new_run(self._partitions, pool)
         self._begun = time.perf_counter()
         self._under: dict[T, _Under] = {}
@@ -166,7 +190,7 @@ class ClusterRun(Generic[T]):
                         yield from self._embed(cluster, Stretches(due, divides=not self._force))
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
-            self.report.wall_seconds = time.perf_counter() - self._begun
+            self.report.wall_seconds = self._now()
 
     def _embed(self, cluster: Cluster[T], left: Stretches) -> Generator[Event]:
         try:
@@ -179,10 +203,13 @@ class ClusterRun(Generic[T]):
             for _ in self._last_events(cluster, left):
                 pass  # nobody takes them any longer; what they tell of is published
 
+    def _now(self) -> float:
+        return time.perf_counter() - self._begun
+
     def _last_events(self, cluster: Cluster[T], left: Stretches) -> Iterator[Event]:
         """Ends what is under way."""
-        for under in self._under.values():
-            cluster.stop(under.machine)
+        for task in self._under:
+            cluster.stop(task)
         deadline = time.monotonic() + self._stop.grace_seconds
         while self._under and time.monotonic() < deadline:
             for task in cluster.wait(list(self._under), _LOOK_SECONDS):
@@ -193,31 +220,40 @@ class ClusterRun(Generic[T]):
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
             self._describe(machines[name])
-        busy = {under.machine for under in self._under.values()}
-        for name in machines.keys() - busy:
-            stretch = left.next(self.work[name].bytes_per_second, len(machines))
-            if stretch is None and self._under:
-                now = time.monotonic()
-                stretch = oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
-            if stretch is None:
-                break
-            again = stretch.attempts > 0 or any(under.stretch is stretch for under in self._under.values())
-            task = cluster.embed(name, stretch, again=again)
-            self._under[task] = _Under(name, stretch, time.monotonic())
-        self.preparing = f"{counted(len(self._under), 'machine')} at work"
+        held = Counter[str]()
+        for under in self._under.values():
+            held[under.machine] += _share_of(under.stretch)
+        for count, name in [(count, name) for count in range(STRETCHES_AT_ONCE) for name in machines]:
+            if held[name] == count and (stretch := self._next(name, count, len(machines), left)) is not None:
+                again = stretch.attempts > 0 or any(under.stretch is stretch for under in self._under.values())
+                task = cluster.embed(name, stretch, again=again)
+                self._under[task] = _Under(name, stretch, self._now())
+                held[name] += _share_of(stretch)
+        self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
+
+    def _next(self, name: str, held: int, machines: int, left: Stretches) -> Stretch | None:
+        """The next stretch of a machine that has so many."""
+        # The first one of two is half as long, so that they do not end at the same time.
+        speed, parts = self.work[name].bytes_per_second, STRETCHES_AT_ONCE if held else 2 * STRETCHES_AT_ONCE
+        stretch = left.next(speed, machines, parts, is_idle=not held)
+        if stretch is None and not held:
+            now = self._now()
+            return oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
+        return stretch
 
     def _take(self, cluster: Cluster[T], task: T, left: Stretches) -> Iterator[Event]:
         """What has become of a stretch."""
         under = self._under.pop(task)
-        others = [other for other in self._under.values() if other.stretch is under.stretch]
+        copies = [other for other, running in self._under.items() if running.stretch is under.stretch]
         try:
             outcome = cluster.result(task)
         except MachineLost as lost:
-            if under.stretch.is_done or others or self._told.issuperset(under.stretch.keys):
+            if under.stretch.is_done or copies or self._told.issuperset(under.stretch.keys):
                 return
             key = left.put_back(under.stretch)
             again = "given up" if key else "done again"
-            log.warning("%s; %s %s", str(lost), counted(len(under.stretch.keys), "partition"), again)
+            self.work[under.machine].lost_at.append(self._now())
+            self._warn(f"{lost}; {counted(len(under.stretch.keys), 'partition')} {again}")
             if key:
                 reason = (
                     f"{key!r} ended every machine that had it, at last so: {lost}. Correct the cause, then run again."
@@ -225,19 +261,17 @@ class ClusterRun(Generic[T]):
                 yield from self._new([Failure(key, reason)], left)
             return
         stretch, work = under.stretch, self.work[under.machine]
-        work.seconds += time.monotonic() - under.begun
+        work.was_at_work(under.begun, self._now())
         work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
         yield from self._new(outcome.events, left)
         if stretch.is_done:
             return
         stretch.is_done = True
-        for other in others:
-            cluster.stop(other.machine)
+        for copy in copies:
+            cluster.stop(copy)
         work.stretches, work.weight = work.stretches + 1, work.weight + stretch.weight
         untold = tuple(key for key in stretch.keys if key not in self._told)
-        if outcome.stopped and untold:  # by a call that was meant for a stretch before it
-            left.put_back(replace(stretch, keys=untold, is_done=False, attempts=stretch.attempts - 1))
-        elif untold and stretch.ranges:
+        if untold and stretch.ranges and not outcome.stopped:
             left.end_range(untold[0])
 
     def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
@@ -254,7 +288,7 @@ class ClusterRun(Generic[T]):
     def _counted(self, event: Event) -> Event:
         if isinstance(event, Receipt) and event.action != "fresh":
             self.published.add(event.key)
-        self.report.count(event, time.perf_counter() - self._begun)
+        self.report.count(event, self._now())
         return event
 
     def _describe(self, facts: MachineFacts) -> None:
@@ -263,3 +297,8 @@ class ClusterRun(Generic[T]):
         report.device, report.hardware, report.precision = facts.device, facts.hardware, facts.precision
         report.workers = sum(work.facts.workers for work in self.work.values())
         log.info("%s encodes: %s, %s", facts.host, facts.device, counted(facts.workers, "worker"))
+
+
+def _share_of(stretch: Stretch) -> int:
+    """How many of a machine's stretches it counts as: one that machines were lost with is alone, as it may be why."""
+    return STRETCHES_AT_ONCE if stretch.attempts else 1

@@ -18,7 +18,11 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.support.process_memory import memory_bytes
 from surge_dagster.version import __version__
+
+# While one is published and the next one is read, the encoder has the texts of the other.
+STRETCHES_AT_ONCE = 2
 
 
 class CatalogRuns(Protocol):
@@ -28,8 +32,10 @@ class CatalogRuns(Protocol):
 
     def list_partitions(self) -> Iterable[Partition]: ...
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
-        """`options` go to `EmbeddingRun`, beside the settings."""
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+    ) -> EmbeddingRun:
+        """`options` go to `EmbeddingRun`, beside the settings; so many runs share the memory (`memory_limit`)."""
         ...
 
 
@@ -55,15 +61,19 @@ class StretchOutcome:
 
 
 class Machine:
-    """Embeds stretches, one at a time, through a pool that lives as long as it does."""
+    """Embeds stretches, each in a run of its own, through a pool that lives as long as it does.
+
+    A few threads may call it concurrently; the runs share the pool and the memory.
+    """
 
     def __init__(self, runs: CatalogRuns) -> None:
         self._runs = runs
         self._pool = runs.open_pool()
         self._pool.start()
         self._partitions: dict[str, Partition] = {}
-        self._outputs: OutputState | None = None
-        self._run: EmbeddingRun | None = None
+        self._idle_outputs: list[OutputState] = []  # listings that no run uses now
+        self._running: dict[int, EmbeddingRun] = {}
+        self._stopped = set[int]()
 
     def facts(self) -> MachineFacts:
         pool = self._pool
@@ -78,32 +88,53 @@ class Machine:
         )
 
     def embed(
-        self, keys: Sequence[str], ranges: Sequence[PartitionRange] = (), *, again: bool = False
+        self, number: int, keys: Sequence[str], ranges: Sequence[PartitionRange] = (), *, again: bool = False
     ) -> StretchOutcome:
         """Embed these partitions of the source.
 
         Args:
+            number: for `stop`; never given twice.
             ranges: of partitions that are not meant as a whole.
-            again: another machine had them, and may have published some; else the output is listed once only.
+            again: another machine had them, and may have published some; else the output is not listed each time.
         """
-        if not self._partitions.keys() >= set(keys):
-            self._partitions = {partition.key: partition for partition in self._runs.list_partitions()}
-        if self._outputs is None or again:
-            self._outputs = self._runs.new_run([], self._pool).listed_outputs()
-        known = [self._partitions[key] for key in keys if key in self._partitions]
+        partitions = self._partitions
+        if not partitions.keys() >= set(keys):
+            partitions = self._partitions = {partition.key: partition for partition in self._runs.list_partitions()}
         gone = [
             Failure(key, f"{key!r}: the source no longer has this partition", transient=True)
             for key in keys
-            if key not in self._partitions
+            if key not in partitions
         ]
-        run = self._run = self._runs.new_run(known, self._pool, outputs=self._outputs, ranges=ranges)
-        with contextlib.closing(run.events()) as events:
-            return StretchOutcome([*gone, *events], run.stopped)
+        if again or not self._idle_outputs:
+            outputs = self._runs.new_run([], self._pool).listed_outputs()
+        else:
+            outputs = self._idle_outputs.pop()
+        run = self._running[number] = self._runs.new_run(
+            [partitions[key] for key in keys if key in partitions],
+            self._pool,
+            at_once=STRETCHES_AT_ONCE,
+            outputs=outputs,
+            ranges=ranges,
+        )
+        try:
+            if number in self._stopped:
+                run.stop()
+            with contextlib.closing(run.events()) as events:
+                return StretchOutcome([*gone, *events], run.stopped)
+        finally:
+            del self._running[number]
+            self._idle_outputs.append(outputs)
 
-    def stop(self) -> None:
-        """End the stretch under way, from another thread: what is encoded is published."""
-        if self._run is not None:
-            self._run.stop()
+    def stop(self, number: int) -> None:
+        """End a stretch, from another thread: what is encoded is published."""
+        self._stopped.add(number)
+        if (run := self._running.get(number)) is not None:
+            run.stop()
+
+
+def memory_limit(setting: int | None, at_once: int) -> int | None:
+    """The `memory_limit_bytes` of each of so many runs of a machine, of which `setting` is meant for all."""
+    return setting if at_once == 1 else (setting or memory_bytes() // 2) // at_once
 
 
 def require_alike(facts: MachineFacts, space: Space, precision: str | None) -> None:

@@ -7,24 +7,40 @@ actor is started again when it comes back. The actors end with the process that 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from surge_dagster.cluster.cluster_run import MachineLost
-from surge_dagster.cluster.machine import CatalogRuns, Machine, MachineFacts, StretchOutcome, require_alike
+from surge_dagster.cluster.machine import (
+    STRETCHES_AT_ONCE,
+    CatalogRuns,
+    Machine,
+    MachineFacts,
+    StretchOutcome,
+    require_alike,
+)
 from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
-
-log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _START_AGAIN_SECONDS = 10.0  # after an actor has ended
 _MOST_STARTS = 5  # in a row, of one node
 _PATIENCE_SECONDS = 120.0  # without any machine
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RayTask:
+    """A stretch under way; `outcome` is Ray's reference to it."""
+
+    machine: str
+    actor: Any
+    number: int
+    outcome: Any
 
 
 class RayCluster:
@@ -34,12 +50,13 @@ class RayCluster:
         address: "auto" is the cluster of this machine, or of RAY_ADDRESS; else such as `ray://head:10001`.
         runs: makes the runs of each machine.
         space: that all must encode into.
+        warn: takes a line about each machine that is not used.
 
     Raises:
         ConfigError: Ray is not installed, or there is no such cluster.
     """
 
-    def __init__(self, address: str, runs: CatalogRuns, space: Space) -> None:
+    def __init__(self, address: str, runs: CatalogRuns, space: Space, warn: Callable[[str], None]) -> None:
         try:
             import ray  # of an extra  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
@@ -52,7 +69,8 @@ class RayCluster:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"the Ray cluster {address!r} cannot be reached: {error}") from None
-        self._runs, self._space = runs, space
+        self._runs, self._space, self._warn = runs, space, warn
+        self._numbers = itertools.count()
         self._actors: dict[str, Any] = {}  # by node
         self._starting: dict[str, Any] = {}  # facts that come, by node
         self._addresses: dict[str, str] = {}
@@ -77,41 +95,37 @@ class RayCluster:
             )
         return dict(self._facts)
 
-    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> tuple[str, Any]:
-        return machine, self._actors[machine].embed.remote(stretch.keys, stretch.ranges, again=again)
+    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> RayTask:
+        actor, number = self._actors[machine], next(self._numbers)
+        return RayTask(machine, actor, number, actor.embed.remote(number, stretch.keys, stretch.ranges, again=again))
 
-    def wait(self, tasks: Sequence[tuple[str, Any]], seconds: float) -> list[tuple[str, Any]]:
+    def wait(self, tasks: Sequence[RayTask], seconds: float) -> list[RayTask]:
         if not tasks:
             time.sleep(seconds)
             return []
-        ready, _ = self._ray.wait([outcome for _, outcome in tasks], num_returns=1, timeout=seconds)
-        return [task for task in tasks if task[1] in ready]
+        ready, _ = self._ray.wait([task.outcome for task in tasks], num_returns=1, timeout=seconds)
+        return [task for task in tasks if task.outcome in ready]
 
-    def result(self, task: tuple[str, Any]) -> StretchOutcome:
-        machine, outcome = task
+    def result(self, task: RayTask) -> StretchOutcome:
+        name = self._addresses.get(task.machine, task.machine)
         try:
-            return self._ray.get(outcome)
+            return self._ray.get(task.outcome)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, SurgeError) and not isinstance(error.cause, EncoderError | TransientError):
                 raise error.cause from None
-            self._lose(machine)
-            raise MachineLost(f"the machine {self._name(machine)} failed: {error.cause}") from None
+            self._lose(task.machine, task.actor)
+            raise MachineLost(f"the machine {name} failed: {error.cause}") from None
         except self._ray.exceptions.RayError as error:
-            name = self._name(machine)
-            self._lose(machine)
+            self._lose(task.machine, task.actor)
             raise MachineLost(f"the machine {name} was lost: {str(error).splitlines()[0]}") from None
 
-    def stop(self, machine: str) -> None:
-        if machine in self._actors:
-            self._actors[machine].stop.remote()
+    def stop(self, task: RayTask) -> None:
+        task.actor.stop.remote(task.number)
 
     def close(self) -> None:
         for node in list(self._actors):
             self._lose(node)
         self._ray.shutdown()
-
-    def _name(self, machine: str) -> str:
-        return self._addresses.get(machine, machine)
 
     def _look(self) -> None:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
@@ -133,7 +147,7 @@ class RayCluster:
         options = {
             "num_cpus": 0 if resources.get("GPU") else resources.get("CPU", 1),
             "num_gpus": resources.get("GPU", 0),
-            "max_concurrency": 2,  # a stretch, and the call that stops it
+            "max_concurrency": STRETCHES_AT_ONCE + 1,  # and the calls that stop them
             "scheduling_strategy": OnNode(node_id=node, soft=False),
         }
         actor = self._ray.remote(Machine).options(**options).remote(self._runs)
@@ -144,17 +158,20 @@ class RayCluster:
             facts: MachineFacts = replace(self._ray.get(coming), host=self._addresses[node])
             require_alike(facts, self._space, next((known.precision for known in self._facts.values()), None))
         except ConfigError as error:
-            log.warning("%s", error)
+            self._warn(str(error))
             self._starts[node] = _MOST_STARTS
             self._lose(node)
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            log.warning("the machine %s does not start: %s", self._name(node), cause)
+            self._warn(f"the machine {self._addresses.get(node, node)} does not start: {cause}")
             self._lose(node)
         else:
             self._facts[node], self._starts[node] = facts, 0
 
-    def _lose(self, node: str) -> None:
+    def _lose(self, node: str, lost: Any = None) -> None:
+        """End the node's actor, unless it is another one than the `lost` one by now."""
+        if lost is not None and self._actors.get(node) is not lost:
+            return
         self._facts.pop(node, None)
         self._starting.pop(node, None)
         self._start_again_at[node] = time.monotonic() + _START_AGAIN_SECONDS

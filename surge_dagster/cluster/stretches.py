@@ -1,8 +1,9 @@
 """Stretches: the work of a run over many machines, cut as machines ask for it.
 
-A machine gets what it does in about half a minute, by what it has done so far; the largest partitions go first, and
-towards the end stretches shrink, so that all machines end at about the same time. A machine that asks when nothing is
-left gets a copy of the oldest stretch under way: two writers of one file do no harm, and who is first counts.
+A machine gets what it does in about half a minute, by what it has done so far, in parts that it does at the same time;
+the largest partitions go first, and towards the end stretches shrink, so that all machines end at about the same time.
+A machine that is idle when nothing is left gets a copy of the oldest stretch under way: two writers of one file do no
+harm, and who is first counts.
 
 A partition of several stretches is divided into ranges of its rows, so that it keeps no other machine waiting. Which of
 them stages the last one assembles the file; if none did, the partition is handed out whole, and its rows are staged.
@@ -63,14 +64,31 @@ class Stretches:
     def __bool__(self) -> bool:
         return bool(self._left or self._returned)
 
-    def next(self, bytes_per_second: float | None, machines: int) -> Stretch | None:
-        """What a machine of this speed does now; None when nothing is left."""
-        if not self._returned and self._left:
+    def next(
+        self, bytes_per_second: float | None, machines: int, parts: int = 1, *, is_idle: bool = True
+    ) -> Stretch | None:
+        """What a machine of this speed does next; None when nothing is left for it.
+
+        Args:
+            parts: in which it does the work of half a minute; the stretch is one.
+            is_idle: whether it has no other; only then it gets one that other machines were lost with.
+        """
+        stretch = self._take_returned(is_idle)
+        if stretch is None and self._left:
             speed = bytes_per_second or _FIRST_SPEED
-            most = max(_LEAST_SECONDS * speed, min(STRETCH_SECONDS * speed, self._left_weight / (_SHARES * machines)))
-            if not (self._divides and machines > 1 and self._divide_largest(most)):
-                return self._take(most)
-        return self._returned.pop(0) if self._returned else None
+            all_parts = min(STRETCH_SECONDS * speed, self._left_weight / (_SHARES * machines))
+            most = max(_LEAST_SECONDS * speed, all_parts) / parts
+            if self._divides and machines > 1 and self._divide_largest(most):
+                return self._take_returned(is_idle)
+            return self._take(most)
+        return stretch
+
+    def _take_returned(self, is_idle: bool) -> Stretch | None:
+        for stretch in self._returned:
+            if is_idle or not stretch.attempts:
+                self._returned.remove(stretch)
+                return stretch
+        return None
 
     def _take(self, most: float) -> Stretch:
         keys, weight = list[str](), 0

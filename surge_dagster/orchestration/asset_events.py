@@ -174,7 +174,7 @@ def whole_run(
         names.superbatches,
         description=f"Run: {counted(report.superbatches, 'SuperBatch')} with {counted(report.texts_encoded, 'text')}",
         metadata={
-            **run_charts(report, outcome.timeline, outcome.sizes),
+            **run_charts(report, outcome.timeline, outcome.sizes, outcome.machines),
             "rows_of_last_runs": runs_chart(runs),
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 from surge_dagster.cluster.cluster_run import ClusterRun
+from surge_dagster.cluster.machine import memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import EncoderSettings, FileSettings
@@ -62,10 +63,12 @@ class ResourceRuns:
     def list_partitions(self) -> Iterable[Partition]:
         return CatalogSource(**self.catalog).open()
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+    ) -> EmbeddingRun:
         resources = CatalogResources(CatalogSource(**self.catalog), Encoder(**self.encoder), OutputStore(**self.output))
         store = resources.output.open()
-        return run_of(resources, partitions, store, pool, force=self.force, **options)
+        return run_of(resources, partitions, store, pool, at_once=at_once, force=self.force, **options)
 
 
 def run_of(
@@ -73,9 +76,11 @@ def run_of(
     partitions: Sequence[Partition],
     store: Store,
     pool: EncoderPool,
+    *,
+    at_once: int = 1,
     **options: Any,
 ) -> EmbeddingRun:
-    """A run in this process; `options` go to `EmbeddingRun`."""
+    """A run in this process; see `CatalogRuns.new_run`."""
     encoder, output = resources.encoder, resources.output
     return EmbeddingRun(
         partitions,
@@ -86,20 +91,25 @@ def run_of(
         include_text=output.include_text,
         observer=ChangeFeed(always=output.changes, keep_days=output.keep_changes_days),
         file_format=output.format,
-        memory_limit_bytes=encoder.memory_limit_bytes,
+        memory_limit_bytes=memory_limit(encoder.memory_limit_bytes, at_once),
         grace_seconds=PUBLISH_SHARE * encoder.grace_seconds,
         **options,
     )
 
 
 def cluster_run_of(
-    resources: CatalogResources, partitions: Sequence[Partition], pool: EncoderPool, *, force: bool
+    resources: CatalogResources,
+    partitions: Sequence[Partition],
+    pool: EncoderPool,
+    warn: Callable[[str], None],
+    *,
+    force: bool,
 ) -> ClusterRun[Any]:
-    """A run on the machines of the cluster that the setting names."""
+    """A run on the machines of the cluster that the setting names; see `ClusterRun`."""
     runs = ResourceRuns.of(resources, force)
-    connect = partial(RayCluster, resources.encoder.cluster, runs, pool.space)
+    connect = partial(RayCluster, resources.encoder.cluster, runs, pool.space, warn)
     grace_seconds = PUBLISH_SHARE * resources.encoder.grace_seconds
-    return ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds)
+    return ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=warn)
 
 
 def events_of(run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, store: Store) -> Generator[Event]:

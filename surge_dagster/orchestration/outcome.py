@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from surge_dagster.cluster.cluster_run import MachineWork
 from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
@@ -86,6 +87,7 @@ class Outcome:
     drift: Drift = field(default_factory=Drift)
     report: RunReport = field(default_factory=RunReport)  # of this attempt
     timeline: Timeline = field(default_factory=Timeline)  # when the stages of this attempt worked
+    machines: dict[str, MachineWork] | None = None  # of this attempt, over a cluster
     sizes: Counter[int] = field(default_factory=Counter)  # encoded partitions of this attempt by the bits of their rows
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
     # What was refused or could not be published, by partition key. A failure of an earlier attempt stays until

@@ -172,7 +172,8 @@ class Refresh:
         if resources.encoder.cluster == "none":
             run = run_of(resources, work.todo, self._store, pool, force=force, outputs=work.outputs)
         else:
-            run = cluster_run_of(resources, work.todo, pool, force=force)
+            run = cluster_run_of(resources, work.todo, pool, self._context.log.warning, force=force)
+            self._outcome.machines = run.work
         self._outcome.report = run.report
         to_do, space = counted(len(work.todo), "partition"), run.space
         self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")

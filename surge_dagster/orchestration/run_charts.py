@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import accumulate, pairwise
 
 import dagster as dg
 
+from surge_dagster.cluster.cluster_run import MachineWork
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.counts import counted
@@ -25,16 +26,23 @@ LEFT, RIGHT = 90, 740  # of the plotted area
 _TOP, _BOTTOM = 52, 210
 _LANES = (("encode", "#2f6f9f"), ("serialize", "#c98a3a"), ("upload", "#5b9a68"))
 _LANE, _FAINTEST = 40, 0.25
+_MACHINE, _MOST_MACHINES = 20, 40
 _LABEL = 34  # the width of a label below an axis
 _FEWEST = 4  # counts at the end of an axis, so that its lines are at whole numbers
 _BLUE, _PALE, _RED, _DARK, _GREY = "#2f6f9f", "#a9c6dc", "#b5403a", "#444", "#8a8a8a"
 
 
-def run_charts(report: RunReport, timeline: Timeline, sizes: Counter[int]) -> dict[str, dg.MarkdownMetadataValue]:
-    """The charts by name, as metadata; none of a run that encoded nothing."""
+def run_charts(
+    report: RunReport, timeline: Timeline, sizes: Counter[int], machines: Mapping[str, MachineWork] | None = None
+) -> dict[str, dg.MarkdownMetadataValue]:
+    """The charts by name, as metadata; none of a run that encoded nothing.
+
+    Args:
+        machines: of a run over a cluster, whose SuperBatches have no common time.
+    """
     charts: dict[str, dg.MarkdownMetadataValue] = {}
     if timeline.entries:
-        charts["timeline"] = timeline_chart(timeline)
+        charts["timeline"] = timeline_chart(timeline) if machines is None else machines_chart(list(machines.values()))
         charts["throughput"] = throughput_chart(timeline)
     if sizes and report.texts_encoded and report.costs.encode_seconds > 0:
         rate = report.texts_encoded / report.costs.encode_seconds
@@ -65,6 +73,31 @@ def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
                 share = min(1.0, span.busy_seconds / max(span.ended - span.begun, 1e-9))
                 width = place(span.ended) - place(span.begun) - 0.5  # the gap separates neighbours
                 chart.box(place(span.begun), top + 6, width, _LANE - 12, colour, max(_FAINTEST, share))
+    return chart.metadata()
+
+
+def machines_chart(machines: Sequence[MachineWork]) -> dg.MarkdownMetadataValue:
+    """A lane for each machine, with its address and throughput; a red line is where it was lost with a stretch."""
+    shown = machines[:_MOST_MACHINES]
+    last = max((span.ended for work in shown for span in work.spans), default=0.0) or 1.0
+    some = "" if len(shown) == len(machines) else f" ({len(shown)} of {len(machines):,})"
+    bottom = _TOP + _MACHINE * len(shown)
+    chart = _Svg(f"When each machine was at work, and its texts/s{some}; red: it was lost", bottom + 40)
+
+    def place(seconds: float) -> float:
+        return 2 * LEFT + (RIGHT - 3 * LEFT) * min(seconds, last) / last
+
+    for tick in ticks(last):
+        chart.line(place(tick), _TOP, place(tick), bottom)
+        chart.text(place(tick), bottom + 18, f"{tick:,.6g} s", anchor="middle", fill=_GREY)
+    for row, work in enumerate(shown):
+        top = _TOP + row * _MACHINE
+        chart.text(10, top + 14, work.facts.host)
+        chart.text(RIGHT, top + 14, f"{_rate(work.texts, work.seconds):,.0f}", anchor="end", fill=_GREY)
+        for span in work.spans:
+            chart.box(place(span.begun), top + 3, place(span.ended) - place(span.begun), _MACHINE - 6, _BLUE)
+        for seconds in work.lost_at:
+            chart.line(place(seconds), top, place(seconds), top + _MACHINE, stroke=_RED, width=2)
     return chart.metadata()
 
 
@@ -162,12 +195,12 @@ def _level(value: float, most: float) -> float:
 
 
 class _Svg:
-    """A document that is drawn into, of the size that all charts have."""
+    """A document that is drawn into, of the width that all charts have."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, height: int = _HEIGHT) -> None:
         self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{_HEIGHT}" font-family="sans-serif" '
-            f'font-size="12"><rect width="{WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
+            f'font-size="12"><rect width="{WIDTH}" height="{height}" fill="#fff"/>'
         ]
         self.text(10, 20, title, size=14)
 

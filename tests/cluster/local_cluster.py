@@ -22,7 +22,7 @@ from tests.engine.runs import make_run
 from tests.small_catalogs import Rows, partition_of
 
 SPEC = EncodingSpec("hash://16")
-Task = tuple[str, Future[StretchOutcome]]
+Task = tuple[str, int, Future[StretchOutcome]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class SmallRuns:
     def list_partitions(self) -> list[Partition]:
         return [partition_of(key, rows) for key, rows in self.catalog.items()]
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+    ) -> EmbeddingRun:
         return make_run(pool, partitions, self.output, **options)
 
 
@@ -49,7 +51,9 @@ class FolderRuns(SmallRuns):
     def list_partitions(self) -> list[Partition]:
         return list(open_source(self.output / "catalog"))
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+    ) -> EmbeddingRun:
         return make_run(pool, partitions, self.output / "output", **options)
 
 
@@ -59,8 +63,8 @@ class LocalCluster:
 
     Args:
         names: of the machines that are there at first.
-        before: called with a machine and its keys before it embeds them; the machine is lost where it raises
-            `MachineLost`.
+        before: called with a machine and its keys before it embeds them; the machine is lost, with both stretches that
+            it has, where it raises `MachineLost`.
     """
 
     runs: SmallRuns
@@ -78,28 +82,33 @@ class LocalCluster:
         return {name: self._machines[name].facts() for name in self.names}
 
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> Task:
+        number = len(self.given)
         self.given.append((machine, stretch))
 
         def work() -> StretchOutcome:
             self.before(machine, stretch.keys)
-            return self._machines[machine].embed(stretch.keys, stretch.ranges, again=again)
+            return self._machines[machine].embed(number, stretch.keys, stretch.ranges, again=again)
 
-        return machine, in_background(work, "test-machine")
+        return machine, number, in_background(work, "test-machine")
 
     def wait(self, tasks: Sequence[Task], seconds: float) -> list[Task]:
-        done, _ = wait([future for _, future in tasks], seconds, FIRST_COMPLETED)
-        return [task for task in tasks if task[1] in done]
+        done, _ = wait([future for *_, future in tasks], seconds, FIRST_COMPLETED)
+        return [task for task in tasks if task[-1] in done]
 
     def result(self, task: Task) -> StretchOutcome:
+        machine, _, future = task
+        if machine not in self.names:
+            raise MachineLost(f"{machine} was lost with another stretch")
         try:
-            return task[1].result()
+            return future.result()
         except MachineLost:
-            self.names.remove(task[0])
+            self.names.remove(machine)
             raise
 
-    def stop(self, machine: str) -> None:
+    def stop(self, task: Task) -> None:
+        machine, number, _ = task
         self.stopped.append(machine)
-        self._machines[machine].stop()
+        self._machines[machine].stop(number)
 
     def close(self) -> None:
         for machine in self._machines.values():

@@ -11,7 +11,7 @@ import pytest
 
 from surge_dagster.cluster import stretches
 from surge_dagster.cluster.cluster_run import MachineLost, MachineWork
-from surge_dagster.cluster.machine import MachineFacts, require_alike
+from surge_dagster.cluster.machine import Machine, MachineFacts, require_alike
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
@@ -96,7 +96,9 @@ def test_stretch_of_a_lost_machine_is_done_again_by_another(runs: SmallRuns, poo
     run = cluster_run(cluster, pool)
     assert not [event for event in run.events() if isinstance(event, Failure)]
     assert_all_embedded(runs, pool)
-    assert len(lost) == 1 and ("b", tuple(lost[0])) in [(machine, given.keys) for machine, given in cluster.given]
+    assert len(lost) == 2, "it had two stretches"
+    assert {("b", tuple(keys)) for keys in lost} <= {(machine, given.keys) for machine, given in cluster.given}
+    assert len(run.work["a"].lost_at) == 2 and not run.work["b"].lost_at
 
 
 def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(runs: SmallRuns, pool: EncoderPool) -> None:
@@ -104,7 +106,7 @@ def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(runs: S
 
     def lose_after_the_work(machine: str, keys: Sequence[str]) -> None:
         if machine == "a":
-            cluster._machines["a"].embed(keys)
+            cluster._machines["a"].embed(-1, keys)
             cluster.names.append("b")
             raise MachineLost("its host ended before it could tell what it did")
 
@@ -128,6 +130,51 @@ def test_partition_that_ends_every_machine_fails_by_name_and_the_others_are_embe
     [failure] = [event for event in run.events() if isinstance(event, Failure)]
     assert failure.key == "p03" and "ended every machine" in failure.reason and run.failed
     assert run.report.partitions_written == 11
+
+
+def test_what_shares_a_machine_with_the_partition_that_ends_it_is_not_given_up(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
+    beside = threading.Event()
+
+    def end_with(machine: str, keys: Sequence[str]) -> None:
+        if "p11" in keys:  # the largest, so the first
+            assert len(cluster.given) > 2 or beside.wait(60)
+            cluster.names.append(f"{machine}'")
+            raise MachineLost(f"{machine} ended")
+        beside.set()
+
+    cluster = LocalCluster(runs, ["a"], end_with)
+    run = cluster_run(cluster, pool)
+    failed = [event.key for event in run.events() if isinstance(event, Failure)]
+    assert failed == ["p11"] and run.report.partitions_written == 11
+    assert len(run.work["a"].lost_at) == 2, "the first machine had another stretch"
+
+
+def test_machine_has_the_next_stretch_before_it_ends_one(runs: SmallRuns, pool: EncoderPool) -> None:
+    both = threading.Barrier(2)
+
+    def meet(machine: str, keys: Sequence[str]) -> None:
+        if len(cluster.given) <= 2:
+            both.wait(60)
+
+    cluster = LocalCluster(runs, ["a"], meet)
+    run = cluster_run(cluster, pool)
+    list(run.events())
+    assert_all_embedded(runs, pool)
+    assert 0 < run.work["a"].seconds <= run.report.wall_seconds, "the time of two stretches counts once"
+
+
+def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(runs: SmallRuns) -> None:
+    machine = Machine(runs)
+    try:
+        machine.stop(1)
+        assert machine.embed(1, list(CATALOG)).stopped
+        outcome = machine.embed(2, list(CATALOG))
+    finally:
+        machine._pool.close()
+    assert not outcome.stopped
+    assert [event.action for event in outcome.events if isinstance(event, Receipt)] == ["encoded"] * len(CATALOG)
 
 
 def test_machine_that_joins_late_gets_work(runs: SmallRuns, pool: EncoderPool) -> None:
@@ -163,7 +210,7 @@ def test_idle_machine_takes_a_copy_of_what_another_is_slow_with(runs: SmallRuns,
             free.set()
     assert_all_embedded(runs, pool)
     assert Counter(receipt.key for receipt in receipts) == Counter(list(CATALOG)), "told of once"
-    assert cluster.stopped == ["slow"]
+    assert set(cluster.stopped) == {"slow"}
 
 
 def test_error_of_the_settings_ends_the_run(runs: SmallRuns, pool: EncoderPool) -> None:

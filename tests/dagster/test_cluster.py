@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from surge_dagster.cluster import stretches
+from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.orchestration import cluster_runs
 from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from tests.cluster.local_cluster import LocalCluster
 from tests.dagster.conftest import Workbench
+from tests.dagster.test_run_charts import drawn, words
 from tests.small_catalogs import assert_embedded, numbered_rows
 
 
@@ -20,12 +25,18 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
 ) -> None:
     connected = list[str]()
 
-    def connect(address: str, runs: ResourceRuns, space: Space) -> Any:
+    def connect(address: str, runs: ResourceRuns, space: Space, warn: Callable[[str], None]) -> Any:
         connected.append(address)
         assert space.requested.model == "hash://16"
-        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a", "b"])  # as they travel
+        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a", "b"], lose_b)  # as they travel
+
+    def lose_b(machine: str, keys: Sequence[str]) -> None:
+        if machine == "b":
+            raise MachineLost("the machine 10.0.0.7 was lost")
 
     monkeypatch.setattr(cluster_runs, "RayCluster", connect)
+    monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
+    monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)  # one partition each
     bench.settings["cluster"] = "ray://head:10001"
     bench.fill(("a", "b", "c"), 5)
     ran = bench.refresh()
@@ -35,6 +46,9 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
     assert (ran.metrics()["partitions_written"], ran.metrics()["texts_encoded"]) == (3, 15)
     for key in "abc":
         assert_embedded(bench.output, bench.space, key, numbered_rows(key, 5))
+    assert "the machine 10.0.0.7 was lost; 1 partition done again" in ran.logged()
+    chart = drawn(dg.MarkdownMetadataValue(ran.charts()["timeline"]))
+    assert "When each machine was at work" in words(chart)
     again = bench.refresh()
     assert again.success and again.materialized() == {}
     assert connected == ["ray://head:10001"], "nothing was due the second time"

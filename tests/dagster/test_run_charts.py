@@ -9,6 +9,8 @@ from collections import Counter
 import dagster as dg
 import pytest
 
+from surge_dagster.cluster.cluster_run import MachineWork
+from surge_dagster.cluster.machine import MachineFacts
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.timeline import Entry, Span, Timeline
@@ -167,3 +169,24 @@ def test_n_star_follows_from_the_cost_of_a_call() -> None:
     report = RunReport(costs=Costs(texts_encoded=100, encode_seconds=1.0), call_seconds=0.16)
     svg = drawn(run_charts(report, Timeline(), Counter({3: 1}))["partition_sizes"])
     assert "n* = 16 " in words(svg)
+
+
+def test_each_machine_of_a_cluster_has_a_lane_with_its_throughput_and_a_mark_where_it_was_lost() -> None:
+    machines = {
+        name: MachineWork(MachineFacts(name, "1", "key", "fp16", "cuda", "", 1), texts=texts)
+        for name, texts in {"10.0.0.1": 4_000, "10.0.0.2": 500}.items()
+    }
+    for begun, ended in ((0.0, 6.0), (2.0, 8.0), (11.0, 12.0)):  # two at once
+        machines["10.0.0.1"].was_at_work(begun, ended)
+    machines["10.0.0.2"].was_at_work(0.0, 5.0)
+    machines["10.0.0.2"].lost_at.append(7.5)
+    assert [machines[name].seconds for name in machines] == [9.0, 5.0]
+    timeline = timeline_of(1)
+    svg = drawn(run_charts(RunReport(), timeline, Counter(), machines)["timeline"])
+    assert "10.0.0.1 444 10.0.0.2 100" in words(svg)
+    [first, second, third] = [(x, width) for x, width, _ in bars(svg)]
+    assert first[0] == third[0] and first[1] == pytest.approx(8 * second[1], abs=1)
+    assert third[1] == pytest.approx(5 * second[1], abs=1)
+    assert len([line for line in svg.iter(f"{_SVG}line") if line.get("stroke") == "#b5403a"]) == 1
+    many = {str(number): machines["10.0.0.2"] for number in range(1_000)}
+    assert "(40 of 1,000)" in words(drawn(run_charts(RunReport(), timeline, Counter(), many)["timeline"]))
