@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_705,
-    "cluster": 800,
+    "cluster": 820,
     "config": 695,
     "consumers": 930,
     "engine.derived": 700,
@@ -188,7 +188,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     assert core <= 15_975  # 270 of them let several runs encode ranges of one partition
     assert product <= 37_200
     assert lines_of(ROOT / "tests") <= 42_600
-    assert lines_of(ROOT / "benchmarks") <= 6_330
+    assert lines_of(ROOT / "benchmarks") <= 6_550
 
 
 RUN_OF_THE_CORE = """

@@ -46,6 +46,10 @@ class Cluster(Protocol[T]):
         """Those that can encode now, by name; others are started meanwhile."""
         ...
 
+    def request(self, machines: int) -> None:
+        """Say how many could be used, so that whoever starts and ends machines can do it."""
+        ...
+
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> T: ...
 
     def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
@@ -220,6 +224,8 @@ class ClusterRun(Generic[T]):
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
             self._describe(machines[name])
+        if speeds := [speed for name in machines if (speed := self.work[name].bytes_per_second)]:
+            cluster.request(max(len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
         held = Counter[str]()
         for under in self._under.values():
             held[under.machine] += _share_of(under.stretch)

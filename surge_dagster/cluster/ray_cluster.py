@@ -31,6 +31,7 @@ _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _START_AGAIN_SECONDS = 10.0  # after an actor has ended
 _MOST_STARTS = 5  # in a row, of one node
 _PATIENCE_SECONDS = 120.0  # without any machine
+_MOST_REQUESTED = 1_000  # an autoscaler has a limit of its own
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,6 +78,7 @@ class RayCluster:
         self._facts: dict[str, MachineFacts] = {}
         self._starts: dict[str, int] = {}
         self._start_again_at: dict[str, float] = {}
+        self._has_gpus, self._requested = False, 0
         self._looked_at, self._without_since = 0.0, time.monotonic()
 
     def machines(self) -> dict[str, MachineFacts]:
@@ -94,6 +96,14 @@ class RayCluster:
                 "why. Run again when some can: what is published stays"
             )
         return dict(self._facts)
+
+    def request(self, machines: int) -> None:
+        # Ray keeps the request until the next one, also when the driver is killed.
+        if machines != self._requested:
+            from ray.autoscaler.sdk import request_resources  # pyright: ignore[reportMissingImports]
+
+            self._requested = machines
+            request_resources(bundles=[{"GPU" if self._has_gpus else "CPU": 1}] * min(machines, _MOST_REQUESTED))
 
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> RayTask:
         actor, number = self._actors[machine], next(self._numbers)
@@ -123,6 +133,8 @@ class RayCluster:
         task.actor.stop.remote(task.number)
 
     def close(self) -> None:
+        with contextlib.suppress(Exception):  # the cluster may have ended
+            self.request(0)
         for node in list(self._actors):
             self._lose(node)
         self._ray.shutdown()
@@ -131,8 +143,8 @@ class RayCluster:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._addresses |= {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
         alive = {node["NodeID"]: node["Resources"] for node in nodes}
-        has_gpus = any(resources.get("GPU") for resources in alive.values())
-        able = {node: resources for node, resources in alive.items() if not has_gpus or resources.get("GPU")}
+        self._has_gpus = any(resources.get("GPU") for resources in alive.values())
+        able = {node: resources for node, resources in alive.items() if not self._has_gpus or resources.get("GPU")}
         for node in self._actors.keys() - alive.keys():
             self._lose(node)
         for node, resources in able.items():

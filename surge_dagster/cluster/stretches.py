@@ -11,6 +11,7 @@ them stages the last one assembles the file; if none did, the partition is hande
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ _LEAST_SECONDS = 3.0  # each stretch costs a run's beginning and end
 _FIRST_SPEED = 128 << 10  # of a machine whose speed is not known yet, in bytes of text per second
 # Of the work that is left, what each machine gets at most, as `factoring` of parallel loops does.
 _SHARES = 2
+_WORTH_SECONDS = 300.0  # of work, for which a machine is started
 _DIVIDED = 2  # a partition of so many stretches is divided
 _MOST_ATTEMPTS = 3
 
@@ -82,6 +84,10 @@ class Stretches:
                 return self._take_returned(is_idle)
             return self._take(most)
         return stretch
+
+    def machines_wanted(self, bytes_per_second: float) -> int:
+        """Machines of this speed that have enough to do, at what is left, to be worth their start."""
+        return math.ceil(self._left_weight / (_WORTH_SECONDS * bytes_per_second))
 
     def _take_returned(self, is_idle: bool) -> Stretch | None:
         for stretch in self._returned:

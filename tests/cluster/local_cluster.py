@@ -72,6 +72,7 @@ class LocalCluster:
     before: Callable[[str, Sequence[str]], None] = lambda machine, keys: None
     given: list[tuple[str, Stretch]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     closed: threading.Event = field(default_factory=threading.Event)
     _machines: dict[str, Machine] = field(default_factory=dict)
 
@@ -80,6 +81,9 @@ class LocalCluster:
             if name not in self._machines:
                 self._machines[name] = Machine(self.runs)
         return {name: self._machines[name].facts() for name in self.names}
+
+    def request(self, machines: int) -> None:
+        self.requested.append(machines)
 
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> Task:
         number = len(self.given)

@@ -60,6 +60,7 @@ def test_machines_share_the_work_and_every_partition_is_told_of_once(runs: Small
     assert run.report.partitions_written == 12
     assert run.report.texts_encoded >= sum(map(len, CATALOG.values())), "and copies at the end"
     assert sum(work.texts for work in run.work.values()) == run.report.texts_encoded
+    assert cluster.requested and set(cluster.requested) == {2}, "there is nothing to do for a third machine"
     assert pool.worker_pids == [] and cluster.closed.is_set(), "the driver encodes nothing itself"
     again = cluster_run(LocalCluster(runs, []), pool)
     assert {event.action for event in again.events() if isinstance(event, Receipt)} == {"fresh"}

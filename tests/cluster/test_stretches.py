@@ -46,6 +46,30 @@ def test_stretches_follow_the_speed_of_a_machine_and_shrink_as_less_is_left() ->
     assert counts[:3] == [50, 43, 38] and counts[-1] <= 12 and min(counts[:-1]) == 12, "three seconds at least"
 
 
+def test_part_of_a_stretch_is_as_much_smaller() -> None:
+    one = weight_of(replace(partition_of("p", []), text_bytes=1))
+    left = sized([1] * 1_000)
+    halves = [left.next(one * 2.0, 4, parts=2), left.next(one * 2.0, 4, parts=4)]
+    assert [len(stretch.keys) for stretch in halves if stretch] == [30, 15]
+
+
+def test_machines_are_wanted_as_far_as_each_has_five_minutes_of_work() -> None:
+    one = weight_of(replace(partition_of("p", []), text_bytes=1))
+    left = sized([1] * 1_000)
+    assert [left.machines_wanted(one * speed) for speed in (1.0, 3.0, 4.0)] == [4, 2, 1]
+
+
+def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> None:
+    left = sized([1, 1])
+    first = left.next(1.0, 1)
+    assert first is not None and left.put_back(first) is None
+    second = left.next(1.0, 1, is_idle=False)
+    assert second is not None and second.keys != first.keys
+    assert left.next(1.0, 1, is_idle=False) is None
+    again = left.next(1.0, 1)
+    assert again is not None and (again.keys, again.attempts) == (first.keys, 1)
+
+
 def test_stretch_that_ends_every_machine_is_divided_until_one_partition_is_left() -> None:
     left = sized([5, 4, 3])
     stretch = left.next(None, 1)

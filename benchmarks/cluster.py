@@ -1,0 +1,217 @@
+"""A run over the machines of a Ray cluster beside the sum of their speeds: `make bench-cluster`.
+
+The machines are network namespaces on this computer, so it needs root, iproute2 and the extra `ray`. Their encoders
+sleep instead of computing, each at a speed of its own, because all machines share the cores here. Efficiency is the
+catalog's texts over what the machines could have encoded from the moment at which each got its first stretch until the
+last one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Document, Target, add_quick, at_most, command_line, print_document, say, start_document
+from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
+from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from surge_dagster.cluster.cluster_run import ClusterRun
+from surge_dagster.cluster.machine import memory_limit
+from surge_dagster.cluster.ray_cluster import RayCluster
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.tables.opening import open_source
+from tests.cluster.hosts import Host, hosts
+
+_SIGMAS = (1.0, 1.72, 2.5)
+_SPREAD, _SLOW = 0.1, 0.5  # of the machines' speeds, and that of one of them
+_DIMENSION = 64
+_RAY = Path(sys.executable).parent / "ray"
+
+
+def measure(arguments: argparse.Namespace) -> Document:
+    """All scenarios, one after the other."""
+    document = start_document("cluster", arguments, ("ray", "pyarrow", "surge-dagster"))
+    folder = Path(tempfile.mkdtemp(prefix="fleet"))
+    try:
+        document["one"] = measure_one(arguments, folder)
+        speeds = speeds_of(arguments)
+        with cluster_of(speeds) as network:
+            for sigma in _SIGMAS:
+                texts = round(sum(speeds) * arguments.seconds)
+                catalog = folder / f"sigma {sigma}"
+                build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=sigma, seed=1)
+                document[f"sigma {sigma}"] = driven(network[0], catalog, "auto", speeds)
+        with cluster_of([arguments.speed] * 4) as network:
+            document["half"] = measure_half(arguments, folder, network)
+        return document
+    finally:
+        shutil.rmtree(folder)
+
+
+def speeds_of(arguments: argparse.Namespace) -> list[float]:
+    """Texts per second of the machines; the last one is slow."""
+    drawn = np.random.default_rng(0).normal(1.0, _SPREAD, arguments.machines)
+    return [*(arguments.speed * drawn[:-1]).tolist(), _SLOW * arguments.speed]
+
+
+def measure_one(arguments: argparse.Namespace, folder: Path) -> Document:
+    """One machine: alone, and as the only one of a cluster."""
+    catalog, speeds = folder / "one", [arguments.speed]
+    texts = round(arguments.speed * arguments.seconds)
+    build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, seed=1)
+    with cluster_of(speeds) as [host]:
+        return {name: driven(host, catalog, name, speeds) for name in ("none", "auto")}
+
+
+def measure_half(arguments: argparse.Namespace, folder: Path, network: Sequence[Host]) -> Document:
+    """Four equal machines and a catalog of which one partition is half."""
+    catalog, speeds = folder / "half", [arguments.speed] * len(network)
+    texts = round(sum(speeds) * arguments.seconds / 2)
+    build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=1.0, seed=1)
+    build_synthetic_catalog(folder / "giant", texts=texts, partitions=1, seed=2)
+    [giant] = (folder / "giant").glob("partition=*")
+    giant.rename(catalog / "partition=giant")
+    return driven(network[0], catalog, "auto", speeds)
+
+
+@contextmanager
+def cluster_of(speeds: Sequence[float]) -> Iterator[list[Host]]:
+    """A Ray cluster of machines with these speeds; the first one is the head."""
+    folder = tempfile.mkdtemp(prefix="ray")  # short, for Unix sockets
+    try:
+        with hosts(len(speeds)) as network:
+            for host, speed in zip(network, speeds, strict=True):
+                head = ("--head", "--port", 6379, "--include-dashboard=false", "--temp-dir", folder)
+                joins = head if host is network[0] else ("--address", f"{network[0].address}:6379")
+                options = ("--node-ip-address", host.address, "--num-cpus", 1, "--disable-usage-stats")
+                host.run(_RAY, "start", *joins, *options, env={SECONDS_PER_TEXT: str(1 / speed)})
+            yield network
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> Document:
+    """A run that begins on this host."""
+    say(f"{catalog.name}: {len(speeds)} machines, cluster {cluster}")
+    output = catalog.parent / "output"
+    words = (sys.executable, "-m", "benchmarks.cluster", "--drive", catalog, output, cluster)
+    try:
+        with host.popen(*words, env={SECONDS_PER_TEXT: str(1 / speeds[0])}, stdout=subprocess.PIPE) as process:
+            printed, _ = process.communicate()
+        run = json.loads(printed.splitlines()[-1])
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
+    ends = max(work["ended"] for work in run["machines"].values())
+    could = sum(speeds[int(name)] * (ends - work["begun"]) for name, work in run["machines"].items())
+    return run | {"efficiency": run["texts"] / could, "speeds": list(speeds)}
+
+
+@dataclass(frozen=True, slots=True)
+class PacedRuns:
+    """See `CatalogRuns`."""
+
+    catalog: str
+    output: str
+
+    def open_pool(self) -> EncoderPool:
+        return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
+
+    def list_partitions(self) -> Iterable[Partition]:
+        return open_source(self.catalog)
+
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+    ) -> EmbeddingRun:
+        memory = memory_limit(None, at_once)
+        return EmbeddingRun(partitions, open_store(self.output), pool, memory_limit_bytes=memory, **options)
+
+
+def drive(catalog: str, output: str, cluster: str) -> Document:
+    """The run itself, in a process of its own on a host."""
+    runs = PacedRuns(catalog, output)
+    partitions = list(runs.list_partitions())
+    with runs.open_pool() as pool:
+        if cluster == "none":
+            pool.start()
+            run = runs.new_run(partitions, pool)
+            for _ in run.events():
+                pass
+            machines = {"0": {"begun": 0.0, "ended": run.report.wall_seconds, "texts": run.report.texts_encoded}}
+        else:
+            connect = partial(RayCluster, cluster, runs, pool.space, say)
+            run = ClusterRun(partitions, runs, pool, connect, force=False, grace_seconds=20.0, warn=say)
+            for _ in run.events():
+                pass
+            machines = {
+                str(int(work.facts.host.rpartition(".")[2]) - 1): {
+                    "begun": work.spans[0].begun,
+                    "ended": work.spans[-1].ended,
+                    "texts": work.texts,
+                    "stretches": work.stretches,
+                }
+                for work in run.work.values()
+                if work.spans
+            }
+    texts = sum(partition.rows or 0 for partition in partitions)
+    if run.failed or run.report.partitions_written != len(partitions):
+        raise RuntimeError(f"not all partitions were embedded: {run.report.partitions_failed[:3]}")
+    return {"machines": machines, "texts": texts, "wall_seconds": run.report.wall_seconds}
+
+
+def lines(document: Document) -> Iterator[str]:
+    yield f"{'scenario':24}{'machines':>9}{'texts':>11}{'wall, s':>9}{'efficiency':>11}{'texts encoded':>14}"
+    for name, run in _runs(document).items():
+        encoded = sum(work["texts"] for work in run["machines"].values())
+        wall, machines = run["wall_seconds"], len(run["machines"])
+        yield f"{name:24}{machines:>9}{run['texts']:>11,}{wall:>9.1f}{run['efficiency']:>11.3f}{encoded:>14,}"
+
+
+def targets(document: Document) -> Iterator[Target]:
+    for sigma in _SIGMAS:
+        yield Target(f"8 machines, sigma {sigma}: efficiency", 0.96, document[f"sigma {sigma}"]["efficiency"])
+    one = document["one"]
+    yield Target(
+        "one machine: with a cluster over without", 0.99, one["auto"]["efficiency"] / one["none"]["efficiency"]
+    )
+    half = document["half"]["efficiency"]
+    yield at_most("a partition that is half, 4 machines: seconds over W/4", 1.15, 1 / half)
+
+
+def _runs(document: Document) -> dict[str, Document]:
+    one = {f"one, cluster {name}": run for name, run in document["one"].items()}
+    return one | {name: document[name] for name in (*(f"sigma {sigma}" for sigma in _SIGMAS), "half")}
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    add, quick = parser.add_argument, add_quick(parser)
+    add("--machines", type=int, default=2 if quick else 8)
+    add("--speed", type=float, default=500 if quick else 1500, help="texts per second of a machine")
+    add("--seconds", type=float, default=5 if quick else 150, help="that all machines together need at best")
+    add("--partitions", type=int, default=20 if quick else 400)
+    add("--drive", nargs=3, metavar=("CATALOG", "OUTPUT", "CLUSTER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.drive:
+        print(json.dumps(drive(*arguments.drive)))
+        return
+    document = measure(arguments)
+    print_document(document, lines(document), targets(document))
+
+
+if __name__ == "__main__":
+    main()
