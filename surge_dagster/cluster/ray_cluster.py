@@ -31,6 +31,7 @@ _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _START_AGAIN_SECONDS = 10.0  # after an actor has ended
 _MOST_STARTS = 5  # in a row, of one node
 _PATIENCE_SECONDS = 120.0  # without any machine
+_CLOSE_SECONDS = 5.0
 _MOST_REQUESTED = 1_000  # an autoscaler has a limit of its own
 
 
@@ -78,7 +79,8 @@ class RayCluster:
         self._facts: dict[str, MachineFacts] = {}
         self._starts: dict[str, int] = {}
         self._start_again_at: dict[str, float] = {}
-        self._has_gpus, self._requested = False, 0
+        self._machine = {"CPU": 1.0}  # the resources of one
+        self._requested, self._last_request = 0, None
         self._looked_at, self._without_since = 0.0, time.monotonic()
 
     def machines(self) -> dict[str, MachineFacts]:
@@ -103,7 +105,9 @@ class RayCluster:
             from ray.autoscaler.sdk import request_resources  # pyright: ignore[reportMissingImports]
 
             self._requested = machines
-            request_resources(bundles=[{"GPU" if self._has_gpus else "CPU": 1}] * min(machines, _MOST_REQUESTED))
+            bundles = [self._machine] * min(machines, _MOST_REQUESTED)
+            task = self._ray.remote(request_resources).options(num_cpus=0)  # Ray's client cannot call it
+            self._last_request = task.remote(bundles=bundles)
 
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> RayTask:
         actor, number = self._actors[machine], next(self._numbers)
@@ -135,6 +139,7 @@ class RayCluster:
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the cluster may have ended
             self.request(0)
+            self._ray.get(self._last_request, timeout=_CLOSE_SECONDS)
         for node in list(self._actors):
             self._lose(node)
         self._ray.shutdown()
@@ -143,8 +148,9 @@ class RayCluster:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._addresses |= {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
         alive = {node["NodeID"]: node["Resources"] for node in nodes}
-        self._has_gpus = any(resources.get("GPU") for resources in alive.values())
-        able = {node: resources for node, resources in alive.items() if not self._has_gpus or resources.get("GPU")}
+        kind = "GPU" if any(resources.get("GPU") for resources in alive.values()) else "CPU"
+        able = {node: resources for node, resources in alive.items() if resources.get(kind)}
+        self._machine = {kind: max((resources[kind] for resources in able.values()), default=1)}
         for node in self._actors.keys() - alive.keys():
             self._lose(node)
         for node, resources in able.items():

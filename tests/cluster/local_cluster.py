@@ -75,6 +75,7 @@ class LocalCluster:
     requested: list[int] = field(default_factory=list)
     closed: threading.Event = field(default_factory=threading.Event)
     _machines: dict[str, Machine] = field(default_factory=dict)
+    _begun: list[Future[StretchOutcome]] = field(default_factory=list)
 
     def machines(self) -> dict[str, MachineFacts]:
         for name in self.names:
@@ -93,7 +94,8 @@ class LocalCluster:
             self.before(machine, stretch.keys)
             return self._machines[machine].embed(number, stretch.keys, stretch.ranges, again=again)
 
-        return machine, number, in_background(work, "test-machine")
+        self._begun.append(in_background(work, "test-machine"))
+        return machine, number, self._begun[-1]
 
     def wait(self, tasks: Sequence[Task], seconds: float) -> list[Task]:
         done, _ = wait([future for *_, future in tasks], seconds, FIRST_COMPLETED)
@@ -117,6 +119,7 @@ class LocalCluster:
     def close(self) -> None:
         for machine in self._machines.values():
             machine._pool.close()
+        wait(self._begun)  # also those of lost machines
         self.closed.set()
 
 

@@ -18,6 +18,14 @@ from tests.service.lanes import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
+# What Ray's autoscaler is asked for.
+REQUESTED = """
+import ray
+from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+from ray.experimental.internal_kv import _internal_kv_get
+ray.init("auto", logging_level="ERROR")
+print((_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"none").decode())
+"""
 MODEL, BIN = "hash://64", Path(sys.executable).parent
 
 
@@ -95,6 +103,7 @@ def test_run_goes_on_when_a_host_ends_and_when_another_joins(network: list[Host]
     assert process.returncode == 0, output
     assert "150 partitions written" in output
     assert_verified(catalog)
+    assert head.run(sys.executable, "-c", REQUESTED).splitlines()[-1] == "[]", "an autoscaler may end all machines"
 
 
 def test_run_whose_driver_ends_is_continued_by_the_next_and_leaves_no_machine_at_work(
