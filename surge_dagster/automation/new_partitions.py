@@ -78,7 +78,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         tags |= unattended(resources, space, settings.shards).tags
         return [
             dg.RunRequest(
-                run_config=config_of(names.embeddings_op, {"keys": stretch}),
+                run_config=config_of(names.embeddings_op, stretch.options),
                 tags=tags | shard_tags(number, len(stretches), settings.run_tags),
             )
             for number, stretch in enumerate(stretches, 1)

@@ -109,7 +109,7 @@ class Stretches:
         partition, weight = self._partitions[key], self._weights[key]
         if weight < _DIVIDED * most or not partition.rows:
             return False
-        ranges = divide(partition, max(1, round(partition.rows * most / weight)))
+        ranges = divide(partition, round(weight / max(most, 1)))
         if ranges:
             self._left.pop()
             self._left_weight -= weight

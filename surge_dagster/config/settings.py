@@ -299,7 +299,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
 
     @model_validator(mode="after")
     def _require_agreement(self) -> Self:
-        """Refuse thresholds that contradict each other, and options that a `hash://` model does not have."""
+        """Refuse settings that contradict each other, and options that a `hash://` model does not have."""
+        if self.shards > 1 and self.cluster != "none":
+            raise ValueError(f"a run over a cluster has all machines, so shards is 1 with cluster, not {self.shards}")
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):
             spec.resolve()

@@ -97,6 +97,10 @@ class LaunchConfig(dg.Config):
         ),
     )
 
+    part: list[int] | None = Field(
+        None, description="of the only key, the rows that the first, second, … of so many runs encodes, such as [2, 5]"
+    )
+
     @field_validator("select", mode="before")
     @classmethod
     def _all_when_left_empty(cls, value: Any) -> Any:

@@ -22,10 +22,11 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces, model_difference, nearest_spaces
+from surge_dagster.engine.plan.ranges import divide
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
@@ -170,7 +171,8 @@ class Refresh:
     def _new_run(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun | ClusterRun[Any]:
         force, resources = self._config.force, self._resources
         if resources.encoder.cluster == "none":
-            run = run_of(resources, work.todo, self._store, pool, force=force, outputs=work.outputs)
+            options = {"force": force, "outputs": work.outputs, "ranges": self._ranges(work.todo)}
+            run = run_of(resources, work.todo, self._store, pool, **options)
         else:
             run = cluster_run_of(resources, work.todo, pool, self._context.log.warning, force=force)
             self._outcome.machines = run.work
@@ -178,6 +180,15 @@ class Refresh:
         to_do, space = counted(len(work.todo), "partition"), run.space
         self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")
         return run
+
+    def _ranges(self, todo: Sequence[Partition]) -> list[PartitionRange]:
+        """The rows of the only partition that this run encodes; [] for all. Other runs encode the others."""
+        if self._config.part is None:
+            return []
+        number, count = self._config.part
+        ranges = [rows for partition in todo for rows in divide(partition, count)]
+        self._outcome.in_part = {partition.key for partition in todo}
+        return ranges[min(number, len(ranges)) - 1 :][:1]  # of a source that has changed there may be fewer
 
     def _embed(self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist) -> list[Receipt]:
         """Run, then check the footers of what was published; returns receipts of what the run found fresh."""

@@ -3,21 +3,26 @@
 Stretches of equal size would keep all machines waiting for the slowest one. So the work is cut into rounds of a stretch
 per machine, each round a third of what is left, and Dagster's queue starts the largest first: a machine that is free
 takes the next one, and the small ones at the end make up for different speeds (factoring, as loop schedulers do it).
+
+A partition of several stretches is done by several runs, each of which encodes a range of its rows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import dagster as dg
 
 from surge_dagster.config.settings import PRIORITY_TAG, Settings
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.plan.ranges import divide
 from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.active_runs import Held
@@ -30,6 +35,7 @@ from surge_dagster.orchestration.records import failed_on_record
 SHARD_TAG = "surge/shard"
 SHARD_BYTES = 16 * 1024 * 1024  # of text, which is worth the start of another encoder whose speed is not known yet
 _ROUND = 3  # a round takes a third of what is left
+_DIVIDED = 2  # a partition of so many stretches is divided
 _SMALLEST_SHARE = 60  # the least stretch is this part of a machine's share: the queue takes a second for each run
 # Of the newest SuperBatches, whose speed is that of the machines in use; fewer seconds are mostly a first call.
 _SUPERBATCHES, _MEASURED_SECONDS = 100, 10.0
@@ -37,7 +43,26 @@ _SUPERBATCHES, _MEASURED_SECONDS = 100, 10.0
 _LOOK_SECONDS = 40.0
 
 
-def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, least: int) -> list[list[str]]:
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one of the runs embeds.
+
+    Attributes:
+        weight: of the partitions, in bytes of text.
+        part: of the only partition, which range is meant, from 1 on, and of how many; None for all rows.
+    """
+
+    keys: list[str]
+    weight: int
+    part: tuple[int, int] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of its `LaunchConfig`."""
+        return {"keys": self.keys} | ({"part": list(self.part)} if self.part else {})
+
+
+def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, least: int) -> list[Stretch]:
     """Divide keys into stretches for so many machines, the largest first, each in the order of the keys.
 
     Args:
@@ -47,17 +72,23 @@ def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, l
     left = sum(weights)
     least = max(least, left // (_SMALLEST_SHARE * shards))
     size = _stretch_size(left, shards, least)
-    stretches, stretch, held = list[tuple[int, list[str]]](), list[str](), 0
+    stretches, stretch, held = list[Stretch](), list[str](), 0
     for key, weight in zip(keys, weights, strict=True):
+        if shards > 1 and weight >= _DIVIDED * size and (ranges := divide(partitions[key], weight // size)):
+            parts = len(ranges)
+            stretches += [Stretch([key], weight // parts, (number, parts)) for number in range(1, parts + 1)]
+            left -= weight
+            continue
         if stretch and held + weight // 2 > size:
-            stretches.append((held, stretch))
+            stretches.append(Stretch(stretch, held))
             left, stretch, held = left - held, [], 0
             if len(stretches) % shards == 0:
                 size = _stretch_size(left, shards, least)
         stretch.append(key)
         held += weight
-    by_weight = sorted([*stretches, (held, stretch)], key=lambda each: -each[0])
-    return [stretch for _, stretch in by_weight if stretch]
+    if stretch:
+        stretches.append(Stretch(stretch, held))
+    return sorted(stretches, key=lambda each: -each.weight)
 
 
 def _stretch_size(left: int, shards: int, least: int) -> int:
@@ -110,7 +141,7 @@ def refresh_requests(
     """
     if held.keys is None:
         return []
-    space, stretches = None, list[list[str]]()
+    space, stretches = None, list[Stretch]()
     whole_catalog = not held.keys
     try:
         with _set_after(_LOOK_SECONDS) as over:
@@ -133,8 +164,8 @@ def refresh_requests(
     return [
         dg.RunRequest(
             # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
-            run_key=hashlib.sha256("\n".join(stretch).encode()).hexdigest(),
-            run_config=config_of(names.refresh_op, {"keys": stretch}),
+            run_key=hashlib.sha256(json.dumps(stretch.options).encode()).hexdigest(),
+            run_config=config_of(names.refresh_op, stretch.options),
             tags=(first if number == 1 else others).tags | shard_tags(number, len(stretches), settings.run_tags),
         )
         for number, stretch in enumerate(stretches, 1)

@@ -122,6 +122,7 @@ class TestImpossibleSettings:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
+            ({"shards": 2, "cluster": "auto"}, "shards is 1 with cluster, not 2"),
             ({"precision": "int8"}, "setting precision is 'int8': input should be 'auto', 'fp32', 'fp16' or 'bf16'"),
             ({"devices": "gpu"}, "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda"),
             ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),

@@ -10,15 +10,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import dagster as dg
 import numpy as np
 import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ from surge_dagster.orchestration import shards
 from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested, shown
 from tests.dagster.dev_server import eventually
-from tests.small_catalogs import DIMENSION, assert_embedded
+from tests.small_catalogs import DIMENSION, assert_embedded, numbered_rows, partition_folder, write_rows
 
 
 def partition(key: str, text_bytes: int | None) -> Partition:
@@ -45,12 +47,13 @@ def test_shards_hold_every_key_once_in_order_and_the_largest_comes_first(
     given_sizes: list[int | None], machines: int, least: int
 ) -> None:
     partitions = {f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)}
-    stretches = shards.cut(list(partitions), partitions, machines, least)
+    given_shards = shards.cut(list(partitions), partitions, machines, least)
+    stretches = [shard.keys for shard in given_shards]
     assert all(stretch and stretch == sorted(stretch) for stretch in stretches)
     assert [key for stretch in sorted(stretches) for key in stretch] == list(partitions), "each is one range of them"
     weights = {key: weight_of(each) for key, each in partitions.items()}
     sums = [sum(weights[key] for key in stretch) for stretch in stretches]
-    assert sums == sorted(sums, reverse=True)
+    assert sums == sorted(sums, reverse=True) == [shard.weight for shard in given_shards]
     total = sum(sums)
     most = max(total / (3 * machines) if machines > 1 else total, 2 * least, total / 30 / machines)
     assert sums[0] <= most + max(weights.values())
@@ -58,10 +61,24 @@ def test_shards_hold_every_key_once_in_order_and_the_largest_comes_first(
 
 def test_little_work_is_one_run_and_a_large_partition_is_its_own_shard() -> None:
     partitions = {key: partition(key, 400_000_000 if key == "c" else 1_000_000) for key in "abcdefg"}
-    assert shards.cut(list(partitions), partitions, 3, 1) == [["c"], list("defg"), ["a", "b"]]
+    assert keys_of(partitions, 3, 1) == [["c"], list("defg"), ["a", "b"]]
     small = {key: partition(key, 1_000_000) for key in "abcdefg"}
-    assert shards.cut(list(small), small, 3, shards.SHARD_BYTES) == [list(small)]
-    assert shards.cut(list(partitions), partitions, 1, 1) == [list(partitions)]
+    assert keys_of(small, 3, shards.SHARD_BYTES) == [list(small)]
+    assert keys_of(partitions, 1, 1) == [list(partitions)]
+
+
+def keys_of(partitions: Mapping[str, Partition], machines: int, least: int) -> list[list[str]]:
+    return [shard.keys for shard in shards.cut(list(partitions), partitions, machines, least)]
+
+
+def test_partition_of_several_stretches_is_divided_where_its_rows_can_be_read_apart() -> None:
+    partitions = {key: partition(key, 36_000_000 if key == "c" else 1_000_000) for key in "abcde"}
+    partitions["c"] = replace(partitions["c"], rows=1_000, read_range=lambda start, stop: iter(()))
+    divided = shards.cut(list(partitions), partitions, 4, 1)
+    assert [(shard.keys, shard.part) for shard in divided if shard.part] == [(["c"], (n, 10)) for n in range(1, 11)]
+    assert sorted(key for shard in divided if not shard.part for key in shard.keys) == list("abde")
+    assert max(shard.weight for shard in divided) <= sum(map(weight_of, partitions.values())) / 8
+    assert [shard.part for shard in shards.cut(list(partitions), partitions, 1, 1)] == [None]
 
 
 def efficiency(weights: Sequence[int], speeds: Sequence[float]) -> float:
@@ -86,7 +103,7 @@ def test_machines_of_different_speeds_end_at_nearly_the_same_time(sigma: float) 
         partitions = {str(place): partition(str(place), int(size)) for place, size in enumerate(sizes)}
         speeds = [*random.normal(1, 0.1, 7), 0.5]
         weights = np.array(list(map(weight_of, partitions.values())))
-        stretches = shards.cut(list(partitions), partitions, 8, 1)
+        stretches = keys_of(partitions, 8, 1)
         assert len(stretches) <= 12 * 8
         shrinking.append(efficiency([int(sum(weights[list(map(int, each))])) for each in stretches], speeds))
         shard = (np.cumsum(weights) * 32 - 1) // weights.sum()  # four of equal size for each machine
@@ -132,6 +149,29 @@ def test_the_sensor_requests_shards_and_no_key_that_one_of_them_holds(bench: Wor
     second = (found.run_requests or [])[1]
     bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=second.tags, run_config=second.run_config)
     assert sorted(key for shard in requested(bench.later(hours=1)) for key in shard) == ["a", "b", "e", "f"]
+
+
+def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workbench, small_shards: None) -> None:
+    bench.settings["shards"] = 3
+    bench.fill("ab", 3)
+    rows = numbered_rows("giant", 3_000)
+    write_rows(partition_folder(bench.catalog, "giant") / "part-0.parquet", rows, row_group_size=300)
+    found = bench.tick()
+    parts = [config["part"] for config in configs_of(found) if "part" in config]
+    assert len(parts) >= 3 and parts == [[number, len(parts)] for number in range(1, len(parts) + 1)]
+    assert {key for config in configs_of(found) for key in config["keys"]} == {"a", "b", "giant"}
+    ran = [run for run, config in zip(bench.launch(found), configs_of(found), strict=True) if "part" in config]
+    assert all(run.success for run in ran)
+    assert [list(run.materialized()) for run in ran] == [[]] * (len(parts) - 1) + [["giant"]]
+    for run in ran[:-1]:
+        assert any("1 encoded in part, for other runs to complete" in line for line in run.logged())
+        assert run.metrics()["texts_encoded"] < 3_000
+    assert_embedded(bench.output, bench.space, "giant", rows)
+    assert not bench.tick().run_requests, "nothing is left to do"
+
+
+def configs_of(found: SensorExecutionData) -> list[dict[str, Any]]:
+    return [request.run_config["ops"]["embeddings"]["config"] for request in found.run_requests or ()]
 
 
 def test_runs_that_sensor_and_schedule_request_have_the_tags_of_the_settings(

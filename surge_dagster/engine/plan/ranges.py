@@ -9,21 +9,20 @@ from surge_dagster.engine.sources.partition import Partition, PartitionRange
 _NEAR = 4  # a border of row groups is taken within this part of a stretch
 
 
-def divide(partition: Partition, stretch_rows: int) -> list[PartitionRange]:
-    """Ranges of about `stretch_rows` rows each that have all rows of a partition, for `EmbeddingRun(ranges=…)`.
+def divide(partition: Partition, count: int) -> list[PartitionRange]:
+    """So many ranges of about equal size that have all rows of a partition, or fewer, for `EmbeddingRun(ranges=…)`.
 
     They begin where row groups do, as far as one begins near, so that few rows are read twice. [] for a partition that
-    stays whole: it is hardly longer than a stretch, or its source cannot read rows without those in front of them.
+    stays whole: one range is wanted, or its source cannot read rows without those in front of them.
     """
     rows = partition.rows or 0
-    count = round(rows / stretch_rows)
-    if partition.read_range is None or count < 2:
+    if partition.read_range is None or not 2 <= count <= rows:
         return []
     groups, borders = partition.borders(), [0]
     for number in range(1, count):
         even = rows * number // count
         nearest = min(groups, key=lambda border: abs(border - even), default=even)
-        border = nearest if abs(nearest - even) <= stretch_rows // _NEAR else even
+        border = nearest if abs(nearest - even) <= rows // (count * _NEAR) else even
         if borders[-1] < border < rows:
             borders.append(border)
     return [

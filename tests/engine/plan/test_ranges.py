@@ -33,7 +33,7 @@ def partition(rows: int | None, borders: list[int]) -> Partition:
     ],
 )
 def test_ranges_begin_at_row_groups_that_are_near(rows: int, groups: list[int], expected: list[int]) -> None:
-    found = divide(partition(rows, groups), 250)
+    found = divide(partition(rows, groups), round(rows / 250))
     assert [(each.key, each.source_version) for each in found] == [("k", "v1")] * max(0, len(expected) - 1)
     assert [each.start for each in found] == expected[:-1]
     assert [each.stop for each in found] == expected[1:]
@@ -41,4 +41,4 @@ def test_ranges_begin_at_row_groups_that_are_near(rows: int, groups: list[int], 
 
 @pytest.mark.parametrize("lacks", ["rows", "read_range"])
 def test_partition_whose_rows_cannot_be_read_apart_stays_whole(lacks: str) -> None:
-    assert divide(replace(partition(1_000, []), **{lacks: None}), 250) == []
+    assert divide(replace(partition(1_000, []), **{lacks: None}), 4) == []
