@@ -52,6 +52,7 @@ def test_ray_accepts_the_cluster_of_bare_machines() -> None:
     validate_config(config)
     [machines] = config["available_node_types"].values()
     assert machines["min_workers"] == machines["max_workers"] == len(given["provider"]["worker_ips"])
+    assert "RAY_enable_autoscaler_v2=0" in config["head_start_ray_commands"][-1], "else there are no workers"
     with pytest.raises(Exception, match="wroker_setup_commands"):
         validate_config(config | {"wroker_setup_commands": []})
 
