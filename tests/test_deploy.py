@@ -41,7 +41,7 @@ CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs":
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment variables that the files name."""
-    for name in ("SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER", "DAGSTER_PG_PASSWORD", "DAGSTER_PG_HOST"):
+    for name in ("SURGE_RUN_TASK_DEFINITION", "ECS_CLUSTER", "DAGSTER_PG_PASSWORD", "DAGSTER_PG_HOST"):
         monkeypatch.setenv(name, "named")
 
 
@@ -257,7 +257,7 @@ def test_docker_accepts_the_container_settings_of_a_run() -> None:
 def test_ecs_task_has_the_variables_that_the_page_names() -> None:
     handed_on = set(load("ecs/dagster.yaml")["run_launcher"]["config"]["env_vars"])
     named = set(re.findall("`([A-Z_]+)`", (DEPLOY / "ecs" / "README.md").read_text()))
-    of_no_run = {"SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER", "SURGE_SHARDS"}
+    of_no_run = {"SURGE_RUN_TASK_DEFINITION", "ECS_CLUSTER", "SURGE_SHARDS"}
     assert handed_on == named - of_no_run - {"DAGSTER_PG_PASSWORD"} and handed_on > WITHOUT_DEFAULTS | {PLANNED}
 
 
