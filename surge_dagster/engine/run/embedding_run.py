@@ -208,7 +208,7 @@ class EmbeddingRun:
                 if not isinstance(decision, Receipt):
                     return itertools.chain((decision,), decisions)
                 fresh_keys.add(decision.key)
-                self.report.count_receipt(decision, 0.0)
+                self.report.count(decision, 0.0)
                 yield decision
         return None
 

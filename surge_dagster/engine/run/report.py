@@ -235,31 +235,22 @@ class RunReport:
         """Add an event, `seconds` after the run began."""
         match event:
             case SuperBatchReport():
-                self.count_superbatch(event)
+                self.superbatches += 1
+                self.costs = self.costs.plus(event.costs)
             case Failure():
                 self.partitions_failed.append(event)
+            case Receipt(action="fresh"):
+                self.partitions_skipped += 1
             case Receipt():
-                self.count_receipt(event, seconds)
-
-    def count_superbatch(self, superbatch: SuperBatchReport) -> None:
-        """Add one SuperBatch to the sums."""
-        self.superbatches += 1
-        self.costs = self.costs.plus(superbatch.costs)
-
-    def count_receipt(self, receipt: Receipt, seconds: float) -> None:
-        """Add one partition, `seconds` after the run began."""
-        if receipt.action == "fresh":
-            self.partitions_skipped += 1
-            return
-        self.partitions_written += 1
-        self.partitions_republished += receipt.action == "republished"
-        self.texts_reused += receipt.texts_reused
-        self.truncated += receipt.truncated if receipt.action == "encoded" else 0
-        self.skipped_rows += receipt.skipped_rows
-        self.blank_texts += receipt.blank_texts
-        self.wall_seconds = seconds
-        if self.time_to_first_output_seconds is None:
-            self.time_to_first_output_seconds = seconds
+                self.partitions_written += 1
+                self.partitions_republished += event.action == "republished"
+                self.texts_reused += event.texts_reused
+                self.truncated += event.truncated if event.action == "encoded" else 0
+                self.skipped_rows += event.skipped_rows
+                self.blank_texts += event.blank_texts
+                self.wall_seconds = seconds
+                if self.time_to_first_output_seconds is None:
+                    self.time_to_first_output_seconds = seconds
 
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON-ready document."""
