@@ -121,7 +121,6 @@ def claim_space(
     if own is not None and catalog is not None:
         own.holding(catalog, store)  # before anything is written
     store.prepare(space.name)
-    store.sweep(space.name)
     request = space.requested.as_dict()
     described = own or _Described(space, space.to_json())
     document = described.document if catalog is None else described.holding(catalog, store)
