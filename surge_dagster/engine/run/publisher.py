@@ -24,7 +24,6 @@ from functools import partial
 
 from surge_dagster.engine.errors import (
     Cancelled,
-    DataError,
     StoreUnavailable,
     SurgeError,
     TransientError,
@@ -34,7 +33,7 @@ from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.failures import DroppedPartitions
+from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.report import Failure, Receipt
@@ -43,7 +42,6 @@ from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, PartitionToRead, ReadPartition, Segment, StagedRows
-from surge_dagster.engine.sources.partition import located
 from surge_dagster.engine.support.waiting import in_background
 
 log = logging.getLogger(__name__)
@@ -294,16 +292,13 @@ class Publisher:
         match error:
             case Cancelled():
                 return None
-            case DataError():
-                failure = Failure(key, str(located(partition.source, error)), remedy=error.remedy)
-            case StoreUnavailable():
-                with self._finished:
-                    self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
-                    self._stop_signal.over.set()  # every other thread gives up its retries
-                self._stop(error)
-                failure = Failure(key, str(error), transient=True)
             case SurgeError():
-                failure = Failure(key, str(error), transient=isinstance(error, TransientError))
+                if isinstance(error, StoreUnavailable):
+                    with self._finished:
+                        self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
+                        self._stop_signal.over.set()  # every other thread gives up its retries
+                    self._stop(error)
+                failure = failure_of(partition.source, error)
             case OSError():
                 remedy = "Make room on its disk, then run again." if error.errno in _DISK_FULL else "Run again."
                 reason = f"partition {key!r}: cannot be written: {error}. {remedy}"
