@@ -66,7 +66,7 @@ BUDGETS: dict[str, int] = {
     "consumers": 930,
     "engine.derived": 700,
     "engine.feed": 740,
-    "engine.inference": 1_375,
+    "engine.inference": 1_515,
     "engine.plan": 1_305,
     "engine.readers": 600,
     "engine.remote": 500,
