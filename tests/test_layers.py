@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_515,
+    "orchestration": 3_570,
     "event_storage": 90,
     "resources": 370,
     "service": 3_705,

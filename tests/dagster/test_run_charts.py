@@ -11,7 +11,7 @@ import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.run.report import RunReport
-from surge_dagster.engine.support.timeline import Entry, Span, Timeline
+from surge_dagster.engine.support.timeline import Span
 from surge_dagster.orchestration.run_charts import (
     LEFT,
     RIGHT,
@@ -22,6 +22,7 @@ from surge_dagster.orchestration.run_charts import (
     ticks,
     timeline_chart,
 )
+from surge_dagster.orchestration.timeline import Entry, Timeline
 from tests.dagster.conftest import Workbench
 
 _SVG = "{http://www.w3.org/2000/svg}"
