@@ -20,11 +20,6 @@ _OF_FILE = (
 _RATIOS = ("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio")
 
 
-def prediction_error(predicted_seconds: float | None, wall_seconds: float) -> float | None:
-    """How far a prediction was from the outcome, as a share of it; above 0 the run took less than predicted."""
-    return predicted_seconds / wall_seconds - 1 if predicted_seconds is not None and wall_seconds > 0 else None
-
-
 @dataclass(frozen=True, slots=True)
 class SuperBatchReport:
     """Metrics of one encode call and of publishing it.
@@ -210,7 +205,9 @@ class RunReport:
 
     @property
     def prediction_error(self) -> float | None:
-        return prediction_error(self.predicted_wall_seconds, self.wall_seconds)
+        """How far the prediction was from the outcome, as a share of it; above 0 the run took less than predicted."""
+        predicted, wall = self.predicted_wall_seconds, self.wall_seconds
+        return predicted / wall - 1 if predicted is not None and wall > 0 else None
 
     @property
     def texts_per_second(self) -> float:
