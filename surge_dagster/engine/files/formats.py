@@ -19,7 +19,7 @@ from surge_dagster.engine.files.parquet import ParquetFile, ParquetWriter
 from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, check_schema, schema
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
-from surge_dagster.engine.support.columns import value_offsets
+from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.keys import encode_key
 
 SUFFIXES: dict[FileFormat, str] = {"parquet": ".parquet", "arrow": ".arrow"}
@@ -64,7 +64,7 @@ def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: F
     texts, matrix = rows.texts, rows.matrix
     include_text, further = texts is not None, rows.carried_columns
     columns = schema(rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=include_text, carried=further)
-    text_bytes = 0 if texts is None else _string_bytes(texts)
+    text_bytes = 0 if texts is None else len(value_parts(texts)[1])
     content = matrix.nbytes + text_bytes + sum(part.nbytes for part in (*rows.ids, *rows.carried))
     is_small = content <= _HELD_WHOLE_BYTES
     held = pa.BufferOutputStream() if is_small else None
@@ -143,8 +143,3 @@ def _footer_bytes(end: bytes, file_bytes: int, magic: bytes) -> int:
     if not 0 < length <= file_bytes - trailer - len(magic):
         raise InvalidFile(f"its footer is said to take {length:,} bytes of {file_bytes:,}, which is impossible")
     return length
-
-
-def _string_bytes(column: pa.Array) -> int:
-    offsets = value_offsets(column)
-    return int(offsets[-1]) - int(offsets[0])
