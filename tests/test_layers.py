@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "cluster": 720,
     "config": 695,
     "consumers": 930,
-    "engine.derived": 700,
+    "engine.derived": 710,
     "engine.feed": 740,
     "engine.inference": 1_515,
     "engine.plan": 1_305,
