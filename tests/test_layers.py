@@ -68,7 +68,7 @@ BUDGETS: dict[str, int] = {
     "engine.feed": 740,
     "engine.inference": 1_515,
     "engine.plan": 1_305,
-    "engine.readers": 600,
+    "engine.readers": 625,
     "engine.remote": 500,
     "engine.tables": 1_480,
     "engine.verify": 630,

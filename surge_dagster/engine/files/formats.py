@@ -16,7 +16,7 @@ from surge_dagster.engine.files import arrow, parquet
 from surge_dagster.engine.files.arrow import ArrowFile, ArrowWriter
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained, guarded_metadata
 from surge_dagster.engine.files.parquet import ParquetFile, ParquetWriter
-from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, check_schema, schema
+from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, schema
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
 from surge_dagster.engine.support.columns import value_parts
@@ -98,26 +98,6 @@ def read_shape(source: pa.NativeFile, file_format: FileFormat) -> tuple[pa.Schem
     footer = pq.read_metadata(source)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     return footer.schema.to_arrow_schema(), sum(groups)  # what readers give, whatever the file as a whole counts
-
-
-def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
-    """A file that pyarrow's own datasets can read without missing damage.
-
-    They compare the checksums of a Parquet file's pages themselves; what is compared here are the columns and the rows
-    in its footer. An Arrow file is read once before it is handed over, and mapped where it lies on a local disk.
-    A damaged file is an `OSError`, as in pyarrow.
-    """
-    try:
-        source = arrow.map_file(source) if file_format == "arrow" else source
-        file = open_output_file(source, file_format)
-        check_schema(file.columns, dimension=file.facts.dimension)  # a missing column would be null
-        for _ in file.read() if file_format == "arrow" else ():
-            pass
-    except InvalidFile as error:
-        source.close()
-        raise OSError(str(error)) from error
-    source.seek(0)
-    return source
 
 
 def read_published_file(store: Store, name: str) -> PublishedFile:
