@@ -20,12 +20,11 @@ from pydantic import Field
 from surge_dagster.assets.checks import evaluation_of
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.derived.lag import find_lag
+from surge_dagster.engine.derived.lag import find_derived, find_lag
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import desired_version
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import find_derived
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted

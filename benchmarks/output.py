@@ -55,7 +55,7 @@ from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import new_writer
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -142,7 +142,7 @@ def write_output(path: Path, facts: FileFacts, ids: pa.Array, texts: pa.LargeStr
         pa.OSFile(str(path), "wb") as sink,
         new_writer("parquet", sink, columns, facts) as writer,
     ):
-        writer.append(ids, texts, text_hashes(texts), matrix)
+        writer.append_table(FileRows([ids], ids.type, texts, text_hashes(texts), matrix).table(columns))
         writer.close()
 
 

@@ -57,29 +57,29 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_585,
+    "orchestration": 3_640,
     "event_storage": 90,
     "resources": 370,
     "service": 3_705,
     "cluster": 825,
     "config": 697,
     "consumers": 930,
-    "engine.derived": 700,
+    "engine.derived": 710,
     "engine.feed": 740,
-    "engine.inference": 1_375,
+    "engine.inference": 1_515,
     "engine.plan": 1_305,
-    "engine.readers": 600,
+    "engine.readers": 625,
     "engine.remote": 500,
     "engine.tables": 1_480,
     "engine.verify": 630,
-    "engine.run": 4_145,
-    "engine.output": 770,
-    "engine.encoder": 3_840,
-    "engine.sources": 2_365,
-    "engine.files": 1_090,
-    "engine.model": 1_140,
-    "engine.store": 1_490,
-    "engine.support": 1_080,
+    "engine.run": 4_105,
+    "engine.output": 760,
+    "engine.encoder": 3_715,
+    "engine.sources": 2_345,
+    "engine.files": 1_045,
+    "engine.model": 1_135,
+    "engine.store": 1_485,
+    "engine.support": 1_025,
     "engine.errors": 80,
     "version": 8,
 }
@@ -185,7 +185,7 @@ def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
 def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
-    assert core <= 15_975  # 270 of them let several runs encode ranges of one partition
+    assert core <= 15_690
     assert product <= 37_200
     assert lines_of(ROOT / "tests") <= 43_100
     assert lines_of(ROOT / "benchmarks") <= 6_550

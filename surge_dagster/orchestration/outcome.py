@@ -16,9 +16,9 @@ from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.engine.support.timeline import Entry, Timeline
 from surge_dagster.orchestration.attempts import combined
 from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.timeline import Entry, Timeline
 
 _NAMED = 5  # failed partitions, in the line of a run
 Violations = list[tuple[str, str]]  # partitions that violate a check: catalog key and reason

@@ -9,7 +9,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.concurrent_reads import read_concurrently
+from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify.verification import Violation, verify_partition
 
@@ -29,11 +29,7 @@ def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> di
         except TransientError as error:
             return unreadable(key, error)
 
-    if not store.is_remote:  # files of a bucket are read concurrently
-        return {key: read(store, key) for key in by_key}
-    differences: dict[str, str | Failure | None] = {}
-    read_concurrently(store, list(by_key), read, differences.__setitem__)
-    return differences
+    return dict(zip(by_key, reads_ahead(store, list(by_key), read), strict=True))
 
 
 def difference(partition: Partition, store: Store, space: Space) -> str | None:

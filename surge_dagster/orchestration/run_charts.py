@@ -19,7 +19,8 @@ from surge_dagster.cluster.cluster_run import MachineWork
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.support.timeline import Span, Timeline
+from surge_dagster.engine.support.timeline import Span
+from surge_dagster.orchestration.timeline import Timeline
 
 WIDTH, _HEIGHT = 760, 250
 LEFT, RIGHT = 90, 740  # of the plotted area

@@ -24,10 +24,10 @@ NOT_ADDED_UP = (
 def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
     same: Any = {"dimension": 16, "device": "cuda:0", "precision": "fp16", "workers": 2, "b_min": 100}
     first = RunReport("s", **same, encoder_notes=["a"], wall_seconds=6.0, storage_retries={"503": 1})
-    first.count_superbatch(SUPERBATCH)
+    first.count(SUPERBATCH, 0.0)
     first.time_to_first_output_seconds, first.peak_rss_bytes = 1.0, 9
     second = RunReport("s", **same, encoder_notes=["a", "b"], wall_seconds=2.0)
-    second.count_superbatch(SUPERBATCH)
+    second.count(SUPERBATCH, 0.0)
     second.time_to_first_output_seconds, second.peak_rss_bytes, second.storage_retries = 0.5, 7, {"429": 2, "503": 1}
     both = combined(first, second)
     assert (both.superbatches, both.texts_encoded, both.wall_seconds) == (2, 200, 8.0)

@@ -13,7 +13,7 @@ from surge_dagster.cluster.cluster_run import MachineWork
 from surge_dagster.cluster.machine import MachineFacts
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.run.report import RunReport
-from surge_dagster.engine.support.timeline import Entry, Span, Timeline
+from surge_dagster.engine.support.timeline import Span
 from surge_dagster.orchestration.run_charts import (
     LEFT,
     RIGHT,
@@ -24,6 +24,7 @@ from surge_dagster.orchestration.run_charts import (
     ticks,
     timeline_chart,
 )
+from surge_dagster.orchestration.timeline import Entry, Timeline
 from tests.dagster.conftest import Workbench
 
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -17,7 +17,7 @@ from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.feed.row_comparison import ADDED, CHANGED, UNCHANGED, RowChanges
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, new_writer
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.previous_rows import PreviousRows
@@ -96,7 +96,8 @@ def write_file(path: Path, key: str, space: str, texts: Texts, version: str, fil
         for start in range(0, len(items), 3):
             ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))
             vectors = hash_vectors(strings.to_pylist(), DIMENSION)
-            writer.append(ids, strings.cast(pa.large_string()), text_hashes(strings), vectors)
+            kept = strings.cast(pa.large_string())
+            writer.append_table(FileRows([ids], ids.type, kept, text_hashes(kept), vectors).table(columns))
         writer.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from surge_dagster import Embeddings
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, new_writer
-from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
@@ -66,7 +66,7 @@ class Output:
             new_writer(self.space.file_format, upload.sink, columns, facts) as writer,
         ):
             kept = texts if include_text else None
-            writer.append(ids, kept, text_hashes(texts), matrix)
+            writer.append_table(FileRows([ids], ids.type, kept, text_hashes(texts), matrix).table(columns))
             writer.close()
             upload.publish(lambda: None)
         return matrix
@@ -82,7 +82,8 @@ def publish_two_rows(
         store.create(place or file_name("s", key)) as upload,
         new_writer("parquet", upload.sink, columns, facts) as writer,
     ):
-        writer.append(pa.array(["a", "b"]), None, text_hashes(pa.array(["", ""])), np.zeros((2, 4), np.float32))
+        ids, hashes = pa.array(["a", "b"]), text_hashes(pa.array(["", ""]))
+        writer.append_table(FileRows([ids], ids.type, None, hashes, np.zeros((2, 4), np.float32)).table(columns))
         writer.close()
         return upload.publish(lambda: None)
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import convert, cut
+from surge_dagster.engine.derived.lag import find_derived
 from surge_dagster.engine.derived.parent_files import beside_parent, find_ranges, parent_rows
 from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
@@ -35,7 +36,7 @@ from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import claim_derived, find_derived
+from surge_dagster.engine.output.spaces import claim_derived
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.rewriting import write_rows
 from surge_dagster.engine.store.store import Store

@@ -8,7 +8,7 @@ from surge_dagster.engine.derived.parent_files import beside_parent
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import find_derived
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 
@@ -43,6 +43,15 @@ class Lag:
         }
         parts = [f"{self.fresh:,} of {counted(self.judged + len(self.not_judged), 'partition')} up to date"]
         return ", ".join(parts + [f"{count:,} {what}" for what, count in counts.items() if count])
+
+
+def find_derived(store: Store, wanted: Space) -> Space | None:
+    """The derived space with the parent, dtype and dimension of `wanted`, whatever its ranges; None: there is none."""
+    return next((space for space in list_spaces(store) if _conversion(space) == _conversion(wanted)), None)
+
+
+def _conversion(space: Space) -> tuple[str, str, int] | None:
+    return (space.derived.parent_sha256, space.dtype, space.dimension) if space.derived else None
 
 
 def find_lag(store: Store, parent: Space, dtype: DerivedDtype, dimension: int | None) -> Lag:

@@ -211,9 +211,6 @@ class Slot:
     def copy_vectors(self, rows: np.ndarray, to: np.ndarray) -> None:
         self._arrays.matrix[to], self._arrays.truncated[to] = self._arrays.matrix[rows], self._arrays.truncated[rows]
 
-    def truncated(self, start: int, stop: int) -> int:
-        return int(np.count_nonzero(self.truncation(start, stop)))
-
     def truncation(self, start: int, stop: int) -> np.ndarray:
         """Whether rows start..stop were longer than the model reads, bool [n]."""
         self._check(start, stop)

@@ -1,7 +1,7 @@
 """What an output file states about itself: entries named `surge.*` in its metadata, guarded by a digest.
 
 Checksums of pages or record batches do not cover a file's metadata, so the digest does. The facts of an output file are
-`FileFacts`; staged segments have facts of their own kind.
+`FileFacts`; files of other kinds, such as those of the change feed, have facts of their own kind.
 """
 
 from __future__ import annotations

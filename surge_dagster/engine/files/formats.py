@@ -16,10 +16,10 @@ from surge_dagster.engine.files import arrow, parquet
 from surge_dagster.engine.files.arrow import ArrowFile, ArrowWriter
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained, guarded_metadata
 from surge_dagster.engine.files.parquet import ParquetFile, ParquetWriter
-from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, check_schema, schema
+from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, schema
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
-from surge_dagster.engine.support.columns import value_offsets
+from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.keys import encode_key
 
 SUFFIXES: dict[FileFormat, str] = {"parquet": ".parquet", "arrow": ".arrow"}
@@ -64,7 +64,7 @@ def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: F
     texts, matrix = rows.texts, rows.matrix
     include_text, further = texts is not None, rows.carried_columns
     columns = schema(rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=include_text, carried=further)
-    text_bytes = 0 if texts is None else _string_bytes(texts)
+    text_bytes = 0 if texts is None else len(value_parts(texts)[1])
     content = matrix.nbytes + text_bytes + sum(part.nbytes for part in (*rows.ids, *rows.carried))
     is_small = content <= _HELD_WHOLE_BYTES
     held = pa.BufferOutputStream() if is_small else None
@@ -100,26 +100,6 @@ def read_shape(source: pa.NativeFile, file_format: FileFormat) -> tuple[pa.Schem
     return footer.schema.to_arrow_schema(), sum(groups)  # what readers give, whatever the file as a whole counts
 
 
-def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
-    """A file that pyarrow's own datasets can read without missing damage.
-
-    They compare the checksums of a Parquet file's pages themselves; what is compared here are the columns and the rows
-    in its footer. An Arrow file is read once before it is handed over, and mapped where it lies on a local disk.
-    A damaged file is an `OSError`, as in pyarrow.
-    """
-    try:
-        source = arrow.map_file(source) if file_format == "arrow" else source
-        file = open_output_file(source, file_format)
-        check_schema(file.columns, dimension=file.facts.dimension)  # a missing column would be null
-        for _ in file.read() if file_format == "arrow" else ():
-            pass
-    except InvalidFile as error:
-        source.close()
-        raise OSError(str(error)) from error
-    source.seek(0)
-    return source
-
-
 def read_published_file(store: Store, name: str) -> PublishedFile:
     """What a file states about itself now, from one read of its end where that is enough; raises as `explained`."""
     form = arrow if format_of(name) == "arrow" else parquet
@@ -143,8 +123,3 @@ def _footer_bytes(end: bytes, file_bytes: int, magic: bytes) -> int:
     if not 0 < length <= file_bytes - trailer - len(magic):
         raise InvalidFile(f"its footer is said to take {length:,} bytes of {file_bytes:,}, which is impossible")
     return length
-
-
-def _string_bytes(column: pa.Array) -> int:
-    offsets = value_offsets(column)
-    return int(offsets[-1]) - int(offsets[0])

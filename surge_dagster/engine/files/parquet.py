@@ -81,7 +81,15 @@ class ParquetFile(OutputFile):
         return self._file.metadata.row_group(group).total_byte_size
 
     def reading_bytes(self, widest_row: int) -> int:
-        return page_bytes(self._file.metadata, widest_row)
+        """A reader holds a page of each column, compressed and uncompressed, however few rows are requested."""
+        window, footer, most = PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES), self._file.metadata, 0
+        for number in range(self.groups):
+            group = footer.row_group(number)
+            chunks = [group.column(place) for place in range(group.num_columns)]
+            others = [chunk for chunk in chunks if chunk.path_in_schema != _VECTORS]
+            pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in others]
+            most = max(most, sum(min(plain, window) + min(stored, window) for plain, stored in pages))
+        return most
 
     def _batches(
         self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
@@ -144,19 +152,3 @@ def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
 def levels_bytes(itemsize: int) -> int:
     """Memory that writing one value of an embedding takes, in bytes."""
     return 8 if itemsize == 4 else 16
-
-
-def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
-    """Upper estimate of the memory that a reader of a file takes for its pages of ids and texts, in bytes.
-
-    A reader holds a page of each column, compressed and uncompressed, however few rows are requested.
-    """
-    window = PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES)
-    most = 0
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        chunks = [group.column(place) for place in range(group.num_columns)]
-        others = [chunk for chunk in chunks if chunk.path_in_schema != _VECTORS]
-        pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in others]
-        most = max(most, sum(min(plain, window) + min(stored, window) for plain, stored in pages))
-    return most

@@ -69,20 +69,6 @@ class FileWriter(ABC):
     def __exit__(self, *error: object) -> None:  # noqa: B027
         """Write no footer: the caller discards a file that was not closed."""
 
-    def append(
-        self,
-        ids: pa.Array | pa.ChunkedArray,
-        texts: pa.Array | None,
-        text_hashes: pa.Array,
-        matrix: np.ndarray,
-        carried: pa.Table | None = None,
-    ) -> None:
-        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
-        further = () if carried is None else carried.columns
-        columns = (ids, texts, text_hashes, *further, embedding_array(self.columns, matrix))
-        present = [column for column in columns if column is not None]
-        self.append_table(pa.Table.from_arrays(present, schema=self.columns))
-
     def append_table(self, table: pa.Table) -> None:
         """Write rows that have the file's columns already."""
         if table.num_rows:

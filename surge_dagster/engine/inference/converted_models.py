@@ -97,7 +97,8 @@ def _convert(space: Space, folder: Path) -> dict[str, Any]:
     import openvino as ov
     import torch
 
-    from surge_dagster.engine.encoder.worker.sentence_model import embedder, load_reference, tokenizer_facts
+    from surge_dagster.engine.encoder.worker.sentence_model import load_reference
+    from surge_dagster.engine.inference.model_parts import embedder, tokenizer_facts
 
     reference = load_reference(space, "cpu")
     facts = tokenizer_facts(reference, space)

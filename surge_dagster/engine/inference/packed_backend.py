@@ -22,11 +22,12 @@ import torch
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
-from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors, tokenizer_facts
+from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.device import CudaDevice, Device, HostDevice, Mark
 from surge_dagster.engine.inference.host_waits import SumsInOrder
+from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
 from surge_dagster.engine.inference.token_backend import ChunkPasses, TokenBackend

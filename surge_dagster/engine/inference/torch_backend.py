@@ -20,14 +20,11 @@ import numpy as np
 
 from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.sentence_model import (
-    ReferenceBackend,
-    embedder,
-    load_reference,
-    tokenizer_facts,
-)
+from surge_dagster.engine.encoder.worker.sentence_model import load_reference
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.inference.model_parts import embedder, tokenizer_facts
 from surge_dagster.engine.inference.passes import TokenBatch, longest_first
+from surge_dagster.engine.inference.reference_backend import ReferenceBackend
 from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.model.spec import Space
 

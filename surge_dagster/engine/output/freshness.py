@@ -24,7 +24,7 @@ from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, read_published_file
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS, read_concurrently
+from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS, reads_ahead
 from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 
@@ -193,11 +193,8 @@ class OutputState:
         unread = [name for name in names if self._is_unread(name)]
         self._known |= self._memory.known(self._tags(unread))
         unread = [name for name in unread if name not in self._known]
-        if self.store.is_remote:
-            read_concurrently(self.store, unread, _read, self._keep)
-        else:
-            for name in unread:
-                self._keep(name, _read(self.store, name))
+        for name, answer in zip(unread, reads_ahead(self.store, unread, _read), strict=True):
+            self._keep(name, answer)
 
     def _is_unread(self, name: str) -> bool:
         return name in self._listed and name not in self._known and name not in self._unreadable

@@ -52,11 +52,6 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     return None
 
 
-def find_derived(store: Store, wanted: Space) -> Space | None:
-    """The derived space with the parent, dtype and dimension of `wanted`, whatever its ranges; None: there is none."""
-    return next((space for space in list_spaces(store) if _conversion(space) == _conversion(wanted)), None)
-
-
 def claim_derived(store: Store, space: Space) -> None:
     """Prepare the folder of a derived space and describe the space there, with the catalog of its parent."""
     assert space.derived
@@ -121,7 +116,6 @@ def claim_space(
     if own is not None and catalog is not None:
         own.holding(catalog, store)  # before anything is written
     store.prepare(space.name)
-    store.sweep(space.name)
     request = space.requested.as_dict()
     described = own or _Described(space, space.to_json())
     document = described.document if catalog is None else described.holding(catalog, store)
@@ -163,10 +157,6 @@ class _Described:
         """The document of the space with this catalog; a `ConfigError` where it holds another one."""
         known = catalog.for_output(store).require_same(self.catalog, self.space.name, store)
         return self.document | {"catalog": known.to_json()}
-
-
-def _conversion(space: Space) -> tuple[str, str, int] | None:
-    return (space.derived.parent_sha256, space.dtype, space.dimension) if space.derived else None
 
 
 def _all_described(store: Store) -> list[_Described]:

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pyarrow.fs as fs
 
-from surge_dagster.engine.files.formats import PublishedFile, format_of, open_checked
+from surge_dagster.engine.files.arrow import map_file
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import PublishedFile, format_of, open_output_file
 from surge_dagster.engine.files.opening import open_listed
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.files.rows import check_schema
+from surge_dagster.engine.model.spec import FileFormat, Space
 from surge_dagster.engine.store.store import Store
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema, 
 
 
 def filesystem_of(store: Store) -> fs.FileSystem:
-    """A store as a read-only filesystem of pyarrow, whose paths are the store's names; see `open_checked`."""
+    """A store as a read-only filesystem of pyarrow, whose paths are the store's names; see `_checked`."""
     return fs.PyFileSystem(_ReadOnly(store))
 
 
@@ -130,6 +133,26 @@ def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(numbers, type=lists)
 
 
+def _checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
+    """A file that pyarrow's own datasets can read without missing damage.
+
+    They compare the checksums of a Parquet file's pages themselves; what is compared here are the columns and the rows
+    in its footer. An Arrow file is read once before it is handed over, and mapped where it lies on a local disk.
+    A damaged file is an `OSError`, as in pyarrow.
+    """
+    try:
+        source = map_file(source) if file_format == "arrow" else source
+        file = open_output_file(source, file_format)
+        check_schema(file.columns, dimension=file.facts.dimension)  # a missing column would be null
+        for _ in file.read() if file_format == "arrow" else ():
+            pass
+    except InvalidFile as error:
+        source.close()
+        raise OSError(str(error)) from error
+    source.seek(0)
+    return source
+
+
 class _ReadOnly(fs.FileSystemHandler):
     """Opens files; refuses everything else."""
 
@@ -143,7 +166,7 @@ class _ReadOnly(fs.FileSystemHandler):
         return path
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        return open_checked(self._store.open(path), format_of(path) or "parquet")
+        return _checked(self._store.open(path), format_of(path) or "parquet")
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)

@@ -67,9 +67,10 @@ def _require_rows(partition: Partition, rows: PartitionRange) -> None:
             f"{partition.source_version!r} now. Divide it anew.",
             partition.key,
         )
-    if partition.rows is None or rows.stop > partition.rows:
-        known = "not known before it is read" if partition.rows is None else f"{partition.rows:,}"
-        reason = f"{rows} were to be encoded, and the number of its rows is {known}"
+    can_read = partition.read_range is not None
+    if not can_read or rows.stop > (partition.rows or 0):
+        why = f"it has {partition.rows or 0:,}" if can_read else "its source cannot read rows without those before them"
+        reason = f"{rows} were to be encoded, and {why}"
         raise DataError(partition.key, reason, "Divide a partition of a known size within it, or embed it as a whole.")
 
 

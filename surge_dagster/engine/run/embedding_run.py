@@ -208,7 +208,7 @@ class EmbeddingRun:
                 if not isinstance(decision, Receipt):
                     return itertools.chain((decision,), decisions)
                 fresh_keys.add(decision.key)
-                self.report.count_receipt(decision, 0.0)
+                self.report.count(decision, 0.0)
                 yield decision
         return None
 
@@ -284,7 +284,7 @@ class EmbeddingRun:
         """Make the space that of the settings, also where it answers another request, and remove what the dead left."""
         keep_current(self._store, space)
         self.space = claim_space(self._store, space, self._file_format, self._catalog)
-        sweep_orphan_files(self._store, claimed=self.space.name)
+        sweep_orphan_files(self._store)
         self._describe_space()
 
     def _describe_space(self) -> None:

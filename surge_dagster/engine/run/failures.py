@@ -29,7 +29,7 @@ def require_unchanged(partition: Partition) -> None:
 
 
 def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
-    """The failure of a partition that could not be read.
+    """The failure of a partition that could not be read, or not be published.
 
     It is transient where its source is being replaced, so that the next run can help.
     """

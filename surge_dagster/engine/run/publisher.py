@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from functools import partial
 
 from surge_dagster.engine.errors import (
     Cancelled,
-    DataError,
     StoreUnavailable,
     SurgeError,
     TransientError,
@@ -33,7 +33,7 @@ from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.failures import DroppedPartitions
+from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.report import Failure, Receipt
@@ -42,7 +42,6 @@ from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, PartitionToRead, ReadPartition, Segment, StagedRows
-from surge_dagster.engine.sources.partition import located
 from surge_dagster.engine.support.waiting import in_background
 
 log = logging.getLogger(__name__)
@@ -114,16 +113,10 @@ class Publisher:
         """Write every segment of a SuperBatch; returns immediately."""
         publication = Publication(encoded, self._target, self._staging, self._observer)
         waiting = deque(encoded.batch.segments)
-        with self._finished:
-            self._unfinished += 1
-        try:
+        with self._finished:  # no segment is counted as done before its SuperBatch is
             for _ in range(min(self._threads, len(waiting))):
                 self._segments.add(partial(self._write_segments, publication, waiting))
-        except RuntimeError:
-            if publication.remaining == len(encoded.batch.segments):  # no thread has begun
-                with self._finished:
-                    self._unfinished -= 1
-                raise
+            self._unfinished += 1
 
     def close(self) -> None:
         """Wait until every file is published, or the grace time is over; incomplete partitions stay staged.
@@ -152,6 +145,7 @@ class Publisher:
             for key in self._dropped.refused_keys():  # now that nothing more of them is staged
                 self._staging.remove(key)
         for tasks in (self._segments, self._files):
+            tasks.end()
             if drained:
                 tasks.wait()
             else:
@@ -207,15 +201,10 @@ class Publisher:
         complete = [segment.partition for segment in encoded.batch.segments if self._completes(segment, publication)]
         memory.release(encoded.batch, encoded.published_texts)
         self._events.emit(*events)
-        for partition in complete:
-            with self._finished:
-                self._unfinished_files += 1
-            try:
+        with self._finished:
+            for partition in complete:
                 self._files.add(partial(self._write_file, partition))
-            except RuntimeError:
-                with self._finished:
-                    self._unfinished_files -= 1
-                raise
+            self._unfinished_files += len(complete)
 
     def _completes(self, segment: Segment, publication: Publication) -> bool:
         """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
@@ -303,16 +292,13 @@ class Publisher:
         match error:
             case Cancelled():
                 return None
-            case DataError():
-                failure = Failure(key, str(located(partition.source, error)), remedy=error.remedy)
-            case StoreUnavailable():
-                with self._finished:
-                    self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
-                    self._stop_signal.over.set()  # every other thread gives up its retries
-                self._stop(error)
-                failure = Failure(key, str(error), transient=True)
             case SurgeError():
-                failure = Failure(key, str(error), transient=isinstance(error, TransientError))
+                if isinstance(error, StoreUnavailable):
+                    with self._finished:
+                        self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
+                        self._stop_signal.over.set()  # every other thread gives up its retries
+                    self._stop(error)
+                failure = failure_of(partition.source, error)
             case OSError():
                 remedy = "Make room on its disk, then run again." if error.errno in _DISK_FULL else "Run again."
                 reason = f"partition {key!r}: cannot be written: {error}. {remedy}"
@@ -355,37 +341,28 @@ class _Tasks:
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._lock = threading.Lock()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._running = 0
-        self._runners: set[Future[None]] = set()
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._runners: list[Future[None]] = []
 
     def add(self, task: Callable[[], None]) -> None:
-        """Queue a task; `RuntimeError` where the system gives no thread and none is doing tasks."""
-        with self._lock:
-            self._waiting.append(task)
-            if self._running == self._most:
-                return
+        """Queue a task; `RuntimeError` where the system gives no thread and there is none. Not from two threads."""
+        if len(self._runners) < self._most:
             try:
-                runner = in_background(self._run, self._name)
+                self._runners.append(in_background(self._run, self._name))
             except RuntimeError:
-                if not self._running:
-                    self._waiting.pop()
+                if not self._runners:
                     raise
-            else:
-                self._running += 1
-                self._runners.add(runner)
-                runner.add_done_callback(self._runners.discard)
+        self._waiting.put(task)
+
+    def end(self) -> None:
+        """Let each thread end once every queued task is done or taken; none is added afterwards."""
+        for _ in self._runners:
+            self._waiting.put(None)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until every queued task is done."""
-        futures_wait(list(self._runners), seconds)
+        """Wait until the threads have ended."""
+        futures_wait(self._runners, seconds)
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._running -= 1
-                    return
-                task = self._waiting.popleft()
+        while (task := self._waiting.get()) is not None:
             task()

@@ -20,11 +20,6 @@ _OF_FILE = (
 _RATIOS = ("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio")
 
 
-def prediction_error(predicted_seconds: float | None, wall_seconds: float) -> float | None:
-    """How far a prediction was from the outcome, as a share of it; above 0 the run took less than predicted."""
-    return predicted_seconds / wall_seconds - 1 if predicted_seconds is not None and wall_seconds > 0 else None
-
-
 @dataclass(frozen=True, slots=True)
 class SuperBatchReport:
     """Metrics of one encode call and of publishing it.
@@ -210,7 +205,9 @@ class RunReport:
 
     @property
     def prediction_error(self) -> float | None:
-        return prediction_error(self.predicted_wall_seconds, self.wall_seconds)
+        """How far the prediction was from the outcome, as a share of it; above 0 the run took less than predicted."""
+        predicted, wall = self.predicted_wall_seconds, self.wall_seconds
+        return predicted / wall - 1 if predicted is not None and wall > 0 else None
 
     @property
     def texts_per_second(self) -> float:
@@ -235,31 +232,22 @@ class RunReport:
         """Add an event, `seconds` after the run began."""
         match event:
             case SuperBatchReport():
-                self.count_superbatch(event)
+                self.superbatches += 1
+                self.costs = self.costs.plus(event.costs)
             case Failure():
                 self.partitions_failed.append(event)
+            case Receipt(action="fresh"):
+                self.partitions_skipped += 1
             case Receipt():
-                self.count_receipt(event, seconds)
-
-    def count_superbatch(self, superbatch: SuperBatchReport) -> None:
-        """Add one SuperBatch to the sums."""
-        self.superbatches += 1
-        self.costs = self.costs.plus(superbatch.costs)
-
-    def count_receipt(self, receipt: Receipt, seconds: float) -> None:
-        """Add one partition, `seconds` after the run began."""
-        if receipt.action == "fresh":
-            self.partitions_skipped += 1
-            return
-        self.partitions_written += 1
-        self.partitions_republished += receipt.action == "republished"
-        self.texts_reused += receipt.texts_reused
-        self.truncated += receipt.truncated if receipt.action == "encoded" else 0
-        self.skipped_rows += receipt.skipped_rows
-        self.blank_texts += receipt.blank_texts
-        self.wall_seconds = seconds
-        if self.time_to_first_output_seconds is None:
-            self.time_to_first_output_seconds = seconds
+                self.partitions_written += 1
+                self.partitions_republished += event.action == "republished"
+                self.texts_reused += event.texts_reused
+                self.truncated += event.truncated if event.action == "encoded" else 0
+                self.skipped_rows += event.skipped_rows
+                self.blank_texts += event.blank_texts
+                self.wall_seconds = seconds
+                if self.time_to_first_output_seconds is None:
+                    self.time_to_first_output_seconds = seconds
 
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON-ready document."""

@@ -70,7 +70,6 @@ class Staging:
         self._store = target.store
         self._root = f"{STAGING}/{target.space.name}"
         self._left: dict[str, list[str]] = {}  # names that earlier runs left, by encoded key; of this run's keys none
-        self._store.sweep(self._root)
         for stored in self._store.list(self._root, deep=True):
             self._left.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
 
@@ -326,16 +325,13 @@ def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
         log.warning("staged segments in %s could not be removed: %s", store.location(root), error)
 
 
-def sweep_orphan_files(store: Store, claimed: str | None = None) -> None:
+def sweep_orphan_files(store: Store) -> None:
     """Remove the temp files of dead writers from every space and from its staged segments.
 
     They do no harm: where they cannot be removed, the log says so and the next run tries again.
-
-    Args:
-        claimed: name of a space to leave out, because claiming it has swept it.
     """
     try:
-        spaces = [space.name for space in list_spaces(store) if space.name != claimed]
+        spaces = [space.name for space in list_spaces(store)]
     except (SurgeError, OSError) as error:
         log.warning("orphan files in %s could not be listed: %s", store.url, error)
         return

@@ -15,6 +15,9 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.listing import HIDDEN, UNREADABLE_FOLDER, NamePattern, SourceFile, SourceFiles
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.local_upload import stored_object
+from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.keys import is_text
 
 _SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
@@ -28,6 +31,7 @@ class LocalFiles(SourceFiles):
     def __init__(self, url: str, root: Path, name: str, pattern: NamePattern | None) -> None:
         super().__init__(url, pattern)
         self._root = str(root)
+        self._store = LocalStore(root)
         self._name = name
 
     @property
@@ -55,17 +59,15 @@ class LocalFiles(SourceFiles):
             raise ConfigError(f"cannot list the source {self.url!r}: {error.strerror}. Make it readable.") from error
 
     def _file(self, relative: str, refusal: str | OSError | None) -> Iterator[SourceFile]:
-        path, token, state = f"{self._root}/{relative}", "0-0", "0-0-0-0"
+        path, stored, state = f"{self._root}/{relative}", StoredObject(relative, 0, "0"), "0-0-0-0"
         if isinstance(refusal, OSError):
             yield SourceFile(f"{relative}/", 0, UNREADABLE_FOLDER, partial(_raise, refusal))
             return
-        size = 0
         try:
             if refusal is None:
                 status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
-                size = status.st_size
-                token = f"{size}-{status.st_mtime_ns}"
-                state = f"{token}-{status.st_ctime_ns}-{status.st_ino}"
+                stored = stored_object(relative, status)
+                state = f"{stored.size}-{stored.etag}-{status.st_ctime_ns}-{status.st_ino}"
                 if not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
                     refusal = "is a pipe, a socket or a device, not a regular file"
                 elif not is_text(relative):
@@ -75,7 +77,8 @@ class LocalFiles(SourceFiles):
         except OSError as error:
             yield SourceFile(relative, 0, "unreadable", partial(_raise, error))
             return
-        yield SourceFile(relative, size, token, partial(_open, path, token), refusal, state)
+        token, opened = f"{stored.size}-{stored.etag}", partial(self._store.open, relative, stored)
+        yield SourceFile(relative, stored.size, token, opened, refusal, state)
 
     def _names(self, folder: str, prefix: str, begin: str = "", *, follow: bool = True) -> _Names:
         # Of links to folders in the root, those to hidden ones alone are followed (the others are listed where they
@@ -122,15 +125,6 @@ class LocalFiles(SourceFiles):
     def _is_hidden(self, link: str) -> bool:
         relative = os.path.relpath(os.path.realpath(link), os.path.realpath(self._root))
         return any(part.startswith(HIDDEN) for part in relative.split("/"))
-
-
-def _open(path: str, token: str) -> pa.NativeFile:
-    file = pa.OSFile(path, "rb")
-    status = os.fstat(file.fileno())
-    if token == f"{status.st_size}-{status.st_mtime_ns}":
-        return file
-    file.close()
-    raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", path)
 
 
 def _raise(error: OSError) -> pa.NativeFile:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -163,8 +164,11 @@ def located(partition: Partition, error: DataError) -> DataError:
 def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Iterator[RowBatch]:
     """The rows of a partition, or those of a range; their further columns have one type each."""
     columns: list[pa.Field] = []
-    row = 0 if rows is None else rows.start
-    for batch in partition.read() if rows is None else _read_range(partition, rows):
+    batches, row = partition.read, 0
+    if rows is not None:
+        assert partition.read_range is not None  # `decide` refuses other partitions
+        batches, row = partial(partition.read_range, rows.start, rows.stop), rows.start
+    for batch in batches():
         if batch.carried is not None:
             columns = columns or list(batch.carried.schema)
             for first, now in zip(columns, batch.carried.schema, strict=True):
@@ -178,22 +182,6 @@ def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Itera
                     )
         yield batch
         row += len(batch)
-
-
-def _read_range(partition: Partition, rows: PartitionRange) -> Iterator[RowBatch]:
-    if partition.read_range is not None:
-        yield from partition.read_range(rows.start, rows.stop)
-        return
-    row = 0
-    for batch in partition.read():
-        if batch.skipped:
-            reason = "rows are left out, so it is not known before it is read how many it has"
-            raise DataError(partition.key, reason, "Embed it as a whole, or set missing_text to empty or refuse.")
-        for _, first, stop in within([batch], rows.start - row, rows.stop - row):
-            yield batch.rows(first, stop)
-        row += len(batch)
-        if row >= rows.stop:
-            return
 
 
 def within(

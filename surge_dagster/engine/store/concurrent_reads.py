@@ -1,4 +1,4 @@
-"""Many small reads from a store, several of them concurrently."""
+"""Many small reads from a store: from a bucket several concurrently, from a disk one by one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ T = TypeVar("T")
 
 
 def reads_ahead(store: Store, names: Sequence[str], read: Callable[[Store, str], T]) -> Generator[T]:
-    """What is read of each name, in their order, while the next ones are being read.
+    """What is read of each name, in their order; of a bucket while the next ones are being read.
 
     Where the generator ends early, reads under way are not waited for, as an executor would.
 
     Args:
         read: called in any thread, with a store whose waits end when the results are no longer needed.
     """
+    if not store.is_remote:
+        yield from (read(store, name) for name in names)
+        return
     over = threading.Event()
     view = store.until(over)
     ahead: deque[Future[T]] = deque()
@@ -36,11 +39,3 @@ def reads_ahead(store: Store, names: Sequence[str], read: Callable[[Store, str],
             yield result_of(ahead.popleft())
     finally:
         over.set()
-
-
-def read_concurrently(
-    store: Store, names: Sequence[str], read: Callable[[Store, str], T], keep: Callable[[str, T], None]
-) -> None:
-    """Read as `reads_ahead` does, and keep the results in this thread; after an error nothing more is kept."""
-    for name, answer in zip(names, reads_ahead(store, names, read), strict=True):
-        keep(name, answer)

@@ -10,7 +10,10 @@ _OFFSETS |= {kind.id: np.dtype("<i8") for kind in (pa.large_string(), pa.large_b
 
 
 def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
-    """`value_offsets` of a column, and the bytes of its values, one behind the other."""
+    """Where each value starts, one entry more than values, int32 or int64; and their bytes, one behind the other.
+
+    The offsets count from the beginning of the column's data buffer, the first one too.
+    """
     width, count = _OFFSETS[column.type.id], len(column)
     if not count:
         return np.zeros(1, width), memoryview(b"")
@@ -19,12 +22,7 @@ def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
     return offsets, memoryview(b"" if data is None else data)[offsets.item(0) : offsets.item(-1)]
 
 
-def value_offsets(column: pa.Array) -> np.ndarray:
-    """Where each value starts in the column's data buffer, one entry more than values; int32 or int64."""
-    return value_parts(column)[0]
-
-
 def value_lengths(column: pa.Array) -> np.ndarray:
     """Bytes of each value, int64."""
-    offsets = value_offsets(column)
+    offsets, _ = value_parts(column)
     return np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)

@@ -17,7 +17,8 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend, make_backend
-from surge_dagster.engine.encoder.worker.sentence_model import ReferenceBackend, load_reference
+from surge_dagster.engine.encoder.worker.sentence_model import load_reference
+from surge_dagster.engine.inference.reference_backend import ReferenceBackend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 

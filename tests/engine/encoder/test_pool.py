@@ -85,8 +85,8 @@ def test_vectors_have_the_type_of_the_space_and_truncated_rows_are_counted_where
         filled_slot(pool, texts) as slot,
     ):
         pool.encode(slot)
-        assert [slot.truncated(row, row + 1) for row in range(5)] == [0, 1, 0, 1, 0]
-        assert slot.truncated(0, 5) == 2
+        assert [slot.truncation(row, row + 1).sum() for row in range(5)] == [0, 1, 0, 1, 0]
+        assert slot.truncation(0, 5).sum() == 2
         assert slot.matrix(0, 5).dtype == np.float16
         assert np.array_equal(slot.matrix(0, 5), hash_vectors(texts, 16).astype(np.float16))
 

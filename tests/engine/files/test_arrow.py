@@ -47,7 +47,8 @@ def content_of(matrix: np.ndarray, facts: FileFacts | None = None, *, pieces: in
         for part in np.array_split(np.arange(rows), pieces):
             if len(part):
                 cut = slice(int(part[0]), int(part[-1]) + 1)
-                writer.append(ids[cut], texts[cut], text_hashes(texts[cut]), matrix[cut])
+                part_rows = FileRows([ids[cut]], ids.type, texts[cut], text_hashes(texts[cut]), matrix[cut])
+                writer.append_table(part_rows.table(columns))
         writer.close()
     return sink.getvalue().to_pybytes()
 
@@ -124,7 +125,8 @@ class TestFormat:
             writer = ArrowWriter(sink, columns, guarded_metadata(replace(FACTS, rows=50), FORMAT))
             for words in (*[1] * 24, 10_000, *[1] * 25):
                 texts = texts_of(1, words)
-                writer.append(ids_of(1), texts, text_hashes(texts), vectors(1))
+                row = FileRows([ids_of(1)], pa.string(), texts, text_hashes(texts), vectors(1))
+                writer.append_table(row.table(columns))
             writer.close()
         with ArrowFile(pa.OSFile(str(tmp_path / "f"))) as file:
             [batch] = file.read(groups=[24])

@@ -13,7 +13,14 @@ import pytest
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.parquet import FORMAT, ParquetFile, ParquetWriter, read_facts
-from surge_dagster.engine.files.rows import MAX_ROW_GROUP_ROWS, check_schema, matrix_of, row_group_rows, schema
+from surge_dagster.engine.files.rows import (
+    MAX_ROW_GROUP_ROWS,
+    FileRows,
+    check_schema,
+    matrix_of,
+    row_group_rows,
+    schema,
+)
 from surge_dagster.engine.support.text_hash import text_hashes
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 5, 16, 2)
@@ -50,7 +57,8 @@ def write(
             if len(part):
                 cut = slice(int(part[0]), int(part[-1]) + 1)
                 kept = texts[cut] if include_text else None
-                writer.append(column[cut], kept, text_hashes(texts[cut]), matrix[cut])
+                rows_of_part = FileRows([column[cut]], column.type, kept, text_hashes(texts[cut]), matrix[cut])
+                writer.append_table(rows_of_part.table(columns))
         writer.close()
     return columns
 

@@ -16,9 +16,10 @@ from surge_dagster.engine.encoder import schedule
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import loading, parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
-from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors, tokenizer_facts
+from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference import torch_backend
+from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.torch_backend import load_model
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import faulty_workers, filled_slot, tiny_model

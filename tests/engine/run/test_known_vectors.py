@@ -53,7 +53,7 @@ def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
                         value = found[segment.partition.key, segment.first_row + row] = int(vectors[row, 0])
                         assert (vectors[row] == value).all()
                         held += 1
-                        truncated = batch.slot.truncated(segment.start + row, segment.start + row + 1)
+                        truncated = batch.slot.truncation(segment.start + row, segment.start + row + 1).sum()
                         assert truncated == value % 2
             assert batch.vector_bytes == 4 * DIMENSION * held
             reserve(-batch.held_bytes - batch.vector_bytes)

@@ -25,7 +25,7 @@ from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.run.previous_rows import PreviousRows
 from surge_dagster.engine.run.staging import STAGING, Staging
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
@@ -72,6 +72,15 @@ def write_big(root: Path, rows: Rows = BIG, version: str = "v1") -> Path:
 @pytest.fixture
 def catalog(tmp_path: Path) -> Path:
     return write_big(tmp_path / "catalog")
+
+
+def sliced(rows: Rows) -> Partition:
+    """A partition in memory whose source reads any rows alone."""
+
+    def read_range(start: int, stop: int) -> Iterator[RowBatch]:
+        return partition_of("big", rows[start:stop]).read()
+
+    return replace(partition_of("big", rows), rows=len(rows), read_range=read_range)
 
 
 def ranges_of(partitions: Any, *rows: tuple[int, int]) -> list[PartitionRange]:
@@ -254,23 +263,19 @@ def test_repeated_id_in_another_range_is_refused_by_its_row(hash_pool: EncoderPo
     assert published_files(output, hash_pool.space.name) == set()
 
 
-@pytest.mark.parametrize("kind", ["beyond", "unknown", "removed", "left out"])
+@pytest.mark.parametrize("kind", ["beyond", "in order", "removed", "left out"])
 def test_rows_that_cannot_be_read_alone_are_refused(
     hash_pool: EncoderPool, catalog: Path, tmp_path: Path, kind: str
 ) -> None:
-    partition = partition_of("big", [("id-0", "text"), *BIG[1:]])
-    rows, reason = HALVES[1], ""
+    partition, rows = sliced(BIG), HALVES[1]
+    reason = "240 to 450 of partition 'big' were to be encoded, and "
     if kind == "beyond":
-        partition, reason = (
-            replace(partition, rows=449),
-            "240 to 450 of partition 'big' were to be encoded, and the num",
-        )
-    elif kind == "unknown":
-        reason = "the number of its rows is not known before it is read. Divide a partition of a known size"
-    elif kind == "left out":
+        partition, reason = replace(partition, rows=449), reason + "it has 449. Divide a partition of a known size"
+    else:
         write_big(catalog, [("a", None), *BIG[1:]])
-        [partition] = open_source(catalog, selection=Selection(missing_text="skip"))
-        rows, reason = HALVES[0], "rows are left out, so it is not known before it is read how many it has. Embed it"
+        [skipping] = open_source(catalog, selection=Selection(missing_text="skip"))
+        partition = partition_of("big", BIG) if kind == "in order" else skipping
+        reason += "its source cannot read rows without those before them. Divide"
     ranges = ranges_of([partition], rows)
     partitions = [partition]
     if kind == "removed":
@@ -289,11 +294,11 @@ def test_ranges_that_are_none_and_forced_ones_are_refused(hash_pool: EncoderPool
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 2, 1)])
-def test_any_source_of_known_size_is_encoded_in_ranges_within_the_smallest_memory(
+def test_any_source_that_reads_ranges_is_encoded_in_them_within_the_smallest_memory(
     hash_pool: EncoderPool, tmp_path: Path, order: tuple[int, ...]
 ) -> None:
     rows = numbered_rows("big", 2_000)
-    source = [replace(partition_of("big", rows), rows=2_000)]
+    source = [sliced(rows)]
     options: dict[str, Any] = {"memory_limit_bytes": smallest_run_limit(hash_pool, tmp_path / "o")}
     parts = [(number * 500, number * 500 + 500) for number in order]
     runs = [make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, part), **options) for part in parts]
@@ -305,7 +310,7 @@ def test_any_source_of_known_size_is_encoded_in_ranges_within_the_smallest_memor
 
 
 def test_range_is_refused_where_the_ids_of_its_partition_will_not_fit(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    source = [replace(partition_of("big", BIG), rows=10**9)]
+    source = [replace(sliced(BIG), rows=10**9)]
     limit = smallest_run_limit(hash_pool, tmp_path)
     [failure] = failures(run_range(hash_pool, source, tmp_path, (0, 10), memory_limit_bytes=limit))
     assert "finding repeated ids takes 9,000,000,000 bytes" in failure.reason
@@ -376,7 +381,7 @@ def test_damaged_rows_of_another_range_are_named_and_its_next_run_encodes_them(
 def test_rows_that_changed_under_one_version_since_they_were_staged_are_encoded_anew(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    before, after = ([replace(partition_of("big", rows), rows=450)] for rows in (numbered_rows("old", 450), BIG))
+    before, after = ([sliced(rows)] for rows in (numbered_rows("old", 450), BIG))
     run_range(hash_pool, before, tmp_path, HALVES[0])
     run = make_run(hash_pool, after, tmp_path, ranges=ranges_of(after, HALVES[1]))
     assert not failures(finish(run))

@@ -43,7 +43,7 @@ def test_overlap_is_the_share_of_io_that_encoding_hides(io_seconds: float, encod
 def test_superbatches_are_summed() -> None:
     report = RunReport(wall_seconds=8.0)
     for _ in range(2):
-        report.count_superbatch(SUPERBATCH)
+        report.count(SUPERBATCH, 0.0)
     assert (report.superbatches, report.texts_encoded, report.costs.encode_seconds) == (2, 200, 4.0)
     assert (report.texts_per_second, report.duty_cycle) == (25.0, 0.5)
     assert report.costs.padding_ratio == pytest.approx(0.1)

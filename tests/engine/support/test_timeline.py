@@ -1,4 +1,4 @@
-"""The timeline of a run: correct, and small for a run of any length."""
+"""When the stages of a run worked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import SuperBatchReport
-from surge_dagster.engine.support.timeline import MOST_ENTRIES, Entry, Lane, Span, Timeline
+from surge_dagster.engine.support.timeline import Lane, Span
 from tests.engine.runs import finish, in_memory, make_run
 from tests.small_catalogs import DIMENSION, numbered_rows
 
@@ -19,26 +19,6 @@ from tests.small_catalogs import DIMENSION, numbered_rows
 def pool() -> Iterator[EncoderPool]:
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as started:
         yield started
-
-
-def entry(number: int) -> Entry:
-    return Entry(1, 10, 0.5, Span(number, number + 0.5, 0.5), None, Span(number + 0.5, number + 1, 0.25))
-
-
-@pytest.mark.parametrize("count", [1, MOST_ENTRIES, MOST_ENTRIES + 1, 1_000, 30_001])
-def test_long_timeline_is_shortened_without_losing_time_or_texts(count: int) -> None:
-    timeline = Timeline()
-    for number in range(count):
-        timeline.add(entry(number))
-        assert len(timeline.entries) <= MOST_ENTRIES
-    entries = timeline.entries
-    assert len(entries) > MOST_ENTRIES // 2 or count <= MOST_ENTRIES // 2
-    assert sum(one.superbatches for one in entries) == count and sum(one.texts for one in entries) == 10 * count
-    assert {one.superbatches for one in entries[:-1]} <= {timeline.per_entry}
-    encode = [one.encode for one in entries if one.encode]
-    assert (encode[0].begun, encode[-1].ended) == (0, count - 0.5)
-    assert sum(span.busy_seconds for span in encode) == pytest.approx(0.5 * count)
-    assert all(one.serialize is None for one in entries)
 
 
 def test_lane_sums_all_threads_and_spans_from_the_first_to_the_last() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.store.concurrent_reads import read_concurrently
+from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.request_errors import RequestFailed
 from surge_dagster.engine.store.retries import Retrier
@@ -104,8 +104,10 @@ def test_run_is_interrupted_while_its_source_blocks(
 
 
 def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.is_remote = True
     with interrupted_in_another_thread():
-        read_concurrently(LocalStore(tmp_path), ["a", "b"], lambda *_: opened.wait(), lambda *_: None)
+        list(reads_ahead(store, ["a", "b"], lambda *_: opened.wait()))
 
 
 def test_wait_before_a_retry_is_interrupted() -> None:
