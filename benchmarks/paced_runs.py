@@ -35,7 +35,7 @@ from surge_dagster.engine.store.store import Store
 BACKEND = "benchmarks.paced_runs:PacedBackend"
 DIMENSION = 384
 # Read by the worker, which inherits the environment of the process that starts the pool.
-_SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
+SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
 _SECONDS_PER_CALL = "SURGE_BENCH_SECONDS_PER_CALL"
 _BEHIND_SECONDS = 0.005  # that a late chunk may catch up; more would hide what delayed it
 _BATCH_ROWS, _BATCH_BYTES = 8192, 2 * 1024 * 1024
@@ -48,7 +48,7 @@ class PacedBackend:
     detail = "unit vectors at a fixed speed"
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
-        self._seconds_per_text = float(os.environ.get(_SECONDS_PER_TEXT, "0"))
+        self._seconds_per_text = float(os.environ.get(SECONDS_PER_TEXT, "0"))
         per_call = float(os.environ.get(_SECONDS_PER_CALL, "0"))  # which the pool waits
         # Each speed has a calibration of its own.
         self.detail = f"{self._seconds_per_text} s per text, {per_call} s per call"
@@ -151,7 +151,7 @@ def paced_pool(
     spec, seconds = EncodingSpec(f"hash://{dimension}"), 1 / texts_per_second if texts_per_second else 0.0
     options: dict[str, Any] = {"backend": BACKEND, "devices": ",".join(["cpu"] * workers)}
     with (
-        patch.dict(os.environ, {_SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}),
+        patch.dict(os.environ, {SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}),
         PacedPool(spec, call_seconds, **options) if call_seconds else EncoderPool(spec, **options) as pool,
     ):
         pool.start()  # or the first run would wait for it
