@@ -28,6 +28,7 @@ NOTICED_SECONDS = 13.0  # after which Ray has noticed a lost host, as measured w
 LOOK_SECONDS = 1.0  # between two looks of a driver whose machines are idle
 _LEAST_SPEED, _SLOW_SPEED = 0.5, 0.5
 _WAVE_SECONDS = 60.0
+_START_SPREAD = 0.9, 1.1  # by which starts of a cluster's machines differ
 _STAGED_BYTES = 5_000 * MEAN_BYTES  # a partition of more than a SuperBatch is staged SuperBatch by SuperBatch
 
 
@@ -334,14 +335,14 @@ class RayWay(Fleet):
         return bool(self._under)
 
     def joined(self, machine: Machine) -> None:
-        start = self.faults.cold_seconds + self.costs.pool_seconds
+        start = (self.faults.cold_seconds + self.costs.pool_seconds) * self._random.uniform(*_START_SPREAD)
         self.at(max(self.now, self.listing) + start, lambda: self._welcome(machine))
 
     def _welcome(self, machine: Machine) -> None:
         if not machine.is_lost:
             self._ready.add(machine)
             self._free[machine] = None
-            self._hand_out()
+            self._look_again()
 
     def finished(self, task: Task) -> None:
         self._driver_free_at = max(self._driver_free_at, self.now) + self.costs.driver_seconds(self.count)
@@ -403,7 +404,8 @@ class RayWay(Fleet):
             if len(machine.tasks) >= self._held:
                 del self._free[machine]
             elif not machine.tasks:  # nor is there anything for the others
-                self._look_again()
+                if self._under:
+                    self._look_again()
                 return
 
     def _copy(self) -> Stretch | None:
@@ -414,7 +416,7 @@ class RayWay(Fleet):
         return stretch
 
     def _look_again(self) -> None:
-        if self._under and self._looks_at <= self.now:
+        if self._looks_at <= self.now:
             self._looks_at = self.now + LOOK_SECONDS
             self.at(self._looks_at, self._hand_out)
 

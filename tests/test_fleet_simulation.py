@@ -53,11 +53,12 @@ def test_every_partition_is_done_or_fails_by_name_whatever_machines_are_lost(
 @pytest.mark.parametrize("way", WAYS)
 def test_machines_without_faults_and_costs_take_what_the_texts_take(way: str) -> None:
     catalog = Catalog.of(3_000_000, 6_000, 1.0)
+    alone = 3_000_000 / 700
     one = fleet_of(way, catalog, 1, NONE, FREE).run()
-    assert one.seconds == pytest.approx(3_000_000 / 700, abs=0.02)
+    assert alone <= one.seconds < alone + 1.1, "a driver looks for machines each second"
     assert one.encoded_bytes == pytest.approx(catalog.text_bytes)
     eight = fleet_of(way, catalog, 8, NONE, FREE).run()
-    assert one.seconds / 8 - 0.02 <= eight.seconds < one.seconds / 8 + 70, "the last stretch at most"
+    assert alone / 8 <= eight.seconds < alone / 8 + 70, "the last stretch at most"
 
 
 def test_what_a_lost_machine_has_published_is_not_encoded_again() -> None:
