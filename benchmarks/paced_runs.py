@@ -35,7 +35,7 @@ from surge_dagster.engine.store.store import Store
 BACKEND = "benchmarks.paced_runs:PacedBackend"
 DIMENSION = 384
 # Read by the worker, which inherits the environment of the process that starts the pool.
-SECONDS_PER_TEXT = "SURGE_BENCHSECONDS_PER_TEXT"
+SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
 _SECONDS_PER_CALL = "SURGE_BENCH_SECONDS_PER_CALL"
 _BEHIND_SECONDS = 0.005  # that a late chunk may catch up; more would hide what delayed it
 _BATCH_ROWS, _BATCH_BYTES = 8192, 2 * 1024 * 1024

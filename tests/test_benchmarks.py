@@ -8,12 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.fleet_costs import QUICK, measure_costs
 from tests.engine.encoder.conftest import tiny_model
+from tests.extras import require
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -81,6 +84,24 @@ def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
     document = run_benchmark("resume", "--quick", "--outputs", "30")
     assert document["decided"] == {"fresh": 27, "stale": 3, "missing": 0}
     assert 0 < document["list_seconds"] < document["seconds"]
+
+
+def test_fleet_benchmark_simulates_both_ways_beside_real_runs() -> None:
+    document = run_benchmark("fleet", "--quick")
+    assert {row["way"] for row in document["efficiency"]} == {"shards", "ray"} == document["real"].keys()
+    for row in document["efficiency"]:
+        done = {outcome["done_bytes"] for outcome in row["outcomes"]}
+        assert done == {row["catalog_bytes"]}, row
+    assert all(0 < efficiency <= 1 for end in document["ends"] for efficiency in end["efficiencies"].values())
+    assert all(side["real"] > 0 and side["simulated"] > 0 for side in document["real"].values())
+
+
+@pytest.mark.soak
+def test_fleet_benchmark_measures_dagster_on_postgres() -> None:
+    require("postgres", "dagster_postgres")
+    costs = measure_costs(replace(QUICK, runs=3, writers=(1, 2), events=5), "hash://384")
+    assert costs[0].run_seconds > 0 and set(costs[0].of_writers) == {1, 2}
+    assert costs[1]["postgres_cpu_milliseconds"] > 0
 
 
 @pytest.mark.soak

@@ -187,8 +187,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_690
     assert product <= 37_200
-    assert lines_of(ROOT / "tests") <= 43_100
-    assert lines_of(ROOT / "benchmarks") <= 6_550
+    assert lines_of(ROOT / "tests") <= 43_200
+    assert lines_of(ROOT / "benchmarks") <= 7_700  # 1,160 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

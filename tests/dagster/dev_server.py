@@ -248,8 +248,14 @@ def processes_with(variable: str, value: str) -> list[psutil.Process]:
 
 
 @contextmanager
-def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **settings: str) -> Iterator[DevServer]:
-    """Start `dagster dev` in its own project folder; `settings` are variables without `SURGE_`."""
+def dev_server(
+    folder: Path, pool_limit: int = 1, gated: bool = False, postgres: str = "", /, **settings: str
+) -> Iterator[DevServer]:
+    """Start `dagster dev` in its own project folder; `settings` are variables without `SURGE_`.
+
+    Args:
+        postgres: URL of the database that keeps runs and events; "" is SQLite.
+    """
     settings = {
         "source": str(folder / "catalog"),
         "output": str(folder / "output"),
@@ -261,6 +267,9 @@ def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **sett
     (folder / "home").mkdir()
     instance = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
     instance["concurrency"]["pools"]["default_limit"] = pool_limit
+    if postgres:
+        del instance["event_log_storage"]
+        instance["storage"] = {"postgres": {"postgres_url": postgres}}
     (folder / "home" / "dagster.yaml").write_text(yaml.safe_dump(instance))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

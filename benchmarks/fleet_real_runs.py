@@ -1,0 +1,133 @@
+"""Real runs of a small fleet, to compare the simulator with: machines are threads, their encoders sleep.
+
+The whole product is at work on each: reading, encoder pool, publishing, ranges of large partitions. What a start costs
+is left out on both sides, since eight processes that start on two cores take longer than on eight machines.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet_costs import FleetCosts
+from benchmarks.fleet_simulation import Catalog, Faults, Fleet, RayWay, ShardWay
+from benchmarks.harness import Document, say, seconds_of
+from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT, drawn_partitions, paced_pool
+from surge_dagster.catalogs.synthetic import MEAN_BYTES, partition_sizes
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.partition import Partition, RowBatch, within
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.orchestration.shards import cut
+from tests.cluster.local_cluster import LocalCluster, cluster_run
+
+_TEXTS_PER_SECOND = 300.0  # few enough for eight machines on two cores
+_DIMENSION, _MEMORY = 64, 256 << 20
+_NO_STARTS = Faults(lost_per_hour=0.0, cold_seconds=0.0)
+
+
+def compare(costs: FleetCosts, machines: int, seconds: float, partitions: int, sigma: float, held: int) -> Document:
+    """Seconds of both ways, real and simulated, for the same partitions and machines."""
+    costs = replace(
+        costs,
+        run_seconds=0.0,
+        pool_seconds=0.0,
+        enqueue_seconds=0.0,
+        launch_seconds=0.0,
+        dequeue_seconds=0.05,
+        of_objects={1: 0.0},
+        of_writers={1: 0.0},
+    )
+    texts = round(seconds * machines * _TEXTS_PER_SECOND)
+    drawn = drawn_partitions(partition_sizes(texts, partitions, sigma).tolist())
+    catalog = Catalog(map(_divisible, drawn))
+    speed = _TEXTS_PER_SECOND * MEAN_BYTES
+    ways: dict[str, Fleet] = {
+        "ray": RayWay(catalog, machines, speed, costs, _NO_STARTS, 0, held=held),
+        "shards": ShardWay(catalog, machines, speed, costs, _NO_STARTS, 0),
+    }
+    compared: Document = {}
+    with tempfile.TemporaryDirectory(prefix="surge-fleet-") as folder:
+        for way, real in (("ray", _real_ray), ("shards", _real_shards)):
+            say(f"  {way} for real")
+            speeds = [each / MEAN_BYTES for each in ways[way].speeds]
+            measured = real(PacedRuns(catalog.partitions, speeds, Path(folder) / way))
+            simulated = ways[way].run().seconds
+            compared[way] = {"real": measured, "simulated": simulated, "difference": simulated / measured - 1}
+    return compared
+
+
+def _divisible(partition: Partition) -> Partition:
+    def read_range(start: int, stop: int) -> Iterator[RowBatch]:
+        for batch, first, last in within(partition.read(), start, stop):
+            yield batch.rows(first, last)
+
+    return replace(partition, text_bytes=(partition.rows or 0) * MEAN_BYTES, read_range=read_range)
+
+
+@dataclass(frozen=True)
+class PacedRuns:
+    """See `CatalogRuns`; `speeds` are those of the machines, in texts per second, in the order of their starts."""
+
+    catalog: dict[str, Partition]
+    speeds: list[float]
+    output: Path
+
+    def open_pool(self) -> EncoderPool:
+        os.environ[SECONDS_PER_TEXT] = str(1 / self.speeds.pop(0))
+        return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
+
+    def list_partitions(self) -> list[Partition]:
+        return list(self.catalog.values())
+
+    def new_run(self, partitions: Iterable[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+        thresholds = Thresholds(b_min=1_000, b_max=4_000)
+        store = LocalStore(self.output)
+        return EmbeddingRun(partitions, store, pool, thresholds, memory_limit_bytes=_MEMORY, **options)
+
+
+def _real_ray(runs: PacedRuns) -> float:
+    cluster = LocalCluster(runs, [f"machine-{number}" for number in range(len(runs.speeds))])  # pyright: ignore[reportArgumentType]
+    with paced_pool(dimension=_DIMENSION) as pool:
+        cluster.machines()  # starts them
+        run = cluster_run(cluster, pool)
+        seconds = seconds_of(lambda: list(run.events()))
+    assert run.published == runs.catalog.keys(), "a partition is missing"
+    return seconds
+
+
+def _real_shards(runs: PacedRuns) -> float:
+    count, speed = len(runs.speeds), sum(runs.speeds) / len(runs.speeds) * MEAN_BYTES
+    waiting, published, lock = queue.SimpleQueue[Sequence[str]](), set[str](), threading.Lock()
+    for keys in cut(list(runs.catalog), runs.catalog, count, round(60 * speed)):
+        waiting.put(keys)
+
+    def work(pool: EncoderPool) -> None:
+        while True:
+            try:
+                keys = waiting.get_nowait()
+            except queue.Empty:
+                return
+            run = runs.new_run([runs.catalog[key] for key in keys], pool)
+            for _ in run.events():
+                pass
+            with lock:
+                published.update(run.published)
+
+    with ExitStack() as stack, ThreadPoolExecutor(count) as threads:
+        pools = [stack.enter_context(runs.open_pool()) for _ in range(count)]
+        for pool in pools:
+            pool.start()
+        seconds = seconds_of(lambda: list(threads.map(work, pools)))
+    assert published == runs.catalog.keys(), "a partition is missing"
+    return seconds
