@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from starlette.applications import Starlette
@@ -26,14 +28,15 @@ from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.answers import ModelList, embeddings_body, model_of
 from surge_dagster.service.batch_routes import batch_routes
 from surge_dagster.service.batches import Batches
+from surge_dagster.service.bodies import HeldBytes, read_body
 from surge_dagster.service.errors import ClientError, answer_error, error_response
 from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.openapi import openapi_document
 from surge_dagster.service.refusals import LaneClosed
-from surge_dagster.service.requests import parse_request, read_body, require_offered
+from surge_dagster.service.requests import parse_request, require_offered
 from surge_dagster.service.settings import ServiceSettings
-from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
 _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,6 +44,7 @@ _PROBES = ("/healthz", "/readyz")
 # Bytes of a body, and numbers of an answer, that take about two milliseconds.
 _LARGE_BODY, _LARGE_ANSWER = 4 * 1024, 16 * 1024
 _CLIENT_GONE = 499
+T = TypeVar("T")
 
 
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
@@ -82,10 +86,23 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What is needed of a request whose texts a lane has."""
+
+    served: ServedSpace
+    dimensions: int | None
+    encoding_format: str | None
+
+
 class _Endpoints:
     def __init__(self, spaces: ServedSpaces, settings: ServiceSettings) -> None:
         self._spaces, self._settings = spaces, settings
-        self._encoding = set[asyncio.Future[Encoded]]()
+        self._steps = set[asyncio.Future[Any]]()
+        self._bodies: dict[Task, HeldBytes] = {
+            "query": HeldBytes(settings.max_waiting_bytes),
+            "document": HeldBytes(settings.max_waiting_bytes),
+        }
         # Of their own, so that large requests keep no answer waiting. Two, since tokens are counted in parallel.
         self._accepting = ThreadPoolExecutor(2, "surge-accept")
         self._began = int(time.time())
@@ -101,54 +118,67 @@ class _Endpoints:
             self.metrics = Metrics(spaces)
 
     async def embeddings(self, request: Request, task: Task) -> Response:
-        body = await read_body(request, self._settings)
-        received_at = time.monotonic()
-        is_large = len(body) > _LARGE_BODY
-        loop = asyncio.get_running_loop()
-        asked = await loop.run_in_executor(self._accepting, parse_request, body) if is_large else parse_request(body)
+        answer = Future[Encoded]()
+        try:
+            asked = await self._begun(request, task, answer)
+            encoded = await self._unless_left(request, asyncio.wrap_future(answer))
+        finally:
+            answer.cancel()  # which drops its texts, however far they have come
+
+        def write() -> bytes:
+            vectors = asked.served.converted(encoded.vectors, asked.dimensions)
+            return embeddings_body(vectors, asked.encoding_format, space, int(encoded.tokens.sum()))
+
+        space = asked.served.space.name
+        headers = {"surge-space": space}
+        if encoded.truncated.any():
+            headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
+        content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
+        return Response(content, headers=headers, media_type=_JSON)
+
+    async def _begun(self, request: Request, task: Task, answer: Future[Encoded]) -> _Begun:
+        """Reads the request, and puts its texts into the queue of their lane."""
+        with self._bodies[task].of_request() as count:
+            body = await read_body(request, self._settings, count)
+            begin = partial(self._begin, body, task, time.monotonic(), answer)
+            if len(body) <= _LARGE_BODY:
+                return begin()
+            beginning = asyncio.get_running_loop().run_in_executor(self._accepting, begin)
+            return await self._unless_left(request, beginning)
+
+    def _begin(self, body: bytes, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
+        asked = parse_request(body)
         served = self._spaces.find(asked.model)
         task = asked.input_type or task
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
-        accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True, received_at=received_at)
-        future = await loop.run_in_executor(self._accepting, accept) if is_large else accept()
-        encoded = await self._result_of(future, request)
+        lane.accept(asked.texts, truncate=asked.truncate is True, received_at=received_at, answer=answer)
+        return _Begun(served, asked.dimensions, asked.encoding_format)
 
-        def write() -> bytes:
-            vectors = served.converted(encoded.vectors, asked.dimensions)
-            return embeddings_body(vectors, asked.encoding_format, served.space.name, int(encoded.tokens.sum()))
-
-        headers = {"surge-space": served.space.name}
-        if encoded.truncated.any():
-            headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
-        answer = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
-        return Response(answer, headers=headers, media_type=_JSON)
-
-    async def _result_of(self, future: Future[Encoded], request: Request) -> Encoded:
-        """What a lane answers. A client that has closed its connection ends the wait, and takes its texts out.
+    async def _unless_left(self, request: Request, step: asyncio.Future[T]) -> T:
+        """The result of a step for a request whose body was read.
 
         Raises:
-            ClientDisconnect: it has.
+            ClientDisconnect: the client has closed its connection.
             LaneClosed: all such waits were given up.
         """
-        encoding = asyncio.wrap_future(future)
-        self._encoding.add(encoding)
-        leaving = asyncio.ensure_future(request.receive())  # the body was read: only a disconnect can come
+        self._steps.add(step)
+        leaving = asyncio.ensure_future(request.receive())  # only a disconnect can come
         try:
-            await asyncio.wait((encoding, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not encoding.done():
+            await asyncio.wait((step, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not step.done():
                 raise ClientDisconnect
-            if encoding.cancelled():
+            if step.cancelled():
                 raise LaneClosed("the service ends before this request can be answered")
-            return encoding.result()
+            return step.result()
         finally:
-            self._encoding.discard(encoding)
-            encoding.cancel()
+            self._steps.discard(step)
+            step.cancel()
             leaving.cancel()
 
     def give_up(self) -> None:
-        for encoding in list(self._encoding):
-            encoding.cancel()
+        for step in list(self._steps):
+            step.cancel()
 
     async def models(self, request: Request) -> Response:
         models = [model_of(served, self._began) for served in self._spaces.served()]

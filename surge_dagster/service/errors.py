@@ -26,7 +26,6 @@ _ANSWERS: dict[type[SurgeError], tuple[int, str, str | None]] = {
     SurgeError: (500, "encoder_failed", None),
 }
 _RETRY_SECONDS = 1.0  # after an error that does not say when
-_BODY_NOT_READ = (408, 413, 415)  # so that the connection cannot be used again
 
 
 class ClientError(Exception):
@@ -61,7 +60,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """The answer to an error of any kind; 429 and 503 say when to come back."""
     match error:
         case ClientError():
-            headers = {"connection": "close"} if error.status in _BODY_NOT_READ else {}
+            headers = (
+                {"connection": "close"} if error.status == 408 else {}
+            )  # what is sent yet of other bodies is ignored
             return error_response(error.status, str(error), error.code, error.param, headers)
         case SurgeError():
             return surge_error_response(error)

@@ -112,31 +112,41 @@ class Lane:
         return LaneDown(f"no worker encodes texts of space {self.space.name} any more; the service's log says why")
 
     def accept(
-        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool = False,
+        received_at: float | None = None,
+        answer: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
 
-        Cancelling what is returned drops the texts that no pass has taken. Its errors are `LaneDown`, `LaneClosed`,
+        Cancelling the answer drops the texts that no pass has taken. Its errors are `LaneDown`, `LaneClosed`,
         `UnusableText`, and `TooLong` where tokens cannot be counted before.
 
         Args:
             truncate: whether texts longer than the model reads are cut; else they are refused.
             received_at: on the clock; the promise counts from then. None: once the tokens are counted.
+            answer: is returned, and may be cancelled at any time; None: a new one.
 
         Raises:
             TooLong, RequestTooLarge, UnusableText: this request can never be answered.
             Overloaded: it could not be answered in time.
             LaneDown, LaneClosed: none can.
         """
-        texts = list(texts)
+        answer, texts = answer or Future(), list(texts)
+        if answer.cancelled():
+            return answer
         column, text_bytes = measured(texts)
         floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
         with self._changed:  # before tokens are counted, which takes long where there are many
             self._require_room(int(floors.sum()), column.nbytes)
             if len(texts) == 1:  # which an idle lane would take, whatever its tokens
                 self._require_in_time(int(floors[0]), received_at)
-        request = self._counted(texts, column, text_bytes, floors, truncate)
+        request = self._counted(texts, column, text_bytes, floors, truncate, answer)
         with self._changed:
+            if answer.cancelled():  # while tokens were counted
+                return answer
             self._require_room(request.size, column.nbytes)
             self._require_in_time(request.size, received_at)
             self._queue.append(request)
@@ -146,8 +156,8 @@ class Lane:
                 self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-        request.future.add_done_callback(lambda future: self._drop(request) if future.cancelled() else None)
-        return request.future
+        answer.add_done_callback(lambda _: self._drop(request) if answer.cancelled() else None)
+        return answer
 
     def start(self) -> None:
         """Start the pool and make its arena. The first request does so too, where nothing else did."""
@@ -177,6 +187,7 @@ class Lane:
         text_bytes: np.ndarray,
         floors: np.ndarray,
         truncate: bool,
+        answer: Future[Encoded],
     ) -> Request:
         tokens, is_too_long = self._counter.count(texts, text_bytes)
         if is_too_long.any() and not truncate:
@@ -184,7 +195,7 @@ class Lane:
         ends = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.maximum(tokens, floors), out=ends[1:])
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        return Request(column, tokens, ends, truncate, vectors, np.zeros(len(texts), np.bool_))
+        return Request(column, tokens, ends, truncate, vectors, np.zeros(len(texts), np.bool_), answer)
 
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
         return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)
@@ -245,7 +256,7 @@ class Lane:
                 return
             request.is_answered = True
             self._count_lateness(request)
-        request.future.set_running_or_notify_cancel()
+        request.answer.set_running_or_notify_cancel()
 
     # Below runs in the lane's own thread.
 
@@ -344,12 +355,12 @@ class Lane:
                 return
             request.is_answered = True
             self._count_lateness(request)
-        if not request.future.set_running_or_notify_cancel():
+        if not request.answer.set_running_or_notify_cancel():
             return  # it was cancelled just now
         if error is not None:
-            request.future.set_exception(error)
+            request.answer.set_exception(error)
         else:
-            request.future.set_result(Encoded(request.vectors, request.tokens, request.truncated))
+            request.answer.set_result(Encoded(request.vectors, request.tokens, request.truncated))
 
     def _count_lateness(self, request: Request) -> None:
         seconds = self._clock() - request.accepted_at

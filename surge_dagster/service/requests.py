@@ -9,23 +9,18 @@ While a body is parsed, no other request is answered: what it holds beside texts
 
 from __future__ import annotations
 
-import asyncio
 import reprlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
-from starlette.requests import Request
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import ClientError
-from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace
 
 MAX_TEXTS = 2048
 _SHOWN_BODY = 1 << 20  # of a larger one that is wrong, no value is shown
-# Times the limit up to which a body is read on: most clients read no answer before they have sent all.
-READ_ON = 4
 
 
 class EmbeddingRequest(BaseModel):
@@ -62,37 +57,6 @@ _NOT_OFFERED = {
 NOT_OFFERED = {name: what for what, names in _NOT_OFFERED.items() for name in names.split()}
 _NOT_OFFERED_PLACES = {(name,) for name in NOT_OFFERED}
 _Strict = create_model("_Strict", __base__=EmbeddingRequest, **dict.fromkeys(NOT_OFFERED, (None, None)))  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-
-async def read_body(request: Request, settings: ServiceSettings) -> bytes:
-    """The body of a request that holds JSON.
-
-    Raises:
-        ClientError: it is of another type, compressed, too large, or takes too long.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"The body is of type {kind!r}. Send JSON, with the header Content-Type: application/json."
-        raise ClientError(415, message, "unsupported_media_type")
-    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        message = f"The body has the Content-Encoding {encoding!r}. Send it without compression."
-        raise ClientError(415, message, "unsupported_content_encoding")
-    limit, size, chunks = settings.max_body_bytes, 0, list[bytes]()
-    try:
-        async with asyncio.timeout(settings.body_seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= limit:
-                    chunks.append(chunk)
-                elif size > READ_ON * limit:
-                    break
-    except TimeoutError:
-        message = f"The body did not arrive within {settings.body_seconds:g} s. Send the request again."
-        raise ClientError(408, message, "request_timeout") from None
-    if size > limit:
-        message = f"The body is larger than {limit:,} bytes. Send fewer texts in each request."
-        raise ClientError(413, message, "request_too_large")
-    return b"".join(chunks)
 
 
 def parse_request(body: bytes) -> EmbeddingRequest:

@@ -43,11 +43,11 @@ class Request:
     truncate: bool
     vectors: np.ndarray
     truncated: np.ndarray
+    answer: Future[Encoded] = field(default_factory=Future)
     accepted_at: float = 0.0
     next_row: int = 0
     missing: int = field(init=False)
     is_answered: bool = False
-    future: Future[Encoded] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
         self.missing = len(self.texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,10 @@ LONGEST = 8  # words
 
 @dataclass(eq=False)
 class FakeLane:
-    """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set."""
+    """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set.
+
+    A request of several texts waits for the `gate` before it is accepted, and puts the first of them into `reached`.
+    """
 
     space: Space
     promise: Promise | None = None
@@ -32,6 +36,8 @@ class FakeLane:
     fails_later: Exception | None = None
     holds: bool = False
     held: SimpleQueue[Future[Encoded]] = field(default_factory=SimpleQueue)
+    gate: threading.Event | None = None
+    reached: SimpleQueue[str] = field(default_factory=SimpleQueue)
     accepted: list[list[str]] = field(default_factory=list)
     waiting_tokens: int = 5
     waiting_requests: int = 1
@@ -42,12 +48,22 @@ class FakeLane:
     is_alive: bool = True
 
     def accept(
-        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool = False,
+        received_at: float | None = None,
+        answer: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         if self.failure:
             raise self.failure
+        if len(texts) > 1 and self.gate:
+            self.reached.put(texts[0])
+            self.gate.wait()
         self.accepted.append(list(texts))
-        future: Future[Encoded] = Future()
+        future: Future[Encoded] = answer or Future()
+        if future.cancelled():
+            return future
         if self.holds:
             self.held.put(future)
         elif self.fails_later:

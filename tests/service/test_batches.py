@@ -47,9 +47,7 @@ class Lane(FakeLane):
     failures: list[Exception] = field(default_factory=list)
     late_failures: list[Exception] = field(default_factory=list)
 
-    def accept(
-        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
-    ) -> Future[Encoded]:
+    def accept(self, texts: Sequence[str], *, truncate: bool = False, **_: Any) -> Future[Encoded]:
         if self.failures:
             raise self.failures.pop(0)
         rows = [row for row, text in enumerate(texts) if len(text.split()) > LONGEST]

@@ -7,6 +7,7 @@ import re
 import signal
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,23 @@ def test_request_that_is_cancelled_half_way_gives_up_the_texts_that_no_pass_has_
         (tmp_path / "go").touch()
         assert_encoded(lane.accept(["next"]).result(), ["next"])
         assert 1 < lane.computed_texts < 20
+
+
+def test_request_that_is_cancelled_while_its_tokens_are_counted_is_never_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_lane() as lane:
+        count, gone = lane._counter.count, Future[Encoded]()
+
+        def count_and_cancel(*arguments: Any) -> Any:
+            gone.cancel()
+            return count(*arguments)
+
+        monkeypatch.setattr(lane._counter, "count", count_and_cancel)
+        assert lane.accept(["gone"], answer=gone) is gone
+        assert lane.waiting_requests == 0
+        assert_encoded(lane.accept(["next"]).result(), ["next"])
+        assert lane.computed_texts == 1
 
 
 def promised(passes: int) -> Promise:
