@@ -31,7 +31,7 @@ from surge_dagster.service.batches import Batches
 from surge_dagster.service.bodies import HeldBytes, read_body
 from surge_dagster.service.errors import ClientError, answer_error, error_response
 from surge_dagster.service.keys import ApiKeys
-from surge_dagster.service.lane import Encoded
+from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.openapi import openapi_document
 from surge_dagster.service.refusals import LaneClosed
 from surge_dagster.service.requests import parse_request, require_offered
@@ -91,6 +91,8 @@ class _Begun:
     """What is needed of a request whose texts a lane has."""
 
     served: ServedSpace
+    lane: Lane
+    received_at: float
     dimensions: int | None
     encoding_format: str | None
 
@@ -120,7 +122,7 @@ class _Endpoints:
     async def embeddings(self, request: Request, task: Task) -> Response:
         answer = Future[Encoded]()
         try:
-            asked = await self._begun(request, task, answer)
+            asked = request.state.begun = await self._begun(request, task, answer)
             encoded = await self._unless_left(request, asyncio.wrap_future(answer))
         finally:
             answer.cancel()  # which drops its texts, however far they have come
@@ -153,7 +155,7 @@ class _Endpoints:
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
         lane.accept(asked.texts, truncate=asked.truncate is True, received_at=received_at, answer=answer)
-        return _Begun(served, asked.dimensions, asked.encoding_format)
+        return _Begun(served, lane, received_at, asked.dimensions, asked.encoding_format)
 
     async def _unless_left(self, request: Request, step: asyncio.Future[T]) -> T:
         """The result of a step for a request whose body was read.
@@ -215,7 +217,7 @@ async def _answer_nobody(request: Request, error: Exception | None) -> Response:
 
 
 class _Gate:
-    """Asks for the API key, counts requests, and ends connections while the service drains."""
+    """Asks for the API key, counts requests when they are answered, and ends connections while the service drains."""
 
     def __init__(self, app: ASGIApp, endpoints: _Endpoints) -> None:
         self._app, self._keys, self._metrics = app, endpoints.keys, endpoints.metrics
@@ -241,6 +243,8 @@ class _Gate:
             if self._metrics:
                 endpoint = getattr(scope.get("route"), "path", "other")
                 self._metrics.count(endpoint, status, time.perf_counter() - begun)
+                if (accepted := scope.get("state", {}).get("begun")) is not None:
+                    self._metrics.count_accepted(accepted.lane, time.monotonic() - accepted.received_at)
 
     def _has_key(self, scope: Scope) -> bool:
         if self._keys is None:

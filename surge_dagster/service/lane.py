@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +45,16 @@ _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
 _STUCK_SECONDS = 1.0  # by which a pass is late when its worker no longer counts as alive
 
 
+@dataclass(slots=True)
+class LaneCounts:
+    """What lanes of a space and a side have encoded, one after the other, and the seconds of their passes."""
+
+    texts: int = 0
+    tokens: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+
+
 class Lane:
     """Encodes requests through one pool, in the order in which they come.
 
@@ -53,12 +64,11 @@ class Lane:
         counter: counts tokens as the pool does.
         pass_tokens: of a pass at most, but for a single text of more.
         promise: None: requests wait as long as it takes, and so many bytes of texts wait at most.
+        counts: what is encoded is added to these.
         clock: monotonic seconds.
 
     Attributes:
         pool, space: what encodes, and into which space.
-        computed_texts, computed_tokens, passes: since the start.
-        broken_promises: requests that were accepted and answered later than promised.
         last_accepted_at: on the clock; when the lane was made, before the first request.
         failed_at: on the clock; None while the pool can go on.
     """
@@ -71,22 +81,22 @@ class Lane:
         pass_tokens: int,
         promise: Promise | None = None,
         *,
+        counts: LaneCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.space, self.promise = pool.space, promise
         self.pool, self._recorded, self._counter, self._pass_tokens = pool, recorded, counter, pass_tokens
+        self.counts = counts or LaneCounts()
         self._clock = clock
         self._changed = threading.Condition()
         self._queue = TextQueue()
         self._pass: list[Part] = []  # under way
         self._computing_since: float | None = None
-        self._busy_seconds = 0.0
         self._excess_seconds = 0.0  # of a pass, beyond what it should take
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
         self.failed_at: float | None = None
-        self.computed_texts = self.computed_tokens = self.passes = self.broken_promises = 0
         self.last_accepted_at = clock()
 
     @property
@@ -135,23 +145,29 @@ class Lane:
             LaneDown, LaneClosed: none can.
         """
         answer, texts = answer or Future(), list(texts)
-        if answer.cancelled():
-            return answer
         column, text_bytes = measured(texts)
         floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
         with self._changed:  # before tokens are counted, which takes long where there are many
             self._require_room(int(floors.sum()), column.nbytes)
             if len(texts) == 1:  # which an idle lane would take, whatever its tokens
                 self._require_in_time(int(floors[0]), received_at)
-        request = self._counted(texts, column, text_bytes, floors, truncate, answer)
+        try:
+            tokens, is_too_long = self._counter.count(texts, text_bytes, answer.cancelled)
+        except CancelledError:
+            return answer
+        if is_too_long.any() and not truncate:
+            raise self._too_long(is_too_long)
+        ends = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum(np.maximum(tokens, floors), out=ends[1:])
+        vectors = np.empty((len(texts), self.space.dimension), np.float32)
+        request = Request(column, tokens, ends, truncate, vectors, np.zeros(len(texts), np.bool_), answer)
         with self._changed:
-            if answer.cancelled():  # while tokens were counted
+            if answer.cancelled():
                 return answer
             self._require_room(request.size, column.nbytes)
             self._require_in_time(request.size, received_at)
             self._queue.append(request)
             self.last_accepted_at = self._clock()
-            request.accepted_at = self.last_accepted_at if received_at is None else received_at
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
                 self._thread.start()
@@ -180,23 +196,6 @@ class Lane:
         if self._arena is not None:
             self._arena.close()
 
-    def _counted(
-        self,
-        texts: list[str],
-        column: pa.LargeStringArray,
-        text_bytes: np.ndarray,
-        floors: np.ndarray,
-        truncate: bool,
-        answer: Future[Encoded],
-    ) -> Request:
-        tokens, is_too_long = self._counter.count(texts, text_bytes)
-        if is_too_long.any() and not truncate:
-            raise self._too_long(is_too_long)
-        ends = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.maximum(tokens, floors), out=ends[1:])
-        vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        return Request(column, tokens, ends, truncate, vectors, np.zeros(len(texts), np.bool_), answer)
-
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
         return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)
 
@@ -208,7 +207,7 @@ class Lane:
             raise self._down
         if self.promise is None:
             if self._queue and self._queue.text_bytes + text_bytes > _MOST_WAITING_BYTES:
-                rate = self._busy_seconds / max(1, self.computed_tokens)
+                rate = self.counts.seconds / max(1, self.counts.tokens)
                 seconds = self.waiting_tokens * rate or _FIRST_RETRY_SECONDS
                 raise Overloaded(f"{self.waiting_tokens:,} tokens wait, which take about {seconds:.0f} s", seconds)
         elif self.promise.retry_after(size) is not None:
@@ -255,7 +254,6 @@ class Lane:
             if request.is_answered:
                 return
             request.is_answered = True
-            self._count_lateness(request)
         request.answer.set_running_or_notify_cancel()
 
     # Below runs in the lane's own thread.
@@ -336,10 +334,10 @@ class Lane:
                     self._answer(request, UnusableText(*invalid) if invalid else None)
 
     def _count(self, metrics: EncodeMetrics, seconds: float) -> None:
-        self.passes += 1
-        self.computed_texts += metrics.costs.texts_computed
-        self.computed_tokens += metrics.costs.tokens
-        self._busy_seconds += seconds
+        self.counts.passes += 1
+        self.counts.texts += metrics.costs.texts_computed
+        self.counts.tokens += metrics.costs.tokens
+        self.counts.seconds += seconds
         longest = self._longest_seconds(sum(part.size for part in self._pass))
         excess = min(seconds - longest, self.promise.promised_seconds if self.promise else 0.0)
         self._excess_seconds = max(excess, _KEPT_EXCESS * self._excess_seconds)
@@ -354,17 +352,12 @@ class Lane:
             if request.is_answered:
                 return
             request.is_answered = True
-            self._count_lateness(request)
         if not request.answer.set_running_or_notify_cancel():
             return  # it was cancelled just now
         if error is not None:
             request.answer.set_exception(error)
         else:
             request.answer.set_result(Encoded(request.vectors, request.tokens, request.truncated))
-
-    def _count_lateness(self, request: Request) -> None:
-        seconds = self._clock() - request.accepted_at
-        self.broken_promises += self.promise is not None and seconds > self.promise.promised_seconds
 
     def _answer_all(self, error: SurgeError) -> None:
         with self._changed:

@@ -25,12 +25,13 @@ import numpy as np
 
 from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import every, in_background, result_of
-from surge_dagster.service.lane import Lane
+from surge_dagster.service.lane import Lane, LaneCounts
 from surge_dagster.service.refusals import SpaceLoading, UnknownSpace
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
 
@@ -77,10 +78,14 @@ class ServedSpaces:
 
     Args:
         settings: of their lanes.
+
+    Attributes:
+        counts: of all lanes that there were, by the name of their space and their side.
     """
 
     def __init__(self, store: Store, settings: LaneSettings) -> None:
         self._settings = settings
+        self.counts: dict[tuple[str, Task], LaneCounts] = {}
         self._store = store
         self._lock = threading.RLock()
         self._following = ExitStack()
@@ -109,7 +114,7 @@ class ServedSpaces:
         self._look()
         current = self._current
         assert current is not None
-        lanes = SpaceLanes(current, self._settings)
+        lanes = SpaceLanes(current, self._settings, self.counts)
         try:
             lanes.start()
         except BaseException:
@@ -199,7 +204,7 @@ class ServedSpaces:
             for sha256, space in wanted.items():
                 _, load_again_at = self._failed.get(sha256, ("", 0.0))
                 if sha256 not in self._lanes and sha256 not in self._loading and time.monotonic() >= load_again_at:
-                    lanes = SpaceLanes(space, self._settings)
+                    lanes = SpaceLanes(space, self._settings, self.counts)
                     load = in_background(partial(self._load, lanes, space.name), "surge-load-space")
                     self._loading[sha256] = lanes, load
             self._ending = [(lanes, closed) for lanes, closed in self._ending if not closed.done()]

@@ -44,7 +44,6 @@ class Request:
     vectors: np.ndarray
     truncated: np.ndarray
     answer: Future[Encoded] = field(default_factory=Future)
-    accepted_at: float = 0.0
     next_row: int = 0
     missing: int = field(init=False)
     is_answered: bool = False

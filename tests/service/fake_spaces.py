@@ -14,7 +14,7 @@ import numpy as np
 from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.service.lane import Encoded
+from surge_dagster.service.lane import Encoded, LaneCounts
 from surge_dagster.service.promise import Promise
 from surge_dagster.service.refusals import UnknownSpace
 from surge_dagster.service.spaces import ServedSpaces
@@ -41,10 +41,6 @@ class FakeLane:
     accepted: list[list[str]] = field(default_factory=list)
     waiting_tokens: int = 5
     waiting_requests: int = 1
-    computed_texts: int = 0
-    computed_tokens: int = 0
-    passes: int = 0
-    broken_promises: int = 0
     is_alive: bool = True
 
     def accept(
@@ -100,6 +96,7 @@ class FakeSpaces:
         self.only = FakeSpace(space, queries, FakeLane(space))
         self.is_ready = self.is_alive = True
         self.calls: list[str] = []
+        self.counts = {(space.name, task): LaneCounts() for task in ("query", "document")}
 
     def __enter__(self) -> FakeSpaces:
         return self

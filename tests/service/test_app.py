@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from surge_dagster.service.app import service_app
+from surge_dagster.service.refusals import LaneDown, Overloaded
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces, post
 from tests.service.running import connected, read_all, serving
@@ -96,7 +98,7 @@ def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: F
     post(client, model="other")
     client.get("/v1/models/current")
     client.get("/wp-admin/setup.php")
-    spaces.only.queries.broken_promises = 3
+    spaces.counts[spaces.only.space.name, "document"].texts = 7
     text = client.get("/metrics").text
     name = spaces.only.space.name
     for line in (
@@ -106,12 +108,31 @@ def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: F
         'surge_request_seconds_count{endpoint="/v1/embeddings"} 2.0',
         f'surge_waiting_tokens{{side="query",space="{name}"}} 5.0',
         f'surge_waiting_requests{{side="document",space="{name}"}} 1.0',
-        f'surge_promise_broken_total{{side="query",space="{name}"}} 3.0',
+        f'surge_promise_broken_total{{side="query",space="{name}"}} 0.0',
+        f'surge_texts_total{{side="document",space="{name}"}} 7.0',
     ):
         assert line in text.splitlines()
     assert len(re.findall(r"^surge_queue_seconds{", text, re.MULTILINE)) == 1, "of the lane that promises something"
     spaces.only.documents = spaces.only.queries
-    assert 'side="document"' not in client.get("/metrics").text, "a lane of both sides is counted once"
+    waiting = re.findall("^surge_waiting_tokens{.*", client.get("/metrics").text, re.MULTILINE)
+    assert len(waiting) == 1, "a lane of both sides is counted once"
+
+
+@pytest.mark.parametrize(("promised", "broken"), [(0.0, 2), (1_000.0, 0)])
+def test_promise_counts_until_the_answer_is_sent_whatever_it_is(
+    client: TestClient, spaces: FakeSpaces, promised: float, broken: int
+) -> None:
+    lane = spaces.only.queries
+    assert lane.promise
+    lane.promise = replace(lane.promise, promised_seconds=promised)
+    post(client)
+    lane.fails_later = LaneDown("no worker")
+    post(client)
+    lane.failure = Overloaded("refused, so nothing was promised", 1.0)
+    post(client)
+    post(client, "/documents/v1/embeddings")
+    [line] = re.findall("^surge_promise_broken_total{.*", client.get("/metrics").text, re.MULTILINE)
+    assert line.split()[-1] == f"{broken:.1f}"
 
 
 def test_two_services_of_a_process_count_apart(client: TestClient, spaces: FakeSpaces) -> None:

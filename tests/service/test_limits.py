@@ -164,8 +164,8 @@ def test_bodies_that_wait_are_bounded_and_keep_no_short_text_out() -> None:
     lane.gate = threading.Event()
     with running(spaces.as_served(), max_waiting_bytes=10_000) as service, ExitStack() as clients:
         first = clients.enter_context(connected(service.url))
-        for _ in range(2):  # of which 4 kB each do not count
-            client = clients.enter_context(connected(service.url))
+        two = [clients.enter_context(connected(service.url)) for _ in range(2)]
+        for client in two:  # of whose bodies 4 kB each do not count
             client.sendall(large("waits"))
             lane.reached.get(timeout=60)
         first.sendall(large("one more"))
@@ -173,7 +173,7 @@ def test_bodies_that_wait_are_bounded_and_keep_no_short_text_out() -> None:
         assert answer.startswith(b"HTTP/1.1 429") and b"retry-after-ms: 1000" in answer
         assert_answers(service.url)
         lane.gate.set()
-        assert client.recv(12) == b"HTTP/1.1 200"
+        assert [client.recv(12) for client in two] == [b"HTTP/1.1 200"] * 2
         first.sendall(large("again"))
         assert first.recv(12) == b"HTTP/1.1 200", "the bytes of those that were answered, or refused, wait no longer"
 
