@@ -16,6 +16,7 @@ from surge_dagster.terminal import messages, terminable
 @takes_settings("output", "model", "trust_remote_code", "devices", "precision")
 def serve(
     settings: Settings,
+    context: typer.Context,
     host: Annotated[
         str, typer.Option(help="Address to listen on; one that other machines reach needs --api-keys.")
     ] = "127.0.0.1",
@@ -62,8 +63,10 @@ def serve(
         bulk_share=bulk_share,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, run_socket=run_socket, api_keys=api_keys, batches=batches)
+    # One that the settings file names may be about to be embed with, while readers are elsewhere.
+    named = settings.encoding_spec().resolve() if context.params["model"] is not None else None
     with terminable():
         try:
-            run_service(ServedSpaces(store, lanes), address, lambda text: messages.print(text, markup=False))
+            run_service(ServedSpaces(store, lanes, named), address, lambda text: messages.print(text, markup=False))
         except KeyboardInterrupt:  # before it listened
             raise typer.Exit(130) from None

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class RunListener:
-    """Listens at a Unix socket for runs. Use `with`.
+    """Listens at a Unix socket for runs, which wait for `start`. Use `with`.
 
     Args:
         pools: gives those that are served now, for documents.
@@ -53,13 +53,19 @@ class RunListener:
             self._listener.close()
             where = path or f"in {socket_folder()}"
             raise ConfigError(f"the socket for runs {where} cannot be bound: {error.strerror or error}") from None
+        self._accepting: Future[None] | None = None
+
+    def start(self) -> RunListener:
+        """Answer runs from now on."""
         self._accepting = in_background(self._accept, "surge-service-socket")
+        return self
 
     def close(self) -> None:
         """End the connections of all runs, which wait for another service and then go on by themselves."""
         self._closing = True
         shut_down(self._listener)
-        result_of(self._accepting)
+        if self._accepting is not None:
+            result_of(self._accepting)
         for run, serving in list(self._runs.items()):
             shut_down(run.connection)
             result_of(serving)

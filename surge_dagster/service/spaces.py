@@ -78,15 +78,16 @@ class ServedSpaces:
 
     Args:
         settings: of their lanes.
+        named: of a model that must be among those that are loaded.
 
     Attributes:
         counts: of all lanes that there were, by the name of their space and their side.
     """
 
-    def __init__(self, store: Store, settings: LaneSettings) -> None:
+    def __init__(self, store: Store, settings: LaneSettings, named: Space | None = None) -> None:
         self._settings = settings
         self.counts: dict[tuple[str, Task], LaneCounts] = {}
-        self._store = store
+        self._store, self._named = store, named
         self._lock = threading.RLock()
         self._following = ExitStack()
         self._pointer: CurrentSpace | None = None
@@ -108,12 +109,19 @@ class ServedSpaces:
         """Load the current space, wait until its query lane is warm, and follow the output from then on.
 
         Raises:
-            ConfigError: the output has no current space, its model cannot be used here, or the promise cannot be kept.
+            ConfigError: the output has no current space, its model cannot be used here, the promise cannot be kept, or
+                neither this space nor the next one is of the named model.
             EncoderError: the workers do not start.
         """
         self._look()
         current = self._current
         assert current is not None
+        if self._named is not None and self._named.model_digest not in {each.model_digest for each in self._wanted()}:
+            served = " and ".join(f"{each.name} of the model {each.requested.model!r}" for each in self._wanted())
+            raise ConfigError(
+                f"the model {self._named.requested.model!r} (--model) is not that of a space that would be served: "
+                f"{self._store.url!r} has {served}. Leave it out, or embed with it first."
+            )
         lanes = SpaceLanes(current, self._settings, self.counts)
         try:
             lanes.start()

@@ -92,6 +92,11 @@ def test_wrong_usage_is_refused_with_what_to_do(surge: Command, output: str, mon
         (("out", "--host", "0.0.0.0"), "--api-keys FILE"),
         (("out", "--api-keys", "keys"), "cannot be read"),
         (("out", "--bulk-share", "2"), "share of bulk work"),
+        (
+            ("out", "--model", "hash://24"),
+            "the model 'hash://24' (--model) is not that of a space that would be served",
+        ),
+        (("out", "--model", "hash://24"), f"has {output} of the model 'hash://16'"),
         (("out", "--uds", "no/folder/socket"), "cannot be bound: No such file or directory"),
     ):
         code, _, error = surge("serve", *arguments)
