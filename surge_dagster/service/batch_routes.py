@@ -21,6 +21,7 @@ from surge_dagster.service.batches import Batches
 from surge_dagster.service.bodies import HeldBytes, bounded, read_body
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import PURPOSES, FileObject
+from surge_dagster.service.requests import require_few_values
 from surge_dagster.service.settings import ServiceSettings
 
 _UPLOADS = 2  # of the largest size at a time
@@ -102,6 +103,7 @@ async def _uploaded(request: Request, batches: Batches) -> FileObject:
 
 
 async def _created(body: bytes, batches: Batches, task: Task) -> Batch:
+    require_few_values(body)
     try:
         asked = BatchRequest.model_validate_json(body)
     except ValidationError as error:
