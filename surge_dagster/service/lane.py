@@ -5,7 +5,8 @@ over several. Tokens are counted when a request comes, so that a lane with a pro
 not answer in time. A request that is cancelled leaves the queue with the texts that no pass has taken yet.
 
 The pool replaces workers that are lost, and encodes their texts again. When it cannot go on, every request that waits,
-and each one that comes later, gets `LaneDown`.
+and each one that comes later, gets `LaneDown`. An idle lane with a promise encodes a text for nobody twice a second: so
+a worker that hangs is known, and replaced, before a request comes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _MOST_WAITING_BYTES = 64 << 20  # of a lane without a promise
 _FIRST_RETRY_SECONDS = 5.0  # of one that has encoded nothing yet
 _KEPT_EXCESS = 0.5  # of the largest excess of the passes before the last one
 _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
+_NOBODYS_TEXT = pa.array(["a"], pa.large_string())
 _STUCK_SECONDS = 1.0  # by which a pass is late when its worker no longer counts as alive
 
 
@@ -168,19 +170,23 @@ class Lane:
             self._require_in_time(request.size, received_at)
             self._queue.append(request)
             self.last_accepted_at = self._clock()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
-                self._thread.start()
+            self._start_thread()
             self._changed.notify_all()
         answer.add_done_callback(lambda _: self._drop(request) if answer.cancelled() else None)
         return answer
 
     def start(self) -> None:
-        """Start the pool and make its arena. The first request does so too, where nothing else did."""
+        """Start the pool, and the lane's thread. The first request does so too, where nothing else did."""
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             most_bytes = max(MOST_TEXT_BYTES, _BYTES_PER_TOKEN * self._pass_tokens)
             self._arena = self.pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes)
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
+            self._thread.start()
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, wait for the answers of the others for so long, and end the pool."""
@@ -221,7 +227,7 @@ class Lane:
             return
         waiting = self.waiting_tokens + size
         reading = 0.0 if received_at is None else self._clock() - received_at - HANDLING_SECONDS
-        if self._computing_since is None:
+        if not self._pass:
             reading -= self.promise.full_pass_seconds  # of the pass that the bound takes to be under way
             excess = 0.0  # else a lane that was slow would never learn that it no longer is
         else:
@@ -269,12 +275,14 @@ class Lane:
             self._answer_all(self._ended_by(error))
 
     def _next_pass(self) -> bool:
-        """Takes the texts of a pass as soon as there are some; False at the end."""
+        """Takes the texts of a pass as soon as there are some, or none for one of nobody's text; False at the end."""
         with self._changed:
             self._pass = []
             self._changed.notify_all()
             while not self._changed.wait_for(lambda: self._queue or self._stopping, _LOOK_SECONDS):
                 self.pool.dispatcher()  # raises where the pool has failed
+                if self.promise is not None:
+                    break
             if self._stopping:
                 return False
             self._pass = self._queue.take(self._pass_tokens)
@@ -288,6 +296,8 @@ class Lane:
             sizes = [part.stop - part.start for part in self._pass]
             for part, size in zip(self._pass, sizes, strict=True):
                 slot.append(part.request.texts.slice(part.start, size))
+            if not self._pass:
+                slot.append(_NOBODYS_TEXT)
             borders = np.cumsum([0, *sizes[:-1]])
             call = self.pool.submit(slot, borders)
             try:
@@ -300,7 +310,8 @@ class Lane:
             finally:
                 seconds, self._computing_since = self._clock() - self._computing_since, None
             assert metrics is not None
-            self._count(metrics, seconds)
+            if self._pass:
+                self._count(metrics, seconds)
             self._hand_out(slot, borders, metrics)
         finally:
             slot.release()

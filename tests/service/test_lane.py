@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,18 @@ def test_lane_is_not_alive_while_its_pass_hangs_or_its_worker_is_being_loaded(tm
         [worker] = lane.pool.dispatcher()._workers.values()
         worker.ready = False
         assert lane.pool.worker_pids and not lane.is_alive
+
+
+def test_worker_that_is_stopped_is_known_and_replaced_before_a_request_comes() -> None:
+    with open_lane(promise=promised(3), clock=time.monotonic, hang_timeout_seconds=3.0) as lane:
+        lane.start()
+        assert lane.is_alive
+        [stopped] = lane.pool.worker_pids
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: not lane.is_alive)
+        until(lambda: lane.is_alive and lane.pool.worker_pids != [stopped])
+        assert lane.counts.texts == lane.counts.passes == 0, "of requests"
+        assert_encoded(lane.accept(["next"]).result(), ["next"])
 
 
 def test_lane_without_a_promise_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
