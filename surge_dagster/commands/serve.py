@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from surge_dagster.commands.settings import takes_settings
 from surge_dagster.commands.spaces import space_to_read
 from surge_dagster.config.settings import Settings
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.terminal import messages, terminable
 
 
@@ -48,6 +50,8 @@ def serve(
     Follows the output to another space when readers are switched to it. Ends on SIGTERM or Ctrl-C, when what was
     accepted is answered.
     """
+    if missing := [package for package in ("prometheus_client", "python_multipart") if find_spec(package) is None]:
+        raise ConfigError(f"the service needs {' and '.join(missing)}. Run: pip install 'surge-dagster[serve]'")
     from surge_dagster.service.server import run_service  # a web server, and only this command needs it
     from surge_dagster.service.settings import ServiceSettings
     from surge_dagster.service.space_lanes import LaneSettings

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,11 +30,11 @@ from surge_dagster.service.answers import ModelList, embeddings_body, model_of
 from surge_dagster.service.batch_routes import batch_routes
 from surge_dagster.service.batches import Batches
 from surge_dagster.service.bodies import HeldBytes, read_body
-from surge_dagster.service.errors import ClientError, answer_error, error_response
+from surge_dagster.service.errors import LaneClosed, answer_error, error_response
 from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded, Lane
+from surge_dagster.service.metrics import Metrics
 from surge_dagster.service.openapi import openapi_document
-from surge_dagster.service.refusals import LaneClosed
 from surge_dagster.service.requests import parse_request, require_offered
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces
@@ -78,7 +79,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[Middleware(_Gate, endpoints=endpoints)],
-        exception_handlers=dict.fromkeys((ClientError, SurgeError, HTTPException, Exception), answer_error)
+        exception_handlers=dict.fromkeys((SurgeError, HTTPException, Exception), answer_error)
         | {ClientDisconnect: _answer_nobody},
     )
     app.router.redirect_slashes = False
@@ -101,31 +102,23 @@ class _Endpoints:
     def __init__(self, spaces: ServedSpaces, settings: ServiceSettings) -> None:
         self._spaces, self._settings = spaces, settings
         self._steps = set[asyncio.Future[Any]]()
-        self._bodies: dict[Task, HeldBytes] = {
-            "query": HeldBytes(settings.max_waiting_bytes),
-            "document": HeldBytes(settings.max_waiting_bytes),
-        }
+        most = settings.max_waiting_bytes
+        self._bodies: dict[Task, HeldBytes] = {"query": HeldBytes(most), "document": HeldBytes(most)}
         # Of their own, so that large requests keep no answer waiting. Two, since tokens are counted in parallel.
         self._accepting = ThreadPoolExecutor(2, "surge-accept")
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
         self._document = openapi_document(needs_key=self.keys is not None)
-        try:
-            from surge_dagster.service.metrics import Metrics  # of an extra
-        except ModuleNotFoundError as error:
-            if error.name != "prometheus_client":
-                raise
-            self.metrics = None
-        else:
-            self.metrics = Metrics(spaces)
+        self.metrics = Metrics(spaces)
 
     async def embeddings(self, request: Request, task: Task) -> Response:
         answer = Future[Encoded]()
-        try:
-            asked = request.state.begun = await self._begun(request, task, answer)
-            encoded = await self._unless_left(request, asyncio.wrap_future(answer))
-        finally:
-            answer.cancel()  # which drops its texts, however far they have come
+        with self._bodies[task].of_request() as count:
+            try:
+                asked = request.state.begun = await self._begun(request, task, answer, count)
+                encoded = await self._unless_left(request, asyncio.wrap_future(answer))
+            finally:
+                answer.cancel()  # which drops its texts, however far they have come
 
         def write() -> bytes:
             vectors = asked.served.converted(encoded.vectors, asked.dimensions)
@@ -138,15 +131,15 @@ class _Endpoints:
         content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
         return Response(content, headers=headers, media_type=_JSON)
 
-    async def _begun(self, request: Request, task: Task, answer: Future[Encoded]) -> _Begun:
+    async def _begun(
+        self, request: Request, task: Task, answer: Future[Encoded], count: Callable[[int], None]
+    ) -> _Begun:
         """Reads the request, and puts its texts into the queue of their lane."""
-        with self._bodies[task].of_request() as count:
-            body = await read_body(request, self._settings, count)
-            begin = partial(self._begin, body, task, time.monotonic(), answer)
-            if len(body) <= _LARGE_BODY:
-                return begin()
-            beginning = asyncio.get_running_loop().run_in_executor(self._accepting, begin)
-            return await self._unless_left(request, beginning)
+        body = await read_body(request, self._settings, count)
+        begin = partial(self._begin, body, task, time.monotonic(), answer)
+        if len(body) <= _LARGE_BODY:
+            return begin()
+        return await self._unless_left(request, asyncio.get_running_loop().run_in_executor(self._accepting, begin))
 
     def _begin(self, body: bytes, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
         asked = parse_request(body)
@@ -199,9 +192,6 @@ class _Endpoints:
         return _status(self._spaces.is_ready, "the current space cannot be queried yet", "space_loading")
 
     async def metrics_text(self, request: Request) -> Response:
-        if self.metrics is None:
-            message = "Metrics need a package that is not installed. Run: pip install 'surge-dagster[serve]'"
-            return error_response(501, message, "not_installed")
         return Response(self.metrics.text(), headers={"content-type": _PROMETHEUS})
 
     async def openapi(self, request: Request) -> Response:
@@ -240,11 +230,10 @@ class _Gate:
         try:
             await app(scope, receive, watched)
         finally:
-            if self._metrics:
-                endpoint = getattr(scope.get("route"), "path", "other")
-                self._metrics.count(endpoint, status, time.perf_counter() - begun)
-                if (accepted := scope.get("state", {}).get("begun")) is not None:
-                    self._metrics.count_accepted(accepted.lane, time.monotonic() - accepted.received_at)
+            endpoint = getattr(scope.get("route"), "path", "other")
+            self._metrics.count(endpoint, status, time.perf_counter() - begun)
+            if (accepted := scope.get("state", {}).get("begun")) is not None:
+                self._metrics.count_accepted(accepted.lane, time.monotonic() - accepted.received_at)
 
     def _has_key(self, scope: Scope) -> bool:
         if self._keys is None:

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from starlette.requests import Request
 from starlette.types import Message
 
-from surge_dagster.service.errors import ClientError
-from surge_dagster.service.refusals import Overloaded
+from surge_dagster.service.errors import ClientError, Overloaded
 from surge_dagster.service.settings import ServiceSettings
 
 _FREE_BYTES = 4 * 1024  # of each body, so that large ones keep no short text out; headers may have more
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS = 5.0
 
 
 class HeldBytes:
-    """Bytes of bodies that are held; what comes when they are too many is refused."""
+    """Bytes of the bodies of requests that have no answer yet; what comes when they are too many is refused."""
 
     def __init__(self, most: int) -> None:
         self._most, self._held = most, 0
@@ -33,7 +32,7 @@ class HeldBytes:
             counts = max(0, size - free)
             free -= size - counts
             if counts and self._held + counts > self._most:
-                raise Overloaded(f"the bodies of other requests have {self._held:,} bytes", _RETRY_SECONDS)
+                raise Overloaded(f"other requests wait, and have {self._held:,} bytes", _RETRY_SECONDS)
             counted += counts
             self._held += counts
 

@@ -29,8 +29,8 @@ from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
+from surge_dagster.service.errors import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
 from surge_dagster.service.promise import HANDLING_SECONDS, Promise
-from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
 from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
 from surge_dagster.service.tokens import TokenCounter
 
@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 MOST_TEXT_BYTES = 16 << 20
 # Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
 _BYTES_PER_TOKEN = 16
-_MOST_WAITING_BYTES = 64 << 20  # of a lane without a promise
-_FIRST_RETRY_SECONDS = 5.0  # of one that has encoded nothing yet
 _KEPT_EXCESS = 0.5  # of the largest excess of the passes before the last one
 _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
 _NOBODYS_TEXT = pa.array(["a"], pa.large_string())
@@ -49,12 +47,11 @@ _STUCK_SECONDS = 1.0  # by which a pass is late when its worker no longer counts
 
 @dataclass(slots=True)
 class LaneCounts:
-    """What lanes of a space and a side have encoded, one after the other, and the seconds of their passes."""
+    """What lanes of a space and a side have encoded, one after the other."""
 
     texts: int = 0
     tokens: int = 0
     passes: int = 0
-    seconds: float = 0.0
 
 
 class Lane:
@@ -65,7 +62,7 @@ class Lane:
         recorded: the space as the output has it, whose tokenizer the pool must have.
         counter: counts tokens as the pool does.
         pass_tokens: of a pass at most, but for a single text of more.
-        promise: None: requests wait as long as it takes, and so many bytes of texts wait at most.
+        promise: None: requests wait as long as it takes.
         counts: what is encoded is added to these.
         clock: monotonic seconds.
 
@@ -150,7 +147,7 @@ class Lane:
         column, text_bytes = measured(texts)
         floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
         with self._changed:  # before tokens are counted, which takes long where there are many
-            self._require_room(int(floors.sum()), column.nbytes)
+            self._require_room(int(floors.sum()))
             if len(texts) == 1:  # which an idle lane would take, whatever its tokens
                 self._require_in_time(int(floors[0]), received_at)
         try:
@@ -166,7 +163,7 @@ class Lane:
         with self._changed:
             if answer.cancelled():
                 return answer
-            self._require_room(request.size, column.nbytes)
+            self._require_room(request.size)
             self._require_in_time(request.size, received_at)
             self._queue.append(request)
             self.last_accepted_at = self._clock()
@@ -205,18 +202,13 @@ class Lane:
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
         return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)
 
-    def _require_room(self, size: int, text_bytes: int) -> None:
+    def _require_room(self, size: int) -> None:
         """Raise where no request is answered, or none of at least so many tokens."""
         if self._closing:
             raise LaneClosed(f"the lane of {self.space.name} takes no more requests")
         if self.failed_at is not None:
             raise self._down
-        if self.promise is None:
-            if self._queue and self._queue.text_bytes + text_bytes > _MOST_WAITING_BYTES:
-                rate = self.counts.seconds / max(1, self.counts.tokens)
-                seconds = self.waiting_tokens * rate or _FIRST_RETRY_SECONDS
-                raise Overloaded(f"{self.waiting_tokens:,} tokens wait, which take about {seconds:.0f} s", seconds)
-        elif self.promise.retry_after(size) is not None:
+        if self.promise is not None and self.promise.retry_after(size) is not None:
             raise RequestTooLarge(
                 f"the request has {size:,} tokens or more, and at most {self.promise.largest_tokens:,} can be answered "
                 f"within {self.promise}; split it, or send its texts as documents"
@@ -257,10 +249,6 @@ class Lane:
         with self._changed:
             self._queue.remove(request)
             self._changed.notify_all()
-            if request.is_answered:
-                return
-            request.is_answered = True
-        request.answer.set_running_or_notify_cancel()
 
     # Below runs in the lane's own thread.
 
@@ -348,7 +336,6 @@ class Lane:
         self.counts.passes += 1
         self.counts.texts += metrics.costs.texts_computed
         self.counts.tokens += metrics.costs.tokens
-        self.counts.seconds += seconds
         longest = self._longest_seconds(sum(part.size for part in self._pass))
         excess = min(seconds - longest, self.promise.promised_seconds if self.promise else 0.0)
         self._excess_seconds = max(excess, _KEPT_EXCESS * self._excess_seconds)
@@ -360,11 +347,8 @@ class Lane:
     def _answer(self, request: Request, error: SurgeError | None = None) -> None:
         with self._changed:
             self._queue.remove(request)
-            if request.is_answered:
-                return
-            request.is_answered = True
-        if not request.answer.set_running_or_notify_cancel():
-            return  # it was cancelled just now
+        if request.answer.done() or not request.answer.set_running_or_notify_cancel():
+            return  # it was cancelled, or another of its texts has failed
         if error is not None:
             request.answer.set_exception(error)
         else:

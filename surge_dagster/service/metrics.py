@@ -1,4 +1,4 @@
-"""Metrics in the format of Prometheus; needs the extra `serve`."""
+"""Metrics in the format of Prometheus."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class ServiceSettings:
         max_file_bytes: of an uploaded file.
         header_seconds: time for the headers of a request, and for a client that reads none of its answer.
         body_seconds: time for the body of a request; an uploaded file has as much more as it may be larger.
-        max_waiting_bytes: of bodies that arrive, or whose texts no lane has yet: of those to each base URL.
+        max_waiting_bytes: of bodies of requests to a base URL that have no answer yet.
         drain_seconds: time after SIGTERM for the answers to requests that were accepted.
     """
 

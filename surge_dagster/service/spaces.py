@@ -31,8 +31,8 @@ from surge_dagster.engine.output.current_space import CurrentSpace, read_current
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import every, in_background, result_of
+from surge_dagster.service.errors import SpaceLoading, UnknownSpace
 from surge_dagster.service.lane import Lane, LaneCounts
-from surge_dagster.service.refusals import SpaceLoading, UnknownSpace
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
 
 log = logging.getLogger(__name__)

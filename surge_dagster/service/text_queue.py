@@ -46,7 +46,6 @@ class Request:
     answer: Future[Encoded] = field(default_factory=Future)
     next_row: int = 0
     missing: int = field(init=False)
-    is_answered: bool = False
 
     def __post_init__(self) -> None:
         self.missing = len(self.texts)
@@ -70,16 +69,11 @@ class Part:
 
 
 class TextQueue:
-    """The requests of which texts wait, first come, first served.
-
-    Attributes:
-        tokens: size of the texts that wait.
-        text_bytes: of these requests.
-    """
+    """The requests of which texts wait, first come, first served; `tokens` is the size of these texts."""
 
     def __init__(self) -> None:
         self._requests = deque[Request]()
-        self.tokens = self.text_bytes = 0
+        self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -90,7 +84,6 @@ class TextQueue:
     def append(self, request: Request) -> None:
         self._requests.append(request)
         self.tokens += request.size
-        self.text_bytes += request.texts.nbytes
 
     def remove(self, request: Request) -> None:
         """Takes out the texts of a request that wait; harmless where none does."""
@@ -118,5 +111,3 @@ class TextQueue:
     def _take(self, request: Request, stop: int) -> None:
         self.tokens -= int(request.ends[stop] - request.ends[request.next_row])
         request.next_row = stop
-        if stop == len(request.texts):
-            self.text_bytes -= request.texts.nbytes

@@ -101,6 +101,12 @@ def test_wrong_usage_is_refused_with_what_to_do(surge: Command, output: str, mon
     ):
         code, _, error = surge("serve", *arguments)
         assert code == 2 and expected in error
+    with monkeypatch.context() as without:
+        without.setattr(
+            "surge_dagster.commands.serve.find_spec", lambda name: None if name == "python_multipart" else ...
+        )
+        code, _, error = surge("serve", "out")
+    assert code == 2 and "needs python_multipart. Run: pip install 'surge-dagster[serve]'" in error
     described = surge.space_json()
     record = json.loads(described.read_text())
     record["requested"]["model"] = "owner/model"

@@ -14,9 +14,9 @@ import numpy as np
 from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.service.errors import UnknownSpace
 from surge_dagster.service.lane import Encoded, LaneCounts
 from surge_dagster.service.promise import Promise
-from surge_dagster.service.refusals import UnknownSpace
 from surge_dagster.service.spaces import ServedSpaces
 
 DIMENSION = 16

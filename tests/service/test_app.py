@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import builtins
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from surge_dagster.service.app import service_app
-from surge_dagster.service.refusals import LaneDown, Overloaded
+from surge_dagster.service.errors import LaneDown, Overloaded
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces, post
 from tests.service.running import connected, read_all, serving
@@ -139,22 +136,6 @@ def test_two_services_of_a_process_count_apart(client: TestClient, spaces: FakeS
     other = TestClient(service_app(spaces.as_served(), ServiceSettings()))
     post(client)
     assert "surge_requests_total{" not in other.get("/metrics").text
-
-
-def test_metrics_without_their_package_say_what_to_install(spaces: FakeSpaces, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "surge_dagster.service.metrics", raising=False)
-    imported = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("prometheus_client"):
-            raise ModuleNotFoundError(name, name="prometheus_client")
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    client = TestClient(service_app(spaces.as_served(), ServiceSettings()))
-    answer = client.get("/metrics")
-    assert answer.status_code == 501 and "surge-dagster[serve]" in answer.json()["error"]["message"]
-    assert post(client).status_code == 200
 
 
 def test_request_whose_client_has_gone_is_cancelled(spaces: FakeSpaces) -> None:

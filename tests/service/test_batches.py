@@ -27,10 +27,17 @@ from surge_dagster.service import batches as batches_module
 from surge_dagster.service.app import service_app
 from surge_dagster.service.batch_lines import Batch, BatchRequest
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.errors import ClientError
+from surge_dagster.service.errors import (
+    ClientError,
+    LaneClosed,
+    LaneDown,
+    Overloaded,
+    SpaceLoading,
+    TooLong,
+    UnknownSpace,
+)
 from surge_dagster.service.files import FileStore, Records
 from surge_dagster.service.lane import Encoded
-from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, SpaceLoading, TooLong, UnknownSpace
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import LONGEST, FakeLane, FakeSpace, FakeSpaces, vectors_of
 from tests.service.running import wait_until

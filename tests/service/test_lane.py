@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.service import lane as lane_module
-from surge_dagster.service.lane import Encoded, Lane
-from surge_dagster.service.promise import HANDLING_SECONDS, Promise
-from surge_dagster.service.refusals import (
+from surge_dagster.service.errors import (
     LaneClosed,
     LaneDown,
     Overloaded,
@@ -26,6 +24,8 @@ from surge_dagster.service.refusals import (
     TooLong,
     UnusableText,
 )
+from surge_dagster.service.lane import Encoded, Lane
+from surge_dagster.service.promise import HANDLING_SECONDS, Promise
 from surge_dagster.service.text_queue import Request, TextQueue
 from tests.engine.encoder.conftest import column, faulty_workers
 from tests.engine.encoder.faulty_pools import no_leaks
@@ -55,7 +55,7 @@ def test_passes_take_every_text_once_in_order_and_as_many_as_fit(requests: list[
         left = left[len(taken) :]
         assert not left or size + left[0][2] > most
         assert queue.tokens == sum(each[2] for each in left)
-    assert (len(queue), queue.text_bytes) == (0, 0)
+    assert len(queue) == 0
 
 
 def hold(lane: Lane, path: Path) -> Future[Encoded]:
@@ -78,7 +78,7 @@ def test_small_requests_share_a_pass_and_a_large_one_spans_several(tmp_path: Pat
             assert answer.result().tokens.tolist() == [4] * len(each)
         assert_encoded(held.result(), [f"wait {tmp_path / 'go'}"])
         assert (lane.counts.passes, lane.counts.texts) == (1 + 4, 1 + 49), "16 texts fit into a pass"
-        assert (lane.waiting_tokens, lane._queue.text_bytes, lane.waiting_requests, lane.is_alive) == (0, 0, 0, True)
+        assert (lane.waiting_tokens, lane.waiting_requests, lane.is_alive) == (0, 0, True)
 
 
 def test_cancelled_requests_are_never_computed(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_request_that_is_cancelled_half_way_gives_up_the_texts_that_no_pass_has_
         gone = lane.accept(large)
         until(lambda: lane.waiting_tokens < 4 * 200)
         assert gone.cancel()
-        assert lane.waiting_tokens == lane._queue.text_bytes == 0
+        assert lane.waiting_tokens == 0
         (tmp_path / "go").touch()
         assert_encoded(lane.accept(["next"]).result(), ["next"])
         assert 1 < lane.counts.texts < 20
@@ -190,13 +190,6 @@ def test_request_that_cannot_be_answered_in_time_is_refused_before_its_tokens_ar
         for texts in ([""] * 193, ["x" * 16 * 193], ["x" * 16 * 100] * 2):
             with pytest.raises(RequestTooLarge, match="at most 192"):
                 lane.accept(texts, truncate=True)
-    with open_lane() as lane:
-        hold(lane, tmp_path / "go")
-        lane.accept(["waits"])
-        monkeypatch.setattr(lane._counter, "count", fail)
-        monkeypatch.setattr(lane_module, "_MOST_WAITING_BYTES", 100)
-        with pytest.raises(Overloaded, match="2 tokens wait"):
-            lane.accept(["more" * 25])
 
 
 def test_promise_counts_from_the_moment_at_which_a_request_was_received() -> None:
@@ -238,19 +231,6 @@ def test_worker_that_is_stopped_is_known_and_replaced_before_a_request_comes() -
         until(lambda: lane.is_alive and lane.pool.worker_pids != [stopped])
         assert lane.counts.texts == lane.counts.passes == 0, "of requests"
         assert_encoded(lane.accept(["next"]).result(), ["next"])
-
-
-def test_lane_without_a_promise_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "_MOST_WAITING_BYTES", 4_000)
-    with open_lane() as lane:
-        hold(lane, tmp_path / "go")
-        large = lane.accept(texts_of("large", 1_000))
-        with pytest.raises(Overloaded, match="4,000 tokens wait") as refused:
-            lane.accept(["more"])
-        assert refused.value.retry_after_seconds > 0
-        (tmp_path / "go").touch()
-        assert_encoded(large.result(), texts_of("large", 1_000))
-        assert_encoded(lane.accept(["more"]).result(), ["more"])
 
 
 def test_requests_are_answered_when_the_worker_is_killed_under_them(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from surge_dagster.service import requests as requests_module
 from surge_dagster.service.app import service_app
-from surge_dagster.service.refusals import (
+from surge_dagster.service.errors import (
     LaneClosed,
     LaneDown,
     Overloaded,

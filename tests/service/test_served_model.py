@@ -20,7 +20,7 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.service import space_lanes
 from surge_dagster.service import tokens as tokens_module
-from surge_dagster.service.refusals import TooLong
+from surge_dagster.service.errors import TooLong
 from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.tokens import TokenCounter

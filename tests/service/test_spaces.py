@@ -27,8 +27,8 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.service import space_lanes
 from surge_dagster.service import spaces as spaces_module
+from surge_dagster.service.errors import LaneClosed, LaneDown, SpaceLoading, UnknownSpace
 from surge_dagster.service.metrics import Metrics
-from surge_dagster.service.refusals import LaneClosed, LaneDown, SpaceLoading, UnknownSpace
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
 from surge_dagster.service.spaces import ServedSpaces
 from tests.engine.encoder.faulty_pools import no_leaks
