@@ -159,7 +159,8 @@ class Lane:
         ends = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.maximum(tokens, floors), out=ends[1:])
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        request = Request(column, tokens, ends, truncate, vectors, np.zeros(len(texts), np.bool_), answer)
+        encoded = Encoded(vectors, tokens, np.zeros(len(texts), np.bool_))
+        request = Request(column, ends, truncate, encoded, answer)
         with self._changed:
             if answer.cancelled():
                 return answer
@@ -315,21 +316,21 @@ class Lane:
         """Copies vectors to their requests, and answers those that have all of theirs."""
         failed = {int(np.searchsorted(borders, row.row, side="right")) - 1: row for row in metrics.failed}
         for place, part in enumerate(self._pass):
-            request, first = part.request, int(borders[place])
+            request, encoded, first = part.request, part.request.encoded, int(borders[place])
             if (row := failed.get(place)) is not None:
                 log.warning("a text for %s cannot be encoded: %s", self.space.name, row.reason)
                 reason = "the text ended every worker that tried it"
                 self._answer(request, UnusableText(part.start + row.row - first, reason))
                 continue
             end = first + part.stop - part.start
-            request.vectors[part.start : part.stop] = slot.matrix(first, end)
-            request.truncated[part.start : part.stop] = slot.truncation(first, end)
+            encoded.vectors[part.start : part.stop] = slot.matrix(first, end)
+            encoded.truncated[part.start : part.stop] = slot.truncation(first, end)
             request.missing -= part.stop - part.start
             if not request.missing:
-                if request.truncated.any() and not request.truncate:
-                    self._answer(request, self._too_long(request.truncated))
+                if encoded.truncated.any() and not request.truncate:
+                    self._answer(request, self._too_long(encoded.truncated))
                 else:  # files have no such vector either, as of a text without tokens
-                    invalid = invalid_row(request.vectors, normalized=self.space.normalize)
+                    invalid = invalid_row(encoded.vectors, normalized=self.space.normalize)
                     self._answer(request, UnusableText(*invalid) if invalid else None)
 
     def _count(self, metrics: EncodeMetrics, seconds: float) -> None:
@@ -352,7 +353,7 @@ class Lane:
         if error is not None:
             request.answer.set_exception(error)
         else:
-            request.answer.set_result(Encoded(request.vectors, request.tokens, request.truncated))
+            request.answer.set_result(request.encoded)
 
     def _answer_all(self, error: SurgeError) -> None:
         with self._changed:

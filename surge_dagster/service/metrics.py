@@ -52,15 +52,13 @@ def _queue_seconds(lane: Lane) -> float | None:
     return lane.promise.bound(lane.waiting_tokens) if lane.promise else None
 
 
-_NOW = (
-    ("surge_waiting_tokens", "Tokens that wait", attrgetter("waiting_tokens")),
-    ("surge_waiting_requests", "Requests that wait", attrgetter("waiting_requests")),
-    ("surge_queue_seconds", "Time within which what waits is answered", _queue_seconds),
-)
-_ENCODED = (
-    ("surge_texts_total", "Texts that were encoded", attrgetter("texts")),
-    ("surge_tokens_total", "Tokens that were encoded", attrgetter("tokens")),
-    ("surge_passes_total", "Passes through the model", attrgetter("passes")),
+_OF_LANES = (
+    (GaugeMetricFamily, "surge_waiting_tokens", "Tokens that wait", attrgetter("waiting_tokens")),
+    (GaugeMetricFamily, "surge_waiting_requests", "Requests that wait", attrgetter("waiting_requests")),
+    (GaugeMetricFamily, "surge_queue_seconds", "Time within which what waits is answered", _queue_seconds),
+    (CounterMetricFamily, "surge_texts_total", "Texts that were encoded", attrgetter("texts")),
+    (CounterMetricFamily, "surge_tokens_total", "Tokens that were encoded", attrgetter("tokens")),
+    (CounterMetricFamily, "surge_passes_total", "Passes through the model", attrgetter("passes")),
 )
 
 
@@ -70,13 +68,12 @@ class _LaneCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         # Spaces share lanes, and so do queries and documents that are encoded alike.
-        lanes = dict.fromkeys(lane for each in self._spaces.served() for lane in (each.queries, each.documents))
-        now: list[tuple[tuple[str, str], Any]] = [((lane.space.name, lane.space.task), lane) for lane in lanes]
-        encoded: list[tuple[tuple[str, str], Any]] = list(self._spaces.counts.items())
-        for kind, metrics, sources in ((GaugeMetricFamily, _NOW, now), (CounterMetricFamily, _ENCODED, encoded)):
-            for name, meaning, value_of in metrics:
-                family = kind(name, meaning, labels=_LABELS)
-                for labels, source in sources:
-                    if (value := value_of(source)) is not None:
-                        family.add_metric(labels, value)
-                yield family
+        lanes = (lane for each in self._spaces.served() for lane in (each.queries, each.documents))
+        now: dict[Any, Any] = {(lane.space.name, lane.space.task): lane for lane in lanes}
+        counted: dict[Any, Any] = dict(self._spaces.counts)
+        for kind, name, meaning, value_of in _OF_LANES:
+            family = kind(name, meaning, labels=_LABELS)
+            for labels, source in (now if kind is GaugeMetricFamily else counted).items():
+                if (value := value_of(source)) is not None:
+                    family.add_metric(labels, value)
+            yield family

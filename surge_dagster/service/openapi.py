@@ -15,18 +15,18 @@ from surge_dagster.service.requests import EmbeddingRequest
 from surge_dagster.version import __version__
 
 _SCHEMAS = "#/components/schemas/{model}"
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 _WHEN = {
-    "Retry-After": ("integer", "seconds after which another attempt is worth it"),
-    "retry-after-ms": ("integer", "the same in milliseconds"),
+    "Retry-After": {"description": "seconds after which another attempt is worth it", "schema": _NUMBER},
+    "retry-after-ms": {"description": "the same in milliseconds", "schema": _NUMBER},
 }
 _OF_VECTORS = {
-    "surge-space": ("string", "name of the space of the vectors"),
-    "surge-truncated-rows": ("string", "indexes of the texts that were cut, where there are any"),
+    "surge-space": {"description": "name of the space of the vectors", "schema": _TEXT},
+    "surge-truncated-rows": {"description": "indexes of the texts that were cut, where there are any", "schema": _TEXT},
 }
-_TEXT = {"type": "string"}
-_LISTED: dict[str, Any] = {
+_LISTED = {
     "after": _TEXT,
-    "limit": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED},
+    "limit": _NUMBER | {"minimum": 1, "maximum": MOST_LISTED},
     "order": {"enum": ["asc", "desc"]},
 }
 _FORM = {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": PURPOSES}}
@@ -44,30 +44,23 @@ def openapi_document(*, needs_key: bool) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for root, texts in (("/v1", "queries"), ("/documents/v1", "documents")):
         encode = _operation(f"encode texts as {texts}", EmbeddingList, sent=_content(EmbeddingRequest))
-        encode["responses"]["200"] |= _headers(_OF_VECTORS)
+        encode["responses"]["200"]["headers"] = _OF_VECTORS
         make = _operation(f"make a batch, by default of {texts}", Batch, sent=_content(BatchRequest))
         upload = _operation("keep a file", FileObject, sent={"content": _UPLOAD})
-        purpose = {"purpose": _TEXT}
-        content = _operation("read a file", None, "application/octet-stream")
+        files = _operation("list files, the newest first", queries=_LISTED | {"purpose": _TEXT})
         of_root: dict[str, dict[str, Any]] = {
             "/embeddings": {"post": encode},
             "/models": {"get": _operation("list the spaces that are served", ModelList)},
             "/models/{model}": {"get": _operation("describe the space of this name or of this model", Model)},
-            "/files": {"get": _operation("list files, the newest first", queries=_LISTED | purpose), "post": upload},
-            "/files/{id}": {
-                "get": _operation("describe a file", FileObject),
-                "delete": _operation("delete a file"),
-            },
-            "/files/{id}/content": {"get": content},
+            "/files": {"get": files, "post": upload},
+            "/files/{id}": {"get": _operation("describe a file", FileObject), "delete": _operation("delete a file")},
+            "/files/{id}/content": {"get": _operation("read a file", None, "application/octet-stream")},
             "/batches": {"get": _operation("list batches, the newest first", queries=_LISTED), "post": make},
             "/batches/{id}": {"get": _operation("describe a batch", Batch)},
             "/batches/{id}/cancel": {"post": _operation("end a batch", Batch)},
         }
         for path, item in of_root.items():
-            names = re.findall("{(.*?)}", path)
-            paths[root + path] = item | (
-                {"parameters": _parameters("path", dict.fromkeys(names, _TEXT))} if names else {}
-            )
+            paths[root + path] = item | _parameters("path", dict.fromkeys(re.findall("{(.*?)}", path), _TEXT))
     for path, meaning in (("/healthz", "whether queries can be encoded"), ("/readyz", "whether to send requests here")):
         paths[path] = {"get": _operation(meaning) | {"security": []}}
     paths["/metrics"] = {"get": _operation("metrics of Prometheus", None, "text/plain")}
@@ -92,24 +85,23 @@ def _operation(
     queries: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     refused = {"description": "refused, or failed", **_content(Error)}
-    later = {"description": "not now", **_content(Error), **_headers(_WHEN)}
-    responses = {"200": {"description": "done", **_content(model, media_type)}, "4XX": refused, "5XX": refused}
-    operation: dict[str, Any] = {"summary": summary, "responses": responses | {"429": later, "503": later}}
-    if sent is not None:
-        operation["requestBody"] = sent | {"required": True}
-    if queries is not None:
-        operation["parameters"] = _parameters("query", queries)
-    return operation
+    later = {"description": "not now", **_content(Error), "headers": _WHEN}
+    done = {"description": "done", **_content(model, media_type)}
+    return {
+        "summary": summary,
+        "responses": {"200": done, "429": later, "503": later, "4XX": refused, "5XX": refused},
+        **_parameters("query", queries or {}),
+        **({"requestBody": sent | {"required": True}} if sent else {}),
+    }
 
 
-def _parameters(place: str, schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    is_needed = place == "path"
-    return [{"name": name, "in": place, "required": is_needed, "schema": schema} for name, schema in schemas.items()]
-
-
-def _headers(meanings: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    described = {name: {"description": text, "schema": {"type": kind}} for name, (kind, text) in meanings.items()}
-    return {"headers": described}
+def _parameters(place: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "parameters": [
+            {"name": name, "in": place, "required": place == "path", "schema": schema}
+            for name, schema in schemas.items()
+        ]
+    }
 
 
 def _content(model: type[BaseModel] | None, media_type: str = "application/json") -> dict[str, Any]:

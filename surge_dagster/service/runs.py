@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import socket
@@ -18,9 +19,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.remote.connection import TURN_SECONDS, Refused, shut_down, socket_folder
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.served_run import ServedRun
-from surge_dagster.service.turns import Turns
-from surge_dagster.service.unix_sockets import remove_unused
+from surge_dagster.service.served_run import ServedRun, Turns
 
 log = logging.getLogger(__name__)
 
@@ -108,3 +107,11 @@ def _free_path() -> Path:
     for path in folder.glob("*.sock"):
         remove_unused(path)
     return folder / f"{secrets.token_hex(4)}.sock"
+
+
+def remove_unused(path: Path) -> None:
+    """Remove the Unix socket of a process that has ended."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            if client.connect_ex(str(path)) == errno.ECONNREFUSED:  # one of another kind that is used says EPROTOTYPE
+                path.unlink(missing_ok=True)

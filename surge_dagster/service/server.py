@@ -23,10 +23,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
-from surge_dagster.service.runs import RunListener
+from surge_dagster.service.runs import RunListener, remove_unused
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
-from surge_dagster.service.unix_sockets import remove_unused
 
 _BACKLOG = 2048
 _SWITCH_SECONDS = 0.0005  # in which a lane gets its turn from a thread that answers requests

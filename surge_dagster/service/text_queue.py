@@ -32,17 +32,15 @@ class Request:
 
     Attributes:
         ends: size of the texts before each row, in tokens as they count towards a pass; int64 [texts + 1].
-        tokens, vectors, truncated: as in `Encoded`, the last two filled by passes.
+        encoded: its vectors and truncation are filled by passes.
         next_row: the first that no pass has taken.
         missing: rows without a vector.
     """
 
     texts: pa.LargeStringArray
-    tokens: np.ndarray
     ends: np.ndarray
     truncate: bool
-    vectors: np.ndarray
-    truncated: np.ndarray
+    encoded: Encoded
     answer: Future[Encoded] = field(default_factory=Future)
     next_row: int = 0
     missing: int = field(init=False)

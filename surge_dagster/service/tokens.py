@@ -25,16 +25,12 @@ class TokenCounter:
 
     Args:
         loaded: the tokenizer that workers have, as in `Space.tokenizer`; "" where unknown.
-
-    Attributes:
-        is_exact: whether it is the workers' own count.
     """
 
     def __init__(self, space: Space, loaded: str, costs: EncodeCosts) -> None:
         self._space = space
         self._tokens_per_byte = costs.tokens_per_single_byte
         self._tokenizer = None if space.is_hash else _tokenizer(space, loaded)
-        self.is_exact = space.is_hash or self._tokenizer is not None
 
     def count(
         self, texts: list[str], text_bytes: np.ndarray, is_over: Callable[[], bool] = lambda: False

@@ -44,7 +44,9 @@ def test_passes_take_every_text_once_in_order_and_as_many_as_fit(requests: list[
     for sizes in requests:
         texts, ends = column(["text"] * len(sizes)), np.cumsum([0, *sizes])
         queue.append(
-            Request(texts, np.diff(ends), ends, False, np.empty((len(sizes), 1)), np.zeros(len(sizes), np.bool_))
+            Request(
+                texts, ends, False, Encoded(np.empty((len(sizes), 1)), np.diff(ends), np.zeros(len(sizes), np.bool_))
+            )
         )
         left += [(list(queue)[-1], row, size) for row, size in enumerate(sizes)]
     while left:
