@@ -67,7 +67,7 @@ def serve(
         bulk_share=bulk_share,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, run_socket=run_socket, api_keys=api_keys, batches=batches)
-    # One that the settings file names may be about to be embed with, while readers are elsewhere.
+    # Not of one in the settings file, which may be that of the next space before a run has begun it.
     named = settings.encoding_spec().resolve() if context.params["model"] is not None else None
     with terminable():
         try:
