@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_640,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_705,
+    "service": 3_805,
     "cluster": 825,
     "config": 697,
     "consumers": 930,

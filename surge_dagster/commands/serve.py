@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,14 @@ import typer
 from surge_dagster.commands.settings import takes_settings
 from surge_dagster.commands.spaces import space_to_read
 from surge_dagster.config.settings import Settings
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.terminal import messages, terminable
 
 
 @takes_settings("output", "model", "trust_remote_code", "devices", "precision")
 def serve(
     settings: Settings,
+    context: typer.Context,
     host: Annotated[
         str, typer.Option(help="Address to listen on; one that other machines reach needs --api-keys.")
     ] = "127.0.0.1",
@@ -47,6 +50,8 @@ def serve(
     Follows the output to another space when readers are switched to it. Ends on SIGTERM or Ctrl-C, when what was
     accepted is answered.
     """
+    if missing := [package for package in ("prometheus_client", "python_multipart") if find_spec(package) is None]:
+        raise ConfigError(f"the service needs {' and '.join(missing)}. Run: pip install 'surge-dagster[serve]'")
     from surge_dagster.service.server import run_service  # a web server, and only this command needs it
     from surge_dagster.service.settings import ServiceSettings
     from surge_dagster.service.space_lanes import LaneSettings
@@ -62,8 +67,10 @@ def serve(
         bulk_share=bulk_share,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, run_socket=run_socket, api_keys=api_keys, batches=batches)
+    # Not of one in the settings file, which may be that of the next space before a run has begun it.
+    named = settings.encoding_spec().resolve() if context.params["model"] is not None else None
     with terminable():
         try:
-            run_service(ServedSpaces(store, lanes), address, lambda text: messages.print(text, markup=False))
+            run_service(ServedSpaces(store, lanes, named), address, lambda text: messages.print(text, markup=False))
         except KeyboardInterrupt:  # before it listened
             raise typer.Exit(130) from None

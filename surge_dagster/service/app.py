@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from starlette.applications import Starlette
@@ -26,14 +29,15 @@ from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.answers import ModelList, embeddings_body, model_of
 from surge_dagster.service.batch_routes import batch_routes
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.errors import ClientError, answer_error, error_response
+from surge_dagster.service.bodies import HeldBytes, read_body
+from surge_dagster.service.errors import LaneClosed, answer_error, error_response
 from surge_dagster.service.keys import ApiKeys
-from surge_dagster.service.lane import Encoded
+from surge_dagster.service.lane import Encoded, Lane
+from surge_dagster.service.metrics import Metrics
 from surge_dagster.service.openapi import openapi_document
-from surge_dagster.service.refusals import LaneClosed
-from surge_dagster.service.requests import parse_request, read_body, require_offered
+from surge_dagster.service.requests import parse_request, require_offered
 from surge_dagster.service.settings import ServiceSettings
-from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
 _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,6 +45,7 @@ _PROBES = ("/healthz", "/readyz")
 # Bytes of a body, and numbers of an answer, that take about two milliseconds.
 _LARGE_BODY, _LARGE_ANSWER = 4 * 1024, 16 * 1024
 _CLIENT_GONE = 499
+T = TypeVar("T")
 
 
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
@@ -74,7 +79,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[Middleware(_Gate, endpoints=endpoints)],
-        exception_handlers=dict.fromkeys((ClientError, SurgeError, HTTPException, Exception), answer_error)
+        exception_handlers=dict.fromkeys((SurgeError, HTTPException, Exception), answer_error)
         | {ClientDisconnect: _answer_nobody},
     )
     app.router.redirect_slashes = False
@@ -82,73 +87,93 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What is needed of a request whose texts a lane has."""
+
+    served: ServedSpace
+    lane: Lane
+    received_at: float
+    dimensions: int | None
+    encoding_format: str | None
+
+
 class _Endpoints:
     def __init__(self, spaces: ServedSpaces, settings: ServiceSettings) -> None:
         self._spaces, self._settings = spaces, settings
-        self._encoding = set[asyncio.Future[Encoded]]()
+        self._steps = set[asyncio.Future[Any]]()
+        most = settings.max_waiting_bytes
+        self._bodies: dict[Task, HeldBytes] = {"query": HeldBytes(most), "document": HeldBytes(most)}
         # Of their own, so that large requests keep no answer waiting. Two, since tokens are counted in parallel.
         self._accepting = ThreadPoolExecutor(2, "surge-accept")
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
         self._document = openapi_document(needs_key=self.keys is not None)
-        try:
-            from surge_dagster.service.metrics import Metrics  # of an extra
-        except ModuleNotFoundError as error:
-            if error.name != "prometheus_client":
-                raise
-            self.metrics = None
-        else:
-            self.metrics = Metrics(spaces)
+        self.metrics = Metrics(spaces)
 
     async def embeddings(self, request: Request, task: Task) -> Response:
-        body = await read_body(request, self._settings)
-        received_at = time.monotonic()
-        is_large = len(body) > _LARGE_BODY
-        loop = asyncio.get_running_loop()
-        asked = await loop.run_in_executor(self._accepting, parse_request, body) if is_large else parse_request(body)
+        answer = Future[Encoded]()
+        with self._bodies[task].of_request() as count:
+            try:
+                asked = request.state.begun = await self._begun(request, task, answer, count)
+                encoded = await self._unless_left(request, asyncio.wrap_future(answer))
+            finally:
+                answer.cancel()  # which drops its texts, however far they have come
+
+        def write() -> bytes:
+            vectors = asked.served.converted(encoded.vectors, asked.dimensions)
+            return embeddings_body(vectors, asked.encoding_format, space, int(encoded.tokens.sum()))
+
+        space = asked.served.space.name
+        headers = {"surge-space": space}
+        if encoded.truncated.any():
+            headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
+        content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
+        return Response(content, headers=headers, media_type=_JSON)
+
+    async def _begun(
+        self, request: Request, task: Task, answer: Future[Encoded], count: Callable[[int], None]
+    ) -> _Begun:
+        """Reads the request, and puts its texts into the queue of their lane."""
+        body = await read_body(request, self._settings, count)
+        begin = partial(self._begin, body, task, time.monotonic(), answer)
+        if len(body) <= _LARGE_BODY:
+            return begin()
+        return await self._unless_left(request, asyncio.get_running_loop().run_in_executor(self._accepting, begin))
+
+    def _begin(self, body: bytes, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
+        asked = parse_request(body)
         served = self._spaces.find(asked.model)
         task = asked.input_type or task
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
-        accept = partial(lane.accept, asked.texts, truncate=asked.truncate is True, received_at=received_at)
-        future = await loop.run_in_executor(self._accepting, accept) if is_large else accept()
-        encoded = await self._result_of(future, request)
+        lane.accept(asked.texts, truncate=asked.truncate is True, received_at=received_at, answer=answer)
+        return _Begun(served, lane, received_at, asked.dimensions, asked.encoding_format)
 
-        def write() -> bytes:
-            vectors = served.converted(encoded.vectors, asked.dimensions)
-            return embeddings_body(vectors, asked.encoding_format, served.space.name, int(encoded.tokens.sum()))
-
-        headers = {"surge-space": served.space.name}
-        if encoded.truncated.any():
-            headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
-        answer = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
-        return Response(answer, headers=headers, media_type=_JSON)
-
-    async def _result_of(self, future: Future[Encoded], request: Request) -> Encoded:
-        """What a lane answers. A client that has closed its connection ends the wait, and takes its texts out.
+    async def _unless_left(self, request: Request, step: asyncio.Future[T]) -> T:
+        """The result of a step for a request whose body was read.
 
         Raises:
-            ClientDisconnect: it has.
+            ClientDisconnect: the client has closed its connection.
             LaneClosed: all such waits were given up.
         """
-        encoding = asyncio.wrap_future(future)
-        self._encoding.add(encoding)
-        leaving = asyncio.ensure_future(request.receive())  # the body was read: only a disconnect can come
+        self._steps.add(step)
+        leaving = asyncio.ensure_future(request.receive())  # only a disconnect can come
         try:
-            await asyncio.wait((encoding, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not encoding.done():
+            await asyncio.wait((step, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not step.done():
                 raise ClientDisconnect
-            if encoding.cancelled():
+            if step.cancelled():
                 raise LaneClosed("the service ends before this request can be answered")
-            return encoding.result()
+            return step.result()
         finally:
-            self._encoding.discard(encoding)
-            encoding.cancel()
+            self._steps.discard(step)
+            step.cancel()
             leaving.cancel()
 
     def give_up(self) -> None:
-        for encoding in list(self._encoding):
-            encoding.cancel()
+        for step in list(self._steps):
+            step.cancel()
 
     async def models(self, request: Request) -> Response:
         models = [model_of(served, self._began) for served in self._spaces.served()]
@@ -167,9 +192,6 @@ class _Endpoints:
         return _status(self._spaces.is_ready, "the current space cannot be queried yet", "space_loading")
 
     async def metrics_text(self, request: Request) -> Response:
-        if self.metrics is None:
-            message = "Metrics need a package that is not installed. Run: pip install 'surge-dagster[serve]'"
-            return error_response(501, message, "not_installed")
         return Response(self.metrics.text(), headers={"content-type": _PROMETHEUS})
 
     async def openapi(self, request: Request) -> Response:
@@ -185,7 +207,7 @@ async def _answer_nobody(request: Request, error: Exception | None) -> Response:
 
 
 class _Gate:
-    """Asks for the API key, counts requests, and ends connections while the service drains."""
+    """Asks for the API key, counts requests when they are answered, and ends connections while the service drains."""
 
     def __init__(self, app: ASGIApp, endpoints: _Endpoints) -> None:
         self._app, self._keys, self._metrics = app, endpoints.keys, endpoints.metrics
@@ -208,9 +230,10 @@ class _Gate:
         try:
             await app(scope, receive, watched)
         finally:
-            if self._metrics:
-                endpoint = getattr(scope.get("route"), "path", "other")
-                self._metrics.count(endpoint, status, time.perf_counter() - begun)
+            endpoint = getattr(scope.get("route"), "path", "other")
+            self._metrics.count(endpoint, status, time.perf_counter() - begun)
+            if (accepted := scope.get("state", {}).get("begun")) is not None:
+                self._metrics.count_accepted(accepted.lane, time.monotonic() - accepted.received_at)
 
     def _has_key(self, scope: Scope) -> bool:
         if self._keys is None:

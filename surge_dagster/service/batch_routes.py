@@ -14,15 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
-from starlette.types import Message
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.batch_lines import Batch, BatchRequest, field_error
 from surge_dagster.service.batches import Batches
+from surge_dagster.service.bodies import HeldBytes, bounded, read_body
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import PURPOSES, FileObject
-from surge_dagster.service.requests import READ_ON, read_body
+from surge_dagster.service.requests import require_few_values
 from surge_dagster.service.settings import ServiceSettings
+
+_UPLOADS = 2  # of the largest size at a time
 
 
 def batch_routes(root: str, task: Task, batches: Batches | None, settings: ServiceSettings) -> list[Route]:
@@ -33,13 +35,18 @@ def batch_routes(root: str, task: Task, batches: Batches | None, settings: Servi
         batches: without them, the answer says what to set.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a client could write any number of warnings
+    uploads = HeldBytes(_UPLOADS * settings.max_file_bytes)
     found = cast(Batches, batches)  # without them no endpoint uses it
 
     async def create_file(request: Request) -> Response:
-        return _json(await _uploaded(_bounded(request, settings), found))
+        seconds = settings.body_seconds * settings.max_file_bytes / settings.max_body_bytes
+        remedy = "Divide the file among several."
+        with uploads.of_request() as count:
+            return _json(await _uploaded(bounded(request, count, settings.max_file_bytes, seconds, remedy), found))
 
     async def create_batch(request: Request) -> Response:
-        return _json(await _created(await read_body(request, settings), found, task))
+        with uploads.of_request() as count:
+            return _json(await _created(await read_body(request, settings, count), found, task))
 
     def content(request: Request) -> Response:
         file = found.files.get(_id(request))
@@ -96,31 +103,9 @@ async def _uploaded(request: Request, batches: Batches) -> FileObject:
 
 
 async def _created(body: bytes, batches: Batches, task: Task) -> Batch:
+    require_few_values(body)
     try:
         asked = BatchRequest.model_validate_json(body)
     except ValidationError as error:
         raise field_error(error, "body") from None
     return await asyncio.to_thread(batches.create, asked, task)
-
-
-def _bounded(request: Request, settings: ServiceSettings) -> Request:
-    """The same request, with a body of limited size, of which no part may be long in coming."""
-    limit, seconds, size = settings.max_file_bytes, settings.body_seconds, 0
-
-    async def receive() -> Message:
-        nonlocal size
-        try:
-            async with asyncio.timeout(seconds):
-                message = await request.receive()
-        except TimeoutError:
-            said = f"No part of the body came for {seconds:g} s. Send the request again."
-            raise ClientError(408, said, "request_timeout") from None
-        size += len(message.get("body", b""))
-        if size <= limit:
-            return message
-        if message.get("more_body") and size <= READ_ON * limit:
-            return {**message, "body": b""}
-        said = f"The file is larger than {limit:,} bytes. Divide it among several."
-        raise ClientError(413, said, "request_too_large")
-
-    return Request(request.scope, receive)

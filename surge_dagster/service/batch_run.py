@@ -21,7 +21,7 @@ import numpy as np
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.support.waiting import TURN_SECONDS
-from surge_dagster.service import refusals
+from surge_dagster.service import errors
 from surge_dagster.service.answers import embeddings_body
 from surge_dagster.service.batch_lines import (
     Batch,
@@ -34,12 +34,12 @@ from surge_dagster.service.batch_lines import (
     read_lines,
     unanswered,
 )
-from surge_dagster.service.errors import surge_error_response
+from surge_dagster.service.errors import refusal_response
 from surge_dagster.service.files import FileStore
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
-_REFUSED = (refusals.RequestTooLarge, refusals.TooLong, refusals.UnusableText)
+_REFUSED = (errors.RequestTooLarge, errors.TooLong, errors.UnusableText)
 _GROUP_TEXTS, _GROUP_BYTES = 512, 256 << 10
 _GROUPS = 8  # in the lane, so that it has texts while answers are written
 _LOOK_SECONDS, _CHECKED_LINES = 0.01, 1000
@@ -121,7 +121,7 @@ class BatchRun:
     def _served(self) -> ServedSpace:
         try:
             return self.spaces.find(self.batch.model)
-        except refusals.UnknownSpace as error:
+        except errors.UnknownSpace as error:
             if not self.spaces.is_ready:  # it is not known yet which spaces there are
                 raise
             raise BatchFailed([BatchError(code="model_not_found", message=str(error))]) from None
@@ -154,7 +154,7 @@ class BatchRun:
                 if not (is_urgent and lane.is_alive and lane.waiting_tokens):
                     encoded = lane.accept(texts, truncate=bool(lines[0].request.truncate))
                     return _Sent(lines, served, encoded)
-            except refusals.Overloaded:
+            except errors.Overloaded:
                 pass
             except _REFUSED as error:
                 encoded.set_exception(error)
@@ -169,7 +169,7 @@ class BatchRun:
             encoded = sent.encoded.result()
         except _REFUSED as error:
             if len(sent.lines) == 1:
-                response = surge_error_response(error)
+                response = refusal_response(error)
                 yield "error", answered(self.batch.id, sent.lines[0], response.status_code, bytes(response.body))
             else:
                 for line in sent.lines:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,12 +39,10 @@ class Batches:
         spaces: are started before this, and closed after it.
 
     Raises:
-        ConfigError: the folder cannot be written, or another service uses it, or a package is not installed.
+        ConfigError: the folder cannot be written, or another service uses it.
     """
 
     def __init__(self, spaces: ServedSpaces, folder: Path) -> None:
-        if find_spec("python_multipart") is None:
-            raise ConfigError("batches need a package that is not installed. Run: pip install 'surge-dagster[serve]'")
         store = LocalStore(folder)
         store.prepare("")
         self._owned = FileLock(folder / ".service.lock", blocking=False, thread_local=False)

@@ -22,7 +22,7 @@ from surge_dagster.service.errors import ClientError
 
 # Those of OpenAI's API; only files for batches are of use here.
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
-_MOST_LISTED = 10_000
+MOST_LISTED = 10_000
 
 
 class Record(BaseModel, frozen=True):
@@ -85,10 +85,10 @@ class Records(Generic[R]):
 
     def page(self, query: Mapping[str, str]) -> Page[R]:
         """What OpenAI's API answers to `after`, `limit`, `order` and `purpose`; the newest come first."""
-        limit, after, purpose = query.get("limit", str(_MOST_LISTED)), query.get("after"), query.get("purpose")
-        if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= _MOST_LISTED:
+        limit, after, purpose = query.get("limit", str(MOST_LISTED)), query.get("after"), query.get("purpose")
+        if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= MOST_LISTED:
             raise ClientError(
-                400, f"limit is {reprlib.repr(limit)}: expected 1 to {_MOST_LISTED:,}.", "invalid_value", "limit"
+                400, f"limit is {reprlib.repr(limit)}: expected 1 to {MOST_LISTED:,}.", "invalid_value", "limit"
             )
         found = [record for record in self.all() if not purpose or getattr(record, "purpose", None) == purpose]
         if query.get("order") == "asc":

@@ -5,7 +5,8 @@ over several. Tokens are counted when a request comes, so that a lane with a pro
 not answer in time. A request that is cancelled leaves the queue with the texts that no pass has taken yet.
 
 The pool replaces workers that are lost, and encodes their texts again. When it cannot go on, every request that waits,
-and each one that comes later, gets `LaneDown`.
+and each one that comes later, gets `LaneDown`. An idle lane with a promise encodes a text for nobody twice a second: so
+a worker that hangs is known, and replaced, before a request comes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +29,8 @@ from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
+from surge_dagster.service.errors import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
 from surge_dagster.service.promise import HANDLING_SECONDS, Promise
-from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
 from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
 from surge_dagster.service.tokens import TokenCounter
 
@@ -37,11 +39,19 @@ log = logging.getLogger(__name__)
 MOST_TEXT_BYTES = 16 << 20
 # Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
 _BYTES_PER_TOKEN = 16
-_MOST_WAITING_BYTES = 64 << 20  # of a lane without a promise
-_FIRST_RETRY_SECONDS = 5.0  # of one that has encoded nothing yet
 _KEPT_EXCESS = 0.5  # of the largest excess of the passes before the last one
 _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
+_NOBODYS_TEXT = pa.array(["a"], pa.large_string())
 _STUCK_SECONDS = 1.0  # by which a pass is late when its worker no longer counts as alive
+
+
+@dataclass(slots=True)
+class LaneCounts:
+    """What lanes of a space and a side have encoded, one after the other."""
+
+    texts: int = 0
+    tokens: int = 0
+    passes: int = 0
 
 
 class Lane:
@@ -52,13 +62,12 @@ class Lane:
         recorded: the space as the output has it, whose tokenizer the pool must have.
         counter: counts tokens as the pool does.
         pass_tokens: of a pass at most, but for a single text of more.
-        promise: None: requests wait as long as it takes, and so many bytes of texts wait at most.
+        promise: None: requests wait as long as it takes.
+        counts: what is encoded is added to these.
         clock: monotonic seconds.
 
     Attributes:
         pool, space: what encodes, and into which space.
-        computed_texts, computed_tokens, passes: since the start.
-        broken_promises: requests that were accepted and answered later than promised.
         last_accepted_at: on the clock; when the lane was made, before the first request.
         failed_at: on the clock; None while the pool can go on.
     """
@@ -71,22 +80,22 @@ class Lane:
         pass_tokens: int,
         promise: Promise | None = None,
         *,
+        counts: LaneCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.space, self.promise = pool.space, promise
         self.pool, self._recorded, self._counter, self._pass_tokens = pool, recorded, counter, pass_tokens
+        self.counts = counts or LaneCounts()
         self._clock = clock
         self._changed = threading.Condition()
         self._queue = TextQueue()
         self._pass: list[Part] = []  # under way
         self._computing_since: float | None = None
-        self._busy_seconds = 0.0
         self._excess_seconds = 0.0  # of a pass, beyond what it should take
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
         self.failed_at: float | None = None
-        self.computed_texts = self.computed_tokens = self.passes = self.broken_promises = 0
         self.last_accepted_at = clock()
 
     @property
@@ -112,49 +121,70 @@ class Lane:
         return LaneDown(f"no worker encodes texts of space {self.space.name} any more; the service's log says why")
 
     def accept(
-        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool = False,
+        received_at: float | None = None,
+        answer: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
 
-        Cancelling what is returned drops the texts that no pass has taken. Its errors are `LaneDown`, `LaneClosed`,
+        Cancelling the answer drops the texts that no pass has taken. Its errors are `LaneDown`, `LaneClosed`,
         `UnusableText`, and `TooLong` where tokens cannot be counted before.
 
         Args:
             truncate: whether texts longer than the model reads are cut; else they are refused.
             received_at: on the clock; the promise counts from then. None: once the tokens are counted.
+            answer: is returned, and may be cancelled at any time; None: a new one.
 
         Raises:
             TooLong, RequestTooLarge, UnusableText: this request can never be answered.
             Overloaded: it could not be answered in time.
             LaneDown, LaneClosed: none can.
         """
-        texts = list(texts)
+        answer, texts = answer or Future(), list(texts)
         column, text_bytes = measured(texts)
         floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
         with self._changed:  # before tokens are counted, which takes long where there are many
-            self._require_room(int(floors.sum()), column.nbytes)
+            self._require_room(int(floors.sum()))
             if len(texts) == 1:  # which an idle lane would take, whatever its tokens
                 self._require_in_time(int(floors[0]), received_at)
-        request = self._counted(texts, column, text_bytes, floors, truncate)
+        try:
+            tokens, is_too_long = self._counter.count(texts, text_bytes, answer.cancelled)
+        except CancelledError:
+            return answer
+        if is_too_long.any() and not truncate:
+            raise self._too_long(is_too_long)
+        ends = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum(np.maximum(tokens, floors), out=ends[1:])
+        vectors = np.empty((len(texts), self.space.dimension), np.float32)
+        encoded = Encoded(vectors, tokens, np.zeros(len(texts), np.bool_))
+        request = Request(column, ends, truncate, encoded, answer)
         with self._changed:
-            self._require_room(request.size, column.nbytes)
+            if answer.cancelled():
+                return answer
+            self._require_room(request.size)
             self._require_in_time(request.size, received_at)
             self._queue.append(request)
             self.last_accepted_at = self._clock()
-            request.accepted_at = self.last_accepted_at if received_at is None else received_at
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
-                self._thread.start()
+            self._start_thread()
             self._changed.notify_all()
-        request.future.add_done_callback(lambda future: self._drop(request) if future.cancelled() else None)
-        return request.future
+        answer.add_done_callback(lambda _: self._drop(request) if answer.cancelled() else None)
+        return answer
 
     def start(self) -> None:
-        """Start the pool and make its arena. The first request does so too, where nothing else did."""
+        """Start the pool, and the lane's thread. The first request does so too, where nothing else did."""
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             most_bytes = max(MOST_TEXT_BYTES, _BYTES_PER_TOKEN * self._pass_tokens)
             self._arena = self.pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes)
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
+            self._thread.start()
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, wait for the answers of the others for so long, and end the pool."""
@@ -170,37 +200,16 @@ class Lane:
         if self._arena is not None:
             self._arena.close()
 
-    def _counted(
-        self,
-        texts: list[str],
-        column: pa.LargeStringArray,
-        text_bytes: np.ndarray,
-        floors: np.ndarray,
-        truncate: bool,
-    ) -> Request:
-        tokens, is_too_long = self._counter.count(texts, text_bytes)
-        if is_too_long.any() and not truncate:
-            raise self._too_long(is_too_long)
-        ends = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.maximum(tokens, floors), out=ends[1:])
-        vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        return Request(column, tokens, ends, truncate, vectors, np.zeros(len(texts), np.bool_))
-
     def _too_long(self, is_too_long: np.ndarray) -> TooLong:
         return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)
 
-    def _require_room(self, size: int, text_bytes: int) -> None:
+    def _require_room(self, size: int) -> None:
         """Raise where no request is answered, or none of at least so many tokens."""
         if self._closing:
             raise LaneClosed(f"the lane of {self.space.name} takes no more requests")
         if self.failed_at is not None:
             raise self._down
-        if self.promise is None:
-            if self._queue and self._queue.text_bytes + text_bytes > _MOST_WAITING_BYTES:
-                rate = self._busy_seconds / max(1, self.computed_tokens)
-                seconds = self.waiting_tokens * rate or _FIRST_RETRY_SECONDS
-                raise Overloaded(f"{self.waiting_tokens:,} tokens wait, which take about {seconds:.0f} s", seconds)
-        elif self.promise.retry_after(size) is not None:
+        if self.promise is not None and self.promise.retry_after(size) is not None:
             raise RequestTooLarge(
                 f"the request has {size:,} tokens or more, and at most {self.promise.largest_tokens:,} can be answered "
                 f"within {self.promise}; split it, or send its texts as documents"
@@ -211,7 +220,7 @@ class Lane:
             return
         waiting = self.waiting_tokens + size
         reading = 0.0 if received_at is None else self._clock() - received_at - HANDLING_SECONDS
-        if self._computing_since is None:
+        if not self._pass:
             reading -= self.promise.full_pass_seconds  # of the pass that the bound takes to be under way
             excess = 0.0  # else a lane that was slow would never learn that it no longer is
         else:
@@ -241,11 +250,6 @@ class Lane:
         with self._changed:
             self._queue.remove(request)
             self._changed.notify_all()
-            if request.is_answered:
-                return
-            request.is_answered = True
-            self._count_lateness(request)
-        request.future.set_running_or_notify_cancel()
 
     # Below runs in the lane's own thread.
 
@@ -260,12 +264,14 @@ class Lane:
             self._answer_all(self._ended_by(error))
 
     def _next_pass(self) -> bool:
-        """Takes the texts of a pass as soon as there are some; False at the end."""
+        """Takes the texts of a pass as soon as there are some, or none for one of nobody's text; False at the end."""
         with self._changed:
             self._pass = []
             self._changed.notify_all()
             while not self._changed.wait_for(lambda: self._queue or self._stopping, _LOOK_SECONDS):
                 self.pool.dispatcher()  # raises where the pool has failed
+                if self.promise is not None:
+                    break
             if self._stopping:
                 return False
             self._pass = self._queue.take(self._pass_tokens)
@@ -279,6 +285,8 @@ class Lane:
             sizes = [part.stop - part.start for part in self._pass]
             for part, size in zip(self._pass, sizes, strict=True):
                 slot.append(part.request.texts.slice(part.start, size))
+            if not self._pass:
+                slot.append(_NOBODYS_TEXT)
             borders = np.cumsum([0, *sizes[:-1]])
             call = self.pool.submit(slot, borders)
             try:
@@ -291,7 +299,8 @@ class Lane:
             finally:
                 seconds, self._computing_since = self._clock() - self._computing_since, None
             assert metrics is not None
-            self._count(metrics, seconds)
+            if self._pass:
+                self._count(metrics, seconds)
             self._hand_out(slot, borders, metrics)
         finally:
             slot.release()
@@ -307,28 +316,27 @@ class Lane:
         """Copies vectors to their requests, and answers those that have all of theirs."""
         failed = {int(np.searchsorted(borders, row.row, side="right")) - 1: row for row in metrics.failed}
         for place, part in enumerate(self._pass):
-            request, first = part.request, int(borders[place])
+            request, encoded, first = part.request, part.request.encoded, int(borders[place])
             if (row := failed.get(place)) is not None:
                 log.warning("a text for %s cannot be encoded: %s", self.space.name, row.reason)
                 reason = "the text ended every worker that tried it"
                 self._answer(request, UnusableText(part.start + row.row - first, reason))
                 continue
             end = first + part.stop - part.start
-            request.vectors[part.start : part.stop] = slot.matrix(first, end)
-            request.truncated[part.start : part.stop] = slot.truncation(first, end)
+            encoded.vectors[part.start : part.stop] = slot.matrix(first, end)
+            encoded.truncated[part.start : part.stop] = slot.truncation(first, end)
             request.missing -= part.stop - part.start
             if not request.missing:
-                if request.truncated.any() and not request.truncate:
-                    self._answer(request, self._too_long(request.truncated))
+                if encoded.truncated.any() and not request.truncate:
+                    self._answer(request, self._too_long(encoded.truncated))
                 else:  # files have no such vector either, as of a text without tokens
-                    invalid = invalid_row(request.vectors, normalized=self.space.normalize)
+                    invalid = invalid_row(encoded.vectors, normalized=self.space.normalize)
                     self._answer(request, UnusableText(*invalid) if invalid else None)
 
     def _count(self, metrics: EncodeMetrics, seconds: float) -> None:
-        self.passes += 1
-        self.computed_texts += metrics.costs.texts_computed
-        self.computed_tokens += metrics.costs.tokens
-        self._busy_seconds += seconds
+        self.counts.passes += 1
+        self.counts.texts += metrics.costs.texts_computed
+        self.counts.tokens += metrics.costs.tokens
         longest = self._longest_seconds(sum(part.size for part in self._pass))
         excess = min(seconds - longest, self.promise.promised_seconds if self.promise else 0.0)
         self._excess_seconds = max(excess, _KEPT_EXCESS * self._excess_seconds)
@@ -340,20 +348,12 @@ class Lane:
     def _answer(self, request: Request, error: SurgeError | None = None) -> None:
         with self._changed:
             self._queue.remove(request)
-            if request.is_answered:
-                return
-            request.is_answered = True
-            self._count_lateness(request)
-        if not request.future.set_running_or_notify_cancel():
-            return  # it was cancelled just now
+        if request.answer.done() or not request.answer.set_running_or_notify_cancel():
+            return  # it was cancelled, or another of its texts has failed
         if error is not None:
-            request.future.set_exception(error)
+            request.answer.set_exception(error)
         else:
-            request.future.set_result(Encoded(request.vectors, request.tokens, request.truncated))
-
-    def _count_lateness(self, request: Request) -> None:
-        seconds = self._clock() - request.accepted_at
-        self.broken_promises += self.promise is not None and seconds > self.promise.promised_seconds
+            request.answer.set_result(request.encoded)
 
     def _answer_all(self, error: SurgeError) -> None:
         with self._changed:

@@ -4,28 +4,28 @@ A field that would change a vector and is not offered is refused, with the space
 client vectors of another kind than it asked for. Other unknown fields are ignored, and `null` is a field that is not
 given. An empty text is a text as any other, as in the files.
 
-While a body is parsed, no other request is answered: what it holds beside texts is skipped, not made into objects.
+While a body is parsed, no other request is answered: one of very many values is refused before.
 """
 
 from __future__ import annotations
 
-import asyncio
 import reprlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
-from starlette.requests import Request
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import ClientError
-from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace
 
 MAX_TEXTS = 2048
-_SHOWN_BODY = 1 << 20  # of a larger one that is wrong, no value is shown
-# Times the limit up to which a body is read on: most clients read no answer before they have sent all.
-READ_ON = 4
+_MOST_VALUES = 4 * MAX_TEXTS  # in a body: pydantic takes a second for each million, and may make objects of them
+_NO_TOKENS = (
+    "those of another tokenizer would give vectors of other texts. In LangChain, set check_embedding_ctx_length=False"
+)
+_MOST_STRINGS = 2 * _MOST_VALUES  # with names of fields
+_VALUE_BEGINS = (b",", b"[", b"{")
 
 
 class EmbeddingRequest(BaseModel):
@@ -64,47 +64,17 @@ _NOT_OFFERED_PLACES = {(name,) for name in NOT_OFFERED}
 _Strict = create_model("_Strict", __base__=EmbeddingRequest, **dict.fromkeys(NOT_OFFERED, (None, None)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-async def read_body(request: Request, settings: ServiceSettings) -> bytes:
-    """The body of a request that holds JSON.
-
-    Raises:
-        ClientError: it is of another type, compressed, too large, or takes too long.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"The body is of type {kind!r}. Send JSON, with the header Content-Type: application/json."
-        raise ClientError(415, message, "unsupported_media_type")
-    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        message = f"The body has the Content-Encoding {encoding!r}. Send it without compression."
-        raise ClientError(415, message, "unsupported_content_encoding")
-    limit, size, chunks = settings.max_body_bytes, 0, list[bytes]()
-    try:
-        async with asyncio.timeout(settings.body_seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= limit:
-                    chunks.append(chunk)
-                elif size > READ_ON * limit:
-                    break
-    except TimeoutError:
-        message = f"The body did not arrive within {settings.body_seconds:g} s. Send the request again."
-        raise ClientError(408, message, "request_timeout") from None
-    if size > limit:
-        message = f"The body is larger than {limit:,} bytes. Send fewer texts in each request."
-        raise ClientError(413, message, "request_too_large")
-    return b"".join(chunks)
-
-
 def parse_request(body: bytes) -> EmbeddingRequest:
     """The request that a body holds.
 
     Raises:
         ClientError: it is no JSON, or a field is missing or has a value that it cannot have.
     """
+    require_few_values(body)
     try:
         return _Strict.model_validate_json(body)
     except ValidationError as error:
-        all_details = error.errors(include_url=False, include_context=False, include_input=len(body) <= _SHOWN_BODY)
+        all_details = error.errors(include_url=False, include_context=False)
     details = [each for each in all_details if each["loc"][:1] not in _NOT_OFFERED_PLACES]
     if not details:
         request = EmbeddingRequest.model_validate_json(body)
@@ -114,26 +84,32 @@ def parse_request(body: bytes) -> EmbeddingRequest:
     if not first["loc"]:
         raise ClientError(400, f"The body is no JSON object in UTF-8: {first['msg']}.", "invalid_json")
     name = str(first["loc"][0])
-    if first["type"] == "missing" or first.get("input", ...) is None:
+    if first["type"] == "missing" or first["input"] is None:
         raise _wrong_field(name, "is missing", "missing_required_parameter")
     if name == "input":
         raise _wrong_input(details)
-    shown = f"is {reprlib.repr(first['input'])}" if "input" in first else "is wrong"
-    raise _wrong_field(name, f"{shown}: {first['msg'][0].lower()}{first['msg'][1:]}")
+    raise _wrong_field(name, f"is {reprlib.repr(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}")
+
+
+def require_few_values(body: bytes) -> None:
+    """Refuse JSON that would block all other requests while it is parsed; `ClientError` where it has many values."""
+    if sum(map(body.count, _VALUE_BEGINS)) <= _MOST_VALUES:
+        return
+    parts = body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', _MOST_STRINGS * 2)
+    outside_of_strings = b"".join(parts[::2])
+    if len(parts) > _MOST_STRINGS * 2 or sum(map(outside_of_strings.count, _VALUE_BEGINS)) > _MOST_VALUES:
+        problem = f"holds too many values: expected at most {MAX_TEXTS:,} texts, and no tokens, since {_NO_TOKENS}"
+        raise _wrong_field("input", problem)
 
 
 def _wrong_input(details: Sequence[Any]) -> ClientError:
-    given = details[0].get("input", [0])  # the largest bodies that go wrong hold tokens, or nonsense
+    given = details[0]["input"]
     if not isinstance(given, list):
         return _wrong_field("input", f"is {reprlib.repr(given)}: expected one text or a list of texts")
     if not 1 <= len(given) <= MAX_TEXTS:
         return _wrong_field("input", f"has {len(given):,} texts: expected 1 to {MAX_TEXTS:,} in each request")
     if isinstance(given[0], list) or type(given[0]) is int:
-        problem = (
-            "holds tokens: expected texts, since tokens of another tokenizer would give vectors of other texts. In "
-            "LangChain, set check_embedding_ctx_length=False"
-        )
-        return _wrong_field("input", problem, "tokens_not_supported")
+        return _wrong_field("input", f"holds tokens: expected texts, since {_NO_TOKENS}", "tokens_not_supported")
     row, value = next((each["loc"][-1], each["input"]) for each in details if len(each["loc"]) > 2)
     return _wrong_field("input", f"has {reprlib.repr(value)} at index {row}: expected a text")
 

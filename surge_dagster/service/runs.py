@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import socket
@@ -18,15 +19,13 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.remote.connection import TURN_SECONDS, Refused, shut_down, socket_folder
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.served_run import ServedRun
-from surge_dagster.service.turns import Turns
-from surge_dagster.service.unix_sockets import remove_unused
+from surge_dagster.service.served_run import ServedRun, Turns
 
 log = logging.getLogger(__name__)
 
 
 class RunListener:
-    """Listens at a Unix socket for runs. Use `with`.
+    """Listens at a Unix socket for runs, which wait for `start`. Use `with`.
 
     Args:
         pools: gives those that are served now, for documents.
@@ -53,13 +52,19 @@ class RunListener:
             self._listener.close()
             where = path or f"in {socket_folder()}"
             raise ConfigError(f"the socket for runs {where} cannot be bound: {error.strerror or error}") from None
+        self._accepting: Future[None] | None = None
+
+    def start(self) -> RunListener:
+        """Answer runs from now on."""
         self._accepting = in_background(self._accept, "surge-service-socket")
+        return self
 
     def close(self) -> None:
         """End the connections of all runs, which wait for another service and then go on by themselves."""
         self._closing = True
         shut_down(self._listener)
-        result_of(self._accepting)
+        if self._accepting is not None:
+            result_of(self._accepting)
         for run, serving in list(self._runs.items()):
             shut_down(run.connection)
             result_of(serving)
@@ -102,3 +107,11 @@ def _free_path() -> Path:
     for path in folder.glob("*.sock"):
         remove_unused(path)
     return folder / f"{secrets.token_hex(4)}.sock"
+
+
+def remove_unused(path: Path) -> None:
+    """Remove the Unix socket of a process that has ended."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            if client.connect_ex(str(path)) == errno.ECONNREFUSED:  # one of another kind that is used says EPROTOTYPE
+                path.unlink(missing_ok=True)

@@ -20,7 +20,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
@@ -38,13 +39,13 @@ from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.remote.connection import SEALS, TURN_SECONDS, Refused, peer, requirements, shut_down
 from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.turns import Turns
 from surge_dagster.version import __version__
 
 log = logging.getLogger(__name__)
 
 _MOST_ARENAS, _MOST_SLOTS, _MOST_JOBS, _MOST_BYTES = 16, 64, 64, 1 << 40
 _MOST_DESCRIPTORS, _MOST_SAMPLES, _MOST_CHARACTERS = 4, 1_000, 400  # of a message; the characters are of one reason
+_AT_A_TIME = 2  # jobs of runs that the workers have
 _LOOK_SECONDS = 0.1
 _SILENT_SECONDS = 10  # in which a run reads none of what it is sent
 _KEYS = itertools.count(-1, -1)  # other ones than arenas of this process have
@@ -84,6 +85,60 @@ class _RunSlot:
 
     def unpin(self) -> None:
         self.pins -= 1
+
+
+class Turns:
+    """Hands the jobs of runs to a dispatcher, in turn. Several threads may call it.
+
+    The workers get two jobs of runs at a time, one of them ahead, so that none waits. Next is always a job of the run
+    that has had the least so far, in bytes of text and a constant per row, so that runs get the same, however they cut
+    it into SuperBatches. Who comes later, or comes back, begins with what the others have had least.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self._lock = threading.Lock()
+        self._had = Counter[Hashable]()
+        self._waiting: list[tuple[Hashable, Job]] = []
+        self._begun: list[tuple[Hashable, Job]] = []
+
+    def add(self, run: Hashable, job: Job) -> None:
+        with self._lock:
+            others = {other for other, _ in (*self._waiting, *self._begun)}
+            if others and run not in others:
+                self._had[run] = max(self._had[run], min(self._had[other] for other in others))
+            self._waiting.append((run, job))
+            self._begin()
+
+    def abandon(self, run: Hashable, job: Job) -> None:
+        """As `Dispatcher.abandon`."""
+        with self._lock:
+            if (run, job) in self._waiting:
+                self._waiting.remove((run, job))
+                job.abandon()
+                job.done.set()
+                return
+        self.dispatcher.abandon(job)
+
+    def end(self, run: Hashable, job: Job) -> None:
+        """Call it once the job is done."""
+        with self._lock:
+            if (run, job) in self._begun:
+                self._begun.remove((run, job))
+            self._begin()
+
+    def leave(self, run: Hashable) -> None:
+        """Forget a run that adds no more jobs."""
+        with self._lock:
+            self._had.pop(run, None)
+
+    def _begin(self) -> None:
+        while self._waiting and len(self._begun) < _AT_A_TIME:
+            run, job = min(self._waiting, key=lambda waiting: self._had[waiting[0]])
+            self._waiting.remove((run, job))
+            self._begun.append((run, job))
+            self._had[run] += int(job.ends[-1])
+            self.dispatcher.encode(job)
 
 
 class ServedRun:

@@ -21,13 +21,11 @@ from filelock import FileLock, Timeout
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
-from surge_dagster.service.runs import RunListener
+from surge_dagster.service.runs import RunListener, remove_unused
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
-from surge_dagster.service.unix_sockets import remove_unused
 
 _BACKLOG = 2048
 _SWITCH_SECONDS = 0.0005  # in which a lane gets its turn from a thread that answers requests
@@ -49,7 +47,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
     sys.setswitchinterval(_SWITCH_SECONDS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else a thousand idle clients keep others out
-    with bound_socket(settings) as listener, spaces:
+    with bound_socket(settings) as listener, spaces, _run_listener(spaces, settings, say) as runs:
         spaces.start()
         for served in spaces.served():
             promise = served.queries.promise
@@ -58,26 +56,23 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         with _in_words(settings):  # another service may have been as fast
             listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
-        with _run_listener(spaces, settings, say), app.state.batches or nullcontext():
+        if runs is not None:
+            say(f"runs of this user on this machine encode here: {runs.start().path}")
+        with app.state.batches or nullcontext():
             ServiceServer(app, settings).run(sockets=[listener])
         say("stopped")
 
 
 def _run_listener(
     spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]
-) -> AbstractContextManager[object]:
-    def pools() -> list[EncoderPool]:
-        return [served.documents.pool for served in spaces.served()]
-
+) -> AbstractContextManager[RunListener | None]:
     try:
-        listener = RunListener(pools, settings.run_socket)
+        return RunListener(lambda: [served.documents.pool for served in spaces.served()], settings.run_socket)
     except ConfigError as error:
         if settings.run_socket is not None:
             raise
         say(f"runs encode by themselves: {error}")  # such as a container in which nothing can be written
         return nullcontext()
-    say(f"runs of this user on this machine encode here: {listener.path}")
-    return listener
 
 
 @contextmanager

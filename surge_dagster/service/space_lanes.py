@@ -18,10 +18,11 @@ import numpy as np
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import read_document
+from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.lane import Lane, measured
+from surge_dagster.service.lane import Lane, LaneCounts, measured
 from surge_dagster.service.promise import (
     CPU_WAIT_SECONDS,
     Promise,
@@ -75,6 +76,7 @@ class SpaceLanes:
 
     Args:
         space: as the output has it.
+        counts: of lanes, by the name of their space and their side; theirs are added.
 
     Attributes:
         sha256: `encoder_sha256` of all spaces that these lanes encode for.
@@ -85,9 +87,9 @@ class SpaceLanes:
     documents: Lane
     matryoshka_dimensions: list[int]
 
-    def __init__(self, space: Space, settings: LaneSettings) -> None:
+    def __init__(self, space: Space, settings: LaneSettings, counts: dict[tuple[str, Task], LaneCounts]) -> None:
         self.sha256 = space.encoder_sha256
-        self._space, self._settings = space, settings
+        self._space, self._settings, self._counts = space, settings, counts
         self._pools: list[EncoderPool] = []
         self._is_closed = False
 
@@ -115,14 +117,14 @@ class SpaceLanes:
         sizes = pass_sizes(facts.saturation_tokens or _SATURATION_TOKENS, longest_text)
         promise = self._promise(pool, counter, sizes, longest_text, keep_promise)
         pool.dispatcher().hang_timeout_seconds = max(_HANG_SECONDS, _HANG_PASSES * promise.full_pass_seconds)
-        self.queries = Lane(pool, self._space, counter, promise.saturation_tokens, promise)
+        self.queries = self._lane(pool, counter, promise.saturation_tokens, promise)
         self.queries.start()
         niceness = niceness_of(self._settings.bulk_share)
         # Queries may have a tokenizer of their own; what documents' workers load is compared when they start.
         counter = TokenCounter(replace(model, task="document"), facts.tokenizer or self._space.tokenizer, pool.costs)
 
         def documents() -> Lane:
-            return Lane(self._pool(model, niceness=niceness), self._space, counter, _BULK_PASSES * sizes[-1])
+            return self._lane(self._pool(model, niceness=niceness), counter, _BULK_PASSES * sizes[-1])
 
         self._new_documents, self.documents = documents, documents()
         self.matryoshka_dimensions = _matryoshka_dimensions(model)
@@ -149,6 +151,10 @@ class SpaceLanes:
         if self._is_closed:  # by another thread, which may not have seen the pool
             pool.close()
         return pool
+
+    def _lane(self, pool: EncoderPool, counter: TokenCounter, pass_tokens: int, promise: Promise | None = None) -> Lane:
+        counts = self._counts.setdefault((pool.space.name, pool.space.task), LaneCounts())
+        return Lane(pool, self._space, counter, pass_tokens, promise, counts=counts)
 
     def _promise(
         self, pool: EncoderPool, counter: TokenCounter, sizes: list[int], longest_text: int, keep_promise: bool

@@ -25,13 +25,14 @@ import numpy as np
 
 from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import every, in_background, result_of
-from surge_dagster.service.lane import Lane
-from surge_dagster.service.refusals import SpaceLoading, UnknownSpace
+from surge_dagster.service.errors import SpaceLoading, UnknownSpace
+from surge_dagster.service.lane import Lane, LaneCounts
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
 
 log = logging.getLogger(__name__)
@@ -77,11 +78,16 @@ class ServedSpaces:
 
     Args:
         settings: of their lanes.
+        named: of a model that must be among those that are loaded.
+
+    Attributes:
+        counts: of all lanes that there were, by the name of their space and their side.
     """
 
-    def __init__(self, store: Store, settings: LaneSettings) -> None:
+    def __init__(self, store: Store, settings: LaneSettings, named: Space | None = None) -> None:
         self._settings = settings
-        self._store = store
+        self.counts: dict[tuple[str, Task], LaneCounts] = {}
+        self._store, self._named = store, named
         self._lock = threading.RLock()
         self._following = ExitStack()
         self._pointer: CurrentSpace | None = None
@@ -103,13 +109,20 @@ class ServedSpaces:
         """Load the current space, wait until its query lane is warm, and follow the output from then on.
 
         Raises:
-            ConfigError: the output has no current space, its model cannot be used here, or the promise cannot be kept.
+            ConfigError: the output has no current space, its model cannot be used here, the promise cannot be kept, or
+                neither this space nor the next one is of the named model.
             EncoderError: the workers do not start.
         """
         self._look()
         current = self._current
         assert current is not None
-        lanes = SpaceLanes(current, self._settings)
+        if self._named is not None and self._named.model_digest not in {each.model_digest for each in self._wanted()}:
+            served = " and ".join(f"{each.name} of the model {each.requested.model!r}" for each in self._wanted())
+            raise ConfigError(
+                f"the model {self._named.requested.model!r} (--model) is not that of a space that would be served: "
+                f"{self._store.url!r} has {served}. Leave it out, or embed with it first."
+            )
+        lanes = SpaceLanes(current, self._settings, self.counts)
         try:
             lanes.start()
         except BaseException:
@@ -199,7 +212,7 @@ class ServedSpaces:
             for sha256, space in wanted.items():
                 _, load_again_at = self._failed.get(sha256, ("", 0.0))
                 if sha256 not in self._lanes and sha256 not in self._loading and time.monotonic() >= load_again_at:
-                    lanes = SpaceLanes(space, self._settings)
+                    lanes = SpaceLanes(space, self._settings, self.counts)
                     load = in_background(partial(self._load, lanes, space.name), "surge-load-space")
                     self._loading[sha256] = lanes, load
             self._ending = [(lanes, closed) for lanes, closed in self._ending if not closed.done()]

@@ -32,22 +32,18 @@ class Request:
 
     Attributes:
         ends: size of the texts before each row, in tokens as they count towards a pass; int64 [texts + 1].
-        tokens, vectors, truncated: as in `Encoded`, the last two filled by passes.
+        encoded: its vectors and truncation are filled by passes.
         next_row: the first that no pass has taken.
         missing: rows without a vector.
     """
 
     texts: pa.LargeStringArray
-    tokens: np.ndarray
     ends: np.ndarray
     truncate: bool
-    vectors: np.ndarray
-    truncated: np.ndarray
-    accepted_at: float = 0.0
+    encoded: Encoded
+    answer: Future[Encoded] = field(default_factory=Future)
     next_row: int = 0
     missing: int = field(init=False)
-    is_answered: bool = False
-    future: Future[Encoded] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
         self.missing = len(self.texts)
@@ -71,16 +67,11 @@ class Part:
 
 
 class TextQueue:
-    """The requests of which texts wait, first come, first served.
-
-    Attributes:
-        tokens: size of the texts that wait.
-        text_bytes: of these requests.
-    """
+    """The requests of which texts wait, first come, first served; `tokens` is the size of these texts."""
 
     def __init__(self) -> None:
         self._requests = deque[Request]()
-        self.tokens = self.text_bytes = 0
+        self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -91,7 +82,6 @@ class TextQueue:
     def append(self, request: Request) -> None:
         self._requests.append(request)
         self.tokens += request.size
-        self.text_bytes += request.texts.nbytes
 
     def remove(self, request: Request) -> None:
         """Takes out the texts of a request that wait; harmless where none does."""
@@ -119,5 +109,3 @@ class TextQueue:
     def _take(self, request: Request, stop: int) -> None:
         self.tokens -= int(request.ends[stop] - request.ends[request.next_row])
         request.next_row = stop
-        if stop == len(request.texts):
-            self.text_bytes -= request.texts.nbytes

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
 
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_tokens
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 
@@ -23,23 +25,28 @@ class TokenCounter:
 
     Args:
         loaded: the tokenizer that workers have, as in `Space.tokenizer`; "" where unknown.
-
-    Attributes:
-        is_exact: whether it is the workers' own count.
     """
 
     def __init__(self, space: Space, loaded: str, costs: EncodeCosts) -> None:
         self._space = space
         self._tokens_per_byte = costs.tokens_per_single_byte
         self._tokenizer = None if space.is_hash else _tokenizer(space, loaded)
-        self.is_exact = space.is_hash or self._tokenizer is not None
 
-    def count(self, texts: list[str], text_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each text that the model reads, int64, and whether it has more; an estimate never says so."""
+    def count(
+        self, texts: list[str], text_bytes: np.ndarray, is_over: Callable[[], bool] = lambda: False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of each text that the model reads, int64, and whether it has more; an estimate never says so.
+
+        Raises:
+            CancelledError: `is_over` says that nobody waits for them any longer.
+        """
         most = self._space.max_length
         if self._tokenizer is not None:
-            starts = range(0, len(texts), _SLICE)  # so that the ids of few texts are held at a time
-            slices = [self._tokenizer.encode(texts[start : start + _SLICE]) for start in starts]
+            slices = list[Tokens]()
+            for start in range(0, len(texts), _SLICE):  # so that the ids of few texts are held at a time
+                if is_over():
+                    raise CancelledError
+                slices.append(self._tokenizer.encode(texts[start : start + _SLICE]))
             lengths, truncated = ([getattr(tokens, name) for tokens in slices] for name in ("lengths", "truncated"))
             return np.concatenate(lengths), np.concatenate(truncated)
         if self._space.is_hash:

@@ -92,10 +92,21 @@ def test_wrong_usage_is_refused_with_what_to_do(surge: Command, output: str, mon
         (("out", "--host", "0.0.0.0"), "--api-keys FILE"),
         (("out", "--api-keys", "keys"), "cannot be read"),
         (("out", "--bulk-share", "2"), "share of bulk work"),
+        (
+            ("out", "--model", "hash://24"),
+            "the model 'hash://24' (--model) is not that of a space that would be served",
+        ),
+        (("out", "--model", "hash://24"), f"has {output} of the model 'hash://16'"),
         (("out", "--uds", "no/folder/socket"), "cannot be bound: No such file or directory"),
     ):
         code, _, error = surge("serve", *arguments)
         assert code == 2 and expected in error
+    with monkeypatch.context() as without:
+        without.setattr(
+            "surge_dagster.commands.serve.find_spec", lambda name: None if name == "python_multipart" else ...
+        )
+        code, _, error = surge("serve", "out")
+    assert code == 2 and "needs python_multipart. Run: pip install 'surge-dagster[serve]'" in error
     described = surge.space_json()
     record = json.loads(described.read_text())
     record["requested"]["model"] = "owner/model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,9 @@ import numpy as np
 from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.service.lane import Encoded
+from surge_dagster.service.errors import UnknownSpace
+from surge_dagster.service.lane import Encoded, LaneCounts
 from surge_dagster.service.promise import Promise
-from surge_dagster.service.refusals import UnknownSpace
 from surge_dagster.service.spaces import ServedSpaces
 
 DIMENSION = 16
@@ -24,7 +25,10 @@ LONGEST = 8  # words
 
 @dataclass(eq=False)
 class FakeLane:
-    """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set."""
+    """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set.
+
+    A request of several texts waits for the `gate` before it is accepted, and puts the first of them into `reached`.
+    """
 
     space: Space
     promise: Promise | None = None
@@ -32,22 +36,30 @@ class FakeLane:
     fails_later: Exception | None = None
     holds: bool = False
     held: SimpleQueue[Future[Encoded]] = field(default_factory=SimpleQueue)
+    gate: threading.Event | None = None
+    reached: SimpleQueue[str] = field(default_factory=SimpleQueue)
     accepted: list[list[str]] = field(default_factory=list)
     waiting_tokens: int = 5
     waiting_requests: int = 1
-    computed_texts: int = 0
-    computed_tokens: int = 0
-    passes: int = 0
-    broken_promises: int = 0
     is_alive: bool = True
 
     def accept(
-        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool = False,
+        received_at: float | None = None,
+        answer: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         if self.failure:
             raise self.failure
+        if len(texts) > 1 and self.gate:
+            self.reached.put(texts[0])
+            self.gate.wait()
         self.accepted.append(list(texts))
-        future: Future[Encoded] = Future()
+        future: Future[Encoded] = answer or Future()
+        if future.cancelled():
+            return future
         if self.holds:
             self.held.put(future)
         elif self.fails_later:
@@ -84,6 +96,7 @@ class FakeSpaces:
         self.only = FakeSpace(space, queries, FakeLane(space))
         self.is_ready = self.is_alive = True
         self.calls: list[str] = []
+        self.counts = {(space.name, task): LaneCounts() for task in ("query", "document")}
 
     def __enter__(self) -> FakeSpaces:
         return self

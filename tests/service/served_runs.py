@@ -42,7 +42,7 @@ def served(path: Path) -> Iterator[EncoderPool]:
     """The pool of a service in this process, with the backend of `faults.py`."""
     with EncoderPool(SPEC, devices="cpu", backend=BACKEND, max_respawns=9) as pool:
         pool.start()
-        with RunListener(lambda: [pool], path):
+        with RunListener(lambda: [pool], path).start():
             yield pool
 
 

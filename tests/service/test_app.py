@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import builtins
 import re
-import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from surge_dagster.service.app import service_app
+from surge_dagster.service.errors import LaneDown, Overloaded
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces, post
 from tests.service.running import connected, read_all, serving
@@ -96,7 +95,7 @@ def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: F
     post(client, model="other")
     client.get("/v1/models/current")
     client.get("/wp-admin/setup.php")
-    spaces.only.queries.broken_promises = 3
+    spaces.counts[spaces.only.space.name, "document"].texts = 7
     text = client.get("/metrics").text
     name = spaces.only.space.name
     for line in (
@@ -106,34 +105,37 @@ def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: F
         'surge_request_seconds_count{endpoint="/v1/embeddings"} 2.0',
         f'surge_waiting_tokens{{side="query",space="{name}"}} 5.0',
         f'surge_waiting_requests{{side="document",space="{name}"}} 1.0',
-        f'surge_promise_broken_total{{side="query",space="{name}"}} 3.0',
+        f'surge_promise_broken_total{{side="query",space="{name}"}} 0.0',
+        f'surge_texts_total{{side="document",space="{name}"}} 7.0',
     ):
         assert line in text.splitlines()
     assert len(re.findall(r"^surge_queue_seconds{", text, re.MULTILINE)) == 1, "of the lane that promises something"
     spaces.only.documents = spaces.only.queries
-    assert 'side="document"' not in client.get("/metrics").text, "a lane of both sides is counted once"
+    waiting = re.findall("^surge_waiting_tokens{.*", client.get("/metrics").text, re.MULTILINE)
+    assert len(waiting) == 1, "a lane of both sides is counted once"
+
+
+@pytest.mark.parametrize(("promised", "broken"), [(0.0, 2), (1_000.0, 0)])
+def test_promise_counts_until_the_answer_is_sent_whatever_it_is(
+    client: TestClient, spaces: FakeSpaces, promised: float, broken: int
+) -> None:
+    lane = spaces.only.queries
+    assert lane.promise
+    lane.promise = replace(lane.promise, promised_seconds=promised)
+    post(client)
+    lane.fails_later = LaneDown("no worker")
+    post(client)
+    lane.failure = Overloaded("refused, so nothing was promised", 1.0)
+    post(client)
+    post(client, "/documents/v1/embeddings")
+    [line] = re.findall("^surge_promise_broken_total{.*", client.get("/metrics").text, re.MULTILINE)
+    assert line.split()[-1] == f"{broken:.1f}"
 
 
 def test_two_services_of_a_process_count_apart(client: TestClient, spaces: FakeSpaces) -> None:
     other = TestClient(service_app(spaces.as_served(), ServiceSettings()))
     post(client)
     assert "surge_requests_total{" not in other.get("/metrics").text
-
-
-def test_metrics_without_their_package_say_what_to_install(spaces: FakeSpaces, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "surge_dagster.service.metrics", raising=False)
-    imported = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("prometheus_client"):
-            raise ModuleNotFoundError(name, name="prometheus_client")
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    client = TestClient(service_app(spaces.as_served(), ServiceSettings()))
-    answer = client.get("/metrics")
-    assert answer.status_code == 501 and "surge-dagster[serve]" in answer.json()["error"]["message"]
-    assert post(client).status_code == 200
 
 
 def test_request_whose_client_has_gone_is_cancelled(spaces: FakeSpaces) -> None:

@@ -11,7 +11,6 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces
@@ -176,11 +175,3 @@ def test_service_without_a_folder_says_what_to_set(spaces: FakeSpaces) -> None:
     for method, path in (("GET", "/v1/files"), ("POST", "/documents/v1/batches"), ("DELETE", "/v1/files/file-1")):
         answer = client.request(method, path)
         assert answer.status_code == 501 and "--batches FOLDER" in answer.json()["error"]["message"]
-
-
-def test_batches_without_the_package_for_forms_are_refused_at_the_start(
-    spaces: FakeSpaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("surge_dagster.service.batches.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install"):
-        service_app(spaces.as_served(), ServiceSettings(batches=tmp_path))

@@ -27,10 +27,17 @@ from surge_dagster.service import batches as batches_module
 from surge_dagster.service.app import service_app
 from surge_dagster.service.batch_lines import Batch, BatchRequest
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.errors import ClientError
+from surge_dagster.service.errors import (
+    ClientError,
+    LaneClosed,
+    LaneDown,
+    Overloaded,
+    SpaceLoading,
+    TooLong,
+    UnknownSpace,
+)
 from surge_dagster.service.files import FileStore, Records
 from surge_dagster.service.lane import Encoded
-from surge_dagster.service.refusals import LaneClosed, LaneDown, Overloaded, SpaceLoading, TooLong, UnknownSpace
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import LONGEST, FakeLane, FakeSpace, FakeSpaces, vectors_of
 from tests.service.running import wait_until
@@ -47,9 +54,7 @@ class Lane(FakeLane):
     failures: list[Exception] = field(default_factory=list)
     late_failures: list[Exception] = field(default_factory=list)
 
-    def accept(
-        self, texts: Sequence[str], *, truncate: bool = False, received_at: float | None = None
-    ) -> Future[Encoded]:
+    def accept(self, texts: Sequence[str], *, truncate: bool = False, **_: Any) -> Future[Encoded]:
         if self.failures:
             raise self.failures.pop(0)
         rows = [row for row, text in enumerate(texts) if len(text.split()) > LONGEST]

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import select
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
+from surge_dagster.service import app as app_module
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.running import Running, connected, read_all, running, wait_until
 
@@ -40,10 +48,7 @@ def assert_answers(url: str) -> None:
 
 
 def error_of(answer: bytes) -> dict[str, str]:
-    """The error in an answer after which the connection was closed."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"connection: close" in head
-    return json.loads(body)["error"]
+    return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -76,6 +81,101 @@ def test_body_that_does_not_come_is_given_up(service: Running, begun: bytes) -> 
         client.sendall(begun)
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 408") and error_of(answer)["code"] == "request_timeout"
+    assert b"connection: close" in answer
+
+
+def test_client_whose_body_was_too_large_goes_on_over_its_connection(service: Running) -> None:
+    with connected(service.url) as client:
+        client.sendall(sized(b" " * (20 * LIMIT)) + sized(GOOD))
+        client.settimeout(60)
+        statuses, received = list[bytes](), b""
+        while len(statuses) < 2:
+            received += client.recv(65_536)
+            statuses = re.findall(rb"HTTP/1.1 (\d+)", received)
+    assert statuses == [b"413", b"200"]
+
+
+def test_upload_has_one_time_for_all_of_its_parts(tmp_path: Path) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=a\r\n"
+    begun = (
+        head + b'Content-Length: 1000\r\n\r\n--a\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+    )
+    limits = {"body_seconds": 0.3, "max_body_bytes": LIMIT, "max_file_bytes": LIMIT}
+    with running(FakeSpaces().as_served(), batches=tmp_path, **limits) as service, connected(service.url) as client:
+        client.sendall(begun)
+        while not select.select([client], [], [], 0.05)[0]:
+            client.sendall(b"x")
+        answer = read_all(client)
+        assert_answers(service.url)
+    assert answer.startswith(b"HTTP/1.1 408") and error_of(answer)["code"] == "request_timeout"
+
+
+def large(name: str) -> bytes:
+    return sized(json.dumps({"model": "current", "input": [name, "x" * 8_000]}).encode())
+
+
+def test_documents_of_clients_that_have_gone_are_dropped_before_they_are_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def noted(*arguments: Any) -> bytes:
+        body = await read_body(*arguments)
+        bodies.put(body)
+        return body
+
+    read_body, bodies = app_module.read_body, SimpleQueue[bytes]()
+    monkeypatch.setattr(app_module, "read_body", noted)
+    spaces = FakeSpaces()
+    lane = spaces.only.queries
+    lane.gate = threading.Event()
+    with running(spaces.as_served()) as service, ExitStack() as clients:
+        for name in ("first", "second"):  # as many as are accepted at a time
+            clients.enter_context(connected(service.url)).sendall(large(name))
+        assert {lane.reached.get(timeout=60) for _ in range(2)} == {"first", "second"}
+        with ExitStack() as gone:
+            for _ in range(10):
+                gone.enter_context(connected(service.url)).sendall(large("gone"))
+            for _ in range(12):
+                bodies.get(timeout=60)
+        wait_until(lambda: len(service.server.server_state.tasks) == 2)
+        last = clients.enter_context(connected(service.url))
+        last.sendall(large("last"))
+        lane.gate.set()
+        assert last.recv(12) == b"HTTP/1.1 200"
+    assert sorted(texts[0] for texts in lane.accepted) == ["first", "last", "second"]
+
+
+def test_documents_whose_client_goes_while_they_are_accepted_are_never_encoded() -> None:
+    spaces = FakeSpaces()
+    lane = spaces.only.queries
+    lane.gate, lane.holds = threading.Event(), True
+    with running(spaces.as_served()) as service:
+        with connected(service.url) as client:
+            client.sendall(large("gone"))
+            lane.reached.get(timeout=60)
+        wait_until(lambda: not service.server.server_state.tasks)
+        lane.gate.set()
+        wait_until(lambda: bool(lane.accepted))
+    assert lane.held.empty()
+
+
+def test_bodies_that_wait_are_bounded_and_keep_no_short_text_out() -> None:
+    spaces = FakeSpaces()
+    lane = spaces.only.queries
+    lane.gate = threading.Event()
+    with running(spaces.as_served(), max_waiting_bytes=10_000) as service, ExitStack() as clients:
+        first = clients.enter_context(connected(service.url))
+        two = [clients.enter_context(connected(service.url)) for _ in range(2)]
+        for client in two:  # of whose bodies 4 kB each do not count
+            client.sendall(large("waits"))
+            lane.reached.get(timeout=60)
+        first.sendall(large("one more"))
+        answer = first.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 429") and b"retry-after-ms: 5000" in answer
+        assert_answers(service.url)
+        lane.gate.set()
+        assert [client.recv(12) for client in two] == [b"HTTP/1.1 200"] * 2
+        first.sendall(large("again"))
+        assert first.recv(12) == b"HTTP/1.1 200", "the bytes of those that were answered, or refused, wait no longer"
 
 
 @pytest.mark.parametrize(("begun", "is_first"), [(b"", True), (HEAD, True), (HEAD, False)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from surge_dagster.service.refusals import LaneDown, Overloaded, TooLong
+from surge_dagster.service.errors import LaneDown, Overloaded, TooLong
 from tests.service.fake_spaces import FakeSpaces, vectors_of
 from tests.service.running import serving
 

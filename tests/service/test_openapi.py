@@ -59,6 +59,17 @@ def test_document_names_all_routes() -> None:
     assert set(openapi_document(needs_key=False)["paths"]) == routes - {"/openapi.json"}
 
 
+def test_document_names_the_headers_and_the_query_parameters() -> None:
+    paths = openapi_document(needs_key=False)["paths"]
+    for path, method in (("/v1/embeddings", "post"), ("/documents/v1/batches", "post"), ("/healthz", "get")):
+        for status in ("429", "503"):
+            assert set(paths[path][method]["responses"][status]["headers"]) == {"Retry-After", "retry-after-ms"}
+    assert "surge-space" in paths["/v1/embeddings"]["post"]["responses"]["200"]["headers"]
+    for path, more in (("/v1/files", {"purpose"}), ("/v1/batches", set[str]())):
+        named = {parameter["name"] for parameter in paths[path]["get"]["parameters"] if parameter["in"] == "query"}
+        assert named == {"after", "limit", "order"} | more
+
+
 @pytest.mark.parametrize("keys", [False, True])
 def test_document_asks_for_a_key_where_the_service_does(keys: bool) -> None:
     document = openapi_document(needs_key=keys)

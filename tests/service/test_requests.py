@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from surge_dagster.service import requests as requests_module
 from surge_dagster.service.app import service_app
-from surge_dagster.service.refusals import (
+from surge_dagster.service.errors import (
     LaneClosed,
     LaneDown,
     Overloaded,
@@ -62,8 +63,8 @@ def client(spaces: FakeSpaces) -> Iterator[TestClient]:
         ({"truncate": "END"}, "truncate", "boolean"),
         ({"truncate": "END", "prompt": "a"}, "truncate", "boolean"),
         ({"input": [[7] * 400] * 1_000}, "input", "check_embedding_ctx_length=False"),
-        ({"input": ["a " * 1_000] * 2_047 + [3]}, "input", "expected texts"),
-        ({"input": ["a " * 1_000] * 1_000, "truncate": 3}, "truncate", "is wrong: input should be a valid boolean"),
+        ({"input": ["a " * 1_000] * 2_047 + [3]}, "input", "has 3 at index 2047"),
+        ({"input": ["a " * 1_000] * 1_000, "truncate": 3}, "truncate", "is 3: input should be a valid boolean"),
     ],
 )
 def test_wrong_field_is_refused_with_what_was_expected(
@@ -78,13 +79,32 @@ def test_wrong_field_is_refused_with_what_was_expected(
 @pytest.mark.parametrize(
     "body",
     [
-        *(b"", b"{", b"[]", b'"text"', b'{"model":"current","input":"\xff"}', b"[" * 100_000),
+        *(b"", b"{", b"[]", b'"text"', b'{"model":"current","input":"\xff"}', b"[" * 200),
         *(b'{"model":"current","input":"\\ud800"}', b'{"model":"current","input":["\\udc00\\ud800"]}'),
     ],
 )
 def test_body_that_is_no_json_object_or_holds_half_a_character_is_refused(client: TestClient, body: bytes) -> None:
     answer = client.post("/v1/embeddings", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [b"[" * 10_000, b"[]," * 10_000 + b"[]", b'{"a":1},' * 10_000 + b"1", b"7," * 10_000 + b"7", b'"\\"",' * 30_000],
+)
+@pytest.mark.parametrize("field", [b"input", b"prompt", b"metadata"])
+def test_body_of_very_many_values_is_refused_before_it_is_parsed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, field: bytes, values: bytes
+) -> None:
+    monkeypatch.setattr(requests_module, "_Strict", None)
+    body = b'{"model":"current","input":"a \\\\","' + field + b'":[' + values + b"]}"
+    answer = client.post("/v1/embeddings", content=body, headers=JSON)
+    assert answer.status_code == 400 and "check_embedding_ctx_length=False" in answer.json()["error"]["message"]
+
+
+def test_texts_may_hold_any_number_of_signs_that_stand_between_values(client: TestClient) -> None:
+    text = '{"a": [1, "\\\\"], "b\\": [' * 10_000
+    assert post(client, input=[text, "b"]).json()["data"][0]["embedding"] == vectors_of([text])[0]
 
 
 @pytest.mark.parametrize("name", sorted(NOT_OFFERED))

@@ -27,12 +27,11 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.remote.connection import SEALS, requirements
 from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.store import open_store
-from surge_dagster.service.served_run import ServedRun
+from surge_dagster.service.served_run import ServedRun, Turns
 from surge_dagster.service.server import ServiceServer, run_service
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
-from surge_dagster.service.turns import Turns
 from tests.engine.encoder.conftest import filled_slot
 from tests.engine.encoder.faulty_pools import open_descriptors
 from tests.engine.runs import finish, in_memory, make_run

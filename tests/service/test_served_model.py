@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.service import space_lanes
 from surge_dagster.service import tokens as tokens_module
-from surge_dagster.service.refusals import TooLong
+from surge_dagster.service.errors import TooLong
 from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.service.tokens import TokenCounter
@@ -57,8 +58,7 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
             answer = lane.accept(texts, truncate=True).result()
             assert lowest_cosine(served.converted(answer.vectors), files) >= FLOOR
             assert answer.truncated.tolist() == [False] * len(TEXTS) + [True]
-            assert answer.tokens == lane.computed_tokens
-    assert not estimate.is_exact
+            assert answer.tokens == lane.counts.tokens
     tokens, is_too_long = estimate.count(texts, value_lengths(column(texts)))
     assert np.argsort(tokens)[-2:].tolist() == [3, len(TEXTS)]
     assert tokens.max() <= limit and not is_too_long.any()
@@ -83,6 +83,9 @@ def test_tokens_of_many_texts_are_counted_a_few_at_a_time(monkeypatch: pytest.Mo
     assert calls == [64, 64, 22]
     assert tokens.tolist() == [min(4, row % 7) for row in range(150)]
     assert is_too_long.tolist() == [row % 7 > 4 for row in range(150)]
+    with pytest.raises(CancelledError):
+        TokenCounter(space, "known", costs).count(texts, np.zeros(150), lambda: len(calls) == 4)
+    assert calls[3:] == [64], "no more once nobody waits for them"
 
 
 @pytest.mark.soak
@@ -103,7 +106,7 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
             answer = lane.accept(TEXTS).result()
             assert lowest_cosine(served.converted(answer.vectors), expected) >= FLOOR
             ids = model.tokenizer([prompt + text for text in TEXTS])["input_ids"]
-            assert answer.tokens == lane.computed_tokens == sum(map(len, ids))
+            assert answer.tokens == lane.counts.tokens == sum(map(len, ids))
             with pytest.raises(TooLong, match="64 tokens"):
                 lane.accept([LONG])
             cut = lane.accept([LONG], truncate=True).result()

@@ -117,15 +117,19 @@ def test_service_without_a_place_for_the_socket_of_runs_answers_all_the_same(
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
     servers, said = SimpleQueue[ServiceServer](), list[str]()
     monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
-    with pytest.raises(ConfigError, match=r"the socket for runs .*/file/runs cannot be bound"):
-        run_service(
-            FakeSpaces().as_served(), ServiceSettings(port=0, run_socket=tmp_path / "file" / "runs"), said.append
-        )
+    spaces = FakeSpaces()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(tmp_path / "used"))
+        other.listen()
+        for path, reason in (("file/runs", "Not a directory"), ("used", "Address already in use")):
+            with pytest.raises(ConfigError, match=rf"the socket for runs .*/{path} cannot be bound: {reason}"):
+                run_service(spaces.as_served(), ServiceSettings(port=0, run_socket=tmp_path / path), said.append)
+    assert "start" not in spaces.calls, "before a model is loaded"
     thread = threading.Thread(target=run_service, args=(FakeSpaces().as_served(), ServiceSettings(port=0), said.append))
     thread.start()
     servers.get(timeout=60).handle_exit(signal.SIGTERM, None)
     thread.join()
-    assert "runs encode by themselves: the socket for runs in " in said[-2]
+    assert "runs encode by themselves: the socket for runs in " in said[0]
 
 
 def noted_startup(servers: SimpleQueue[ServiceServer]) -> object:

@@ -27,7 +27,8 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.service import space_lanes
 from surge_dagster.service import spaces as spaces_module
-from surge_dagster.service.refusals import LaneClosed, LaneDown, SpaceLoading, UnknownSpace
+from surge_dagster.service.errors import LaneClosed, LaneDown, SpaceLoading, UnknownSpace
+from surge_dagster.service.metrics import Metrics
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
 from surge_dagster.service.spaces import ServedSpaces
 from tests.engine.encoder.faulty_pools import no_leaks
@@ -126,6 +127,7 @@ def test_switches_are_followed_with_warm_lanes_and_old_spaces_are_answered_by_na
         until(lambda: not old.queries.is_alive)
         with pytest.raises(LaneClosed):
             old.queries.accept(["too late"])
+        assert f'surge_texts_total{{side="query",space="{a}"}} 1.0' in Metrics(spaces).text().decode().splitlines()
         switch(store, b)
         until(lambda: spaces.find("current").queries is warm.queries)
         assert spaces.is_ready

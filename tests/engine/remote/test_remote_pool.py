@@ -292,7 +292,7 @@ def test_runs_find_a_service_of_this_machine_and_ask_nobody_where_it_is_off(
     monkeypatch.setenv("SURGE_CACHE_DIR", str(run_socket.parent))
     monkeypatch.delenv("SURGE_SERVICE")
     settings = {"model": "hash://16", "devices": "cpu"}
-    with EncoderPool(SPEC, devices="cpu") as service, RunListener(lambda: [service]) as listener:
+    with EncoderPool(SPEC, devices="cpu") as service, RunListener(lambda: [service]).start() as listener:
         assert listener.path.stat().st_mode & 0o777 == 0o600
         with load_settings(**settings).encoder_pool() as pool:
             pool.start()
