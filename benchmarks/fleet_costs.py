@@ -261,7 +261,9 @@ class _NullRuns:
     def list_partitions(self) -> list[Partition]:
         return []
 
-    def new_run(self, partitions: Sequence[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+    def new_run(
+        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+    ) -> EmbeddingRun:
         return EmbeddingRun(partitions, LocalStore(self.output), pool, **options)
 
 
@@ -285,7 +287,10 @@ class _NullCluster:
         receipts = [Receipt(key, "encoded", key, 1, 16, 1_000, "", 0, "v1", "", "", "null") for key in task[1].keys]
         return StretchOutcome([*receipts], stopped=False)
 
-    def stop(self, machine: str) -> None:
+    def request(self, machines: int) -> None:
+        pass
+
+    def stop(self, task: tuple[str, Stretch, float]) -> None:
         pass
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import os
 import queue
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,11 +24,12 @@ from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT, drawn_partitions, p
 from surge_dagster.catalogs.synthetic import MEAN_BYTES, partition_sizes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.plan.ranges import divide
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch, within
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration.shards import cut
+from surge_dagster.orchestration.shards import Stretch, cut
 from tests.cluster.local_cluster import LocalCluster, cluster_run
 
 _TEXTS_PER_SECOND = 300.0  # few enough for eight machines on two cores
@@ -90,7 +91,9 @@ class PacedRuns:
     def list_partitions(self) -> list[Partition]:
         return list(self.catalog.values())
 
-    def new_run(self, partitions: Iterable[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
+    def new_run(
+        self, partitions: Iterable[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+    ) -> EmbeddingRun:
         thresholds = Thresholds(b_min=1_000, b_max=4_000)
         store = LocalStore(self.output)
         return EmbeddingRun(partitions, store, pool, thresholds, memory_limit_bytes=_MEMORY, **options)
@@ -108,17 +111,20 @@ def _real_ray(runs: PacedRuns) -> float:
 
 def _real_shards(runs: PacedRuns) -> float:
     count, speed = len(runs.speeds), sum(runs.speeds) / len(runs.speeds) * MEAN_BYTES
-    waiting, published, lock = queue.SimpleQueue[Sequence[str]](), set[str](), threading.Lock()
-    for keys in cut(list(runs.catalog), runs.catalog, count, round(60 * speed)):
-        waiting.put(keys)
+    waiting, published, lock = queue.SimpleQueue[Stretch](), set[str](), threading.Lock()
+    for stretch in cut(list(runs.catalog), runs.catalog, count, round(60 * speed)):
+        waiting.put(stretch)
 
     def work(pool: EncoderPool) -> None:
         while True:
             try:
-                keys = waiting.get_nowait()
+                stretch = waiting.get_nowait()
             except queue.Empty:
                 return
-            run = runs.new_run([runs.catalog[key] for key in keys], pool)
+            partitions = [runs.catalog[key] for key in stretch.keys]
+            number, parts = stretch.part or (1, 1)
+            ranges = [rows for partition in partitions for rows in divide(partition, parts)][number - 1 : number]
+            run = runs.new_run(partitions, pool, ranges=ranges)
             for _ in run.events():
                 pass
             with lock:

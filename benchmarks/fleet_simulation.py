@@ -19,8 +19,9 @@ from typing import Self
 from benchmarks.fleet_costs import FleetCosts
 from surge_dagster.catalogs.synthetic import MEAN_BYTES, partition_sizes
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
+from surge_dagster.engine.plan.ranges import divide
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
-from surge_dagster.orchestration.shards import cut
+from surge_dagster.orchestration import shards
 
 SENSOR_SECONDS = 5.0  # of `lost_runs`
 SILENT_SECONDS = 300.0  # after which a run whose heartbeat stands still is declared lost
@@ -322,7 +323,7 @@ class RayWay(Fleet):
     def __init__(self, *parameters: object, held: int, **options: object) -> None:
         super().__init__(*parameters, **options)  # pyright: ignore[reportArgumentType]
         self._held = held
-        self._left = Stretches(self.catalog.partitions.values())
+        self._left = Stretches(self.catalog.partitions.values(), at_once=held)
         self._under: dict[Stretch, list[Task]] = {}
         self._free: dict[Machine, None] = {}
         self._ready = set[Machine]()
@@ -386,27 +387,30 @@ class RayWay(Fleet):
             self._leave(task)
             if stretch.is_done or stretch in self._under or self.done.issuperset(stretch.keys):
                 continue
-            if key := self._left.put_back(stretch):
+            if key := self._left.put_back(stretch, with_host=True):
                 self.failed.add(key)
         self._hand_out()
 
     def _hand_out(self) -> None:
         for machine in list(self._free):
-            while len(machine.tasks) < self._held:
-                stretch, again = self._left.next(machine.bytes_per_second, len(self._ready)), False
+            while (held := self._holds(machine)) < self._held:
+                stretch, again = self._left.next(machine.bytes_per_second, len(self._ready), held), False
                 if stretch is None and not machine.tasks and self._looks_at <= self.now:
                     stretch, again = self._copy(), True
                 if stretch is None:
                     break
-                lists = (1.0 if machine.is_new else 0.5 if again or stretch.attempts else 0.0) * self.listing
+                lists = (1.0 if machine.is_new else 0.5 if again or stretch.blame else 0.0) * self.listing
                 machine.is_new = False
                 self._under.setdefault(stretch, []).append(self.give(machine, stretch, lists))
-            if len(machine.tasks) >= self._held:
+            if self._holds(machine) >= self._held:
                 del self._free[machine]
             elif not machine.tasks:  # nor is there anything for the others
                 if self._under:
                     self._look_again()
                 return
+
+    def _holds(self, machine: Machine) -> int:
+        return sum(self._held if task.stretch.is_suspect else 1 for task in machine.tasks)
 
     def _copy(self) -> Stretch | None:
         tasks = itertools.chain.from_iterable(self._under.values())
@@ -429,12 +433,17 @@ class ShardWay(Fleet):
         self._waiting = dict[Task, int]()
         self._slots, self._active = self.count, 0
         speed = fmean(self.speeds)
-        shards = cut(list(self.catalog.partitions), self.catalog.partitions, self.count, round(60 * speed))
-        for number, keys in enumerate(shards):
-            weight = sum(self.catalog.partitions[key].text_bytes or 0 for key in keys)
-            run = number, Stretch(tuple(keys), weight)
+        keys = list(self.catalog.partitions)
+        for number, shard in enumerate(shards.cut(keys, self.catalog.partitions, self.count, round(60 * speed))):
+            run = number, Stretch(tuple(shard.keys), shard.weight, ranges=self._ranges(shard))
             self.at(self.listing + (number + 1) * self.costs.enqueue_seconds, lambda run=run: self._enqueue(run))
         self.at(self.costs.dequeue_seconds, self._dequeue)
+
+    def _ranges(self, shard: shards.Stretch) -> tuple[PartitionRange, ...]:
+        if shard.part is None:
+            return ()
+        number, count = shard.part
+        return tuple(divide(self.catalog.partitions[shard.keys[0]], count)[number - 1 : number])
 
     def under_way(self) -> bool:
         return False
@@ -467,6 +476,9 @@ class ShardWay(Fleet):
 
     def finished(self, task: Task) -> None:
         del self._waiting[task]
+        for part in task.stretch.ranges:
+            if self._staged_rows[part.key] == self.catalog.partitions[part.key].rows:
+                self.done.add(part.key)
         self.at(self.store_events(len(task.stretch.keys), self.count), self._end_run)
 
     def _end_run(self) -> None:

@@ -36,7 +36,11 @@ T = TypeVar("T")
 
 
 class MachineLost(SurgeError):
-    """The machine, its process, or its encoder pool ended under a stretch."""
+    """The machine, its process, or its encoder pool ended under a stretch; `with_host` says the first."""
+
+    def __init__(self, reason: str, *, with_host: bool = False) -> None:
+        super().__init__(reason)
+        self.with_host = with_host
 
 
 class Cluster(Protocol[T]):
@@ -191,7 +195,8 @@ class ClusterRun(Generic[T]):
                 if due:
                     self.preparing = "the machines are starting"
                     with contextlib.closing(self._connect()) as cluster:
-                        yield from self._embed(cluster, Stretches(due, divides=not self._force))
+                        left = Stretches(due, divides=not self._force, at_once=STRETCHES_AT_ONCE)
+                        yield from self._embed(cluster, left)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
             self.report.wall_seconds = self._now()
@@ -231,7 +236,7 @@ class ClusterRun(Generic[T]):
             held[under.machine] += _share_of(under.stretch)
         for count, name in [(count, name) for count in range(STRETCHES_AT_ONCE) for name in machines]:
             if held[name] == count and (stretch := self._next(name, count, len(machines), left)) is not None:
-                again = stretch.attempts > 0 or any(under.stretch is stretch for under in self._under.values())
+                again = stretch.blame > 0 or any(under.stretch is stretch for under in self._under.values())
                 task = cluster.embed(name, stretch, again=again)
                 self._under[task] = _Under(name, stretch, self._now())
                 held[name] += _share_of(stretch)
@@ -239,9 +244,7 @@ class ClusterRun(Generic[T]):
 
     def _next(self, name: str, held: int, machines: int, left: Stretches) -> Stretch | None:
         """The next stretch of a machine that has so many."""
-        # The first one of two is half as long, so that they do not end at the same time.
-        speed, parts = self.work[name].bytes_per_second, STRETCHES_AT_ONCE if held else 2 * STRETCHES_AT_ONCE
-        stretch = left.next(speed, machines, parts, is_idle=not held)
+        stretch = left.next(self.work[name].bytes_per_second, machines, held)
         if stretch is None and not held:
             now = self._now()
             return oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
@@ -256,7 +259,7 @@ class ClusterRun(Generic[T]):
         except MachineLost as lost:
             if under.stretch.is_done or copies or self._told.issuperset(under.stretch.keys):
                 return
-            key = left.put_back(under.stretch)
+            key = left.put_back(under.stretch, with_host=lost.with_host)
             again = "given up" if key else "done again"
             self.work[under.machine].lost_at.append(self._now())
             self._warn(f"{lost}; {counted(len(under.stretch.keys), 'partition')} {again}")
@@ -306,5 +309,5 @@ class ClusterRun(Generic[T]):
 
 
 def _share_of(stretch: Stretch) -> int:
-    """How many of a machine's stretches it counts as: one that machines were lost with is alone, as it may be why."""
-    return STRETCHES_AT_ONCE if stretch.attempts else 1
+    """How many of a machine's stretches it counts as."""
+    return STRETCHES_AT_ONCE if stretch.is_suspect else 1

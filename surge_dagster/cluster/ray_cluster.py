@@ -117,8 +117,9 @@ class RayCluster:
         if not tasks:
             time.sleep(seconds)
             return []
-        ready, _ = self._ray.wait([task.outcome for task in tasks], num_returns=1, timeout=seconds)
-        return [task for task in tasks if task.outcome in ready]
+        ready, left = self._ray.wait([task.outcome for task in tasks], num_returns=1, timeout=seconds)
+        ready, _ = self._ray.wait(ready + left, num_returns=len(tasks), timeout=0)  # all that are done by now
+        return [task for task in tasks if task.outcome in set(ready)]
 
     def result(self, task: RayTask) -> StretchOutcome:
         name = self._addresses.get(task.machine, task.machine)
@@ -131,7 +132,9 @@ class RayCluster:
             raise MachineLost(f"the machine {name} failed: {error.cause}") from None
         except self._ray.exceptions.RayError as error:
             self._lose(task.machine, task.actor)
-            raise MachineLost(f"the machine {name} was lost: {str(error).splitlines()[0]}") from None
+            with_host = not any(node["Alive"] and node["NodeID"] == task.machine for node in self._ray.nodes())
+            reason = f"the machine {name} was lost: {str(error).splitlines()[0]}"
+            raise MachineLost(reason, with_host=with_host) from None
 
     def stop(self, task: RayTask) -> None:
         task.actor.stop.remote(task.number)

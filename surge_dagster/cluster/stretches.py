@@ -5,29 +5,30 @@ the largest partitions go first, and towards the end stretches shrink, so that a
 A machine that is idle when nothing is left gets a copy of the oldest stretch under way: two writers of one file do no
 harm, and who is first counts.
 
-A partition of several stretches is divided into ranges of its rows, so that it keeps no other machine waiting. Which of
-them stages the last one assembles the file; if none did, the partition is handed out whole, and its rows are staged.
+A partition of several stretches is handed out in ranges of its rows, so that it keeps no other machine waiting. Who
+stages the last one assembles the file; if nobody did, the partition is handed out whole, and its rows are staged.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from surge_dagster.engine.plan.ranges import divide
+from surge_dagster.engine.plan.ranges import near_border
 from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
 STRETCH_SECONDS = 30.0
 _LEAST_SECONDS = 3.0  # each stretch costs a run's beginning and end
-_FIRST_SPEED = 128 << 10  # of a machine whose speed is not known yet, in bytes of text per second
+_FIRST_SPEED = 16 << 10  # of a machine whose speed is not known yet, in bytes of text per second
 # Of the work that is left, what each machine gets at most, as `factoring` of parallel loops does.
 _SHARES = 2
 _WORTH_SECONDS = 300.0  # of work, for which a machine is started
 _DIVIDED = 2  # a partition of so many stretches is divided
-_MOST_ATTEMPTS = 3
+_BLAME, _MOST_BLAME = 10, 30  # of a machine that was lost alone, and of a stretch that is divided or given up
 
 
 @dataclass(eq=False, slots=True)
@@ -36,15 +37,20 @@ class Stretch:
 
     Attributes:
         weight: of all of them, in bytes of text.
-        attempts: machines that were lost with it.
+        blame: how much machines were lost with it, see `Stretches.put_back`.
         ranges: of the only partition, the rows that are meant; () for all.
     """
 
     keys: tuple[str, ...]
     weight: int
-    attempts: int = 0
+    blame: int = 0
     ranges: tuple[PartitionRange, ...] = ()
     is_done: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may end the machine that has it, which therefore has no other meanwhile."""
+        return self.blame >= _BLAME
 
 
 class Stretches:
@@ -52,100 +58,110 @@ class Stretches:
 
     Args:
         divides: whether large partitions are divided.
+        at_once: stretches that a machine has at the same time.
     """
 
-    def __init__(self, partitions: Iterable[Partition], *, divides: bool = True) -> None:
+    def __init__(self, partitions: Iterable[Partition], *, divides: bool = True, at_once: int = 1) -> None:
         self._partitions = {partition.key: partition for partition in partitions}
-        self._weights = {key: weight_of(partition) for key, partition in self._partitions.items()}
-        self._left = sorted(self._weights, key=lambda key: self._weights[key])
+        self._weights = {key: weight_of(partition) for key, partition in self._partitions.items()}  # not handed out yet
+        self._left = sorted(self._weights, key=self._weights.__getitem__)
         self._left_weight = sum(self._weights.values())
         self._returned: list[Stretch] = []
-        self._divides = divides
-        self._ranges_left = Counter[str]()
+        self._divides, self._at_once = divides, at_once
+        self._next_rows: dict[str, int] = {}  # of partitions whose first rows are handed out and whose last are not
+        self._row_groups: dict[str, Sequence[int]] = {}  # of these
+        self._ranges_under_way = Counter[str]()
 
     def __bool__(self) -> bool:
         return bool(self._left or self._returned)
 
-    def next(
-        self, bytes_per_second: float | None, machines: int, parts: int = 1, *, is_idle: bool = True
-    ) -> Stretch | None:
-        """What a machine of this speed does next; None when nothing is left for it.
-
-        Args:
-            parts: in which it does the work of half a minute; the stretch is one.
-            is_idle: whether it has no other; only then it gets one that other machines were lost with.
-        """
-        stretch = self._take_returned(is_idle)
-        if stretch is None and self._left:
-            speed = bytes_per_second or _FIRST_SPEED
-            all_parts = min(STRETCH_SECONDS * speed, self._left_weight / (_SHARES * machines))
-            most = max(_LEAST_SECONDS * speed, all_parts) / parts
-            if self._divides and machines > 1 and self._divide_largest(most):
-                return self._take_returned(is_idle)
-            return self._take(most)
-        return stretch
+    def next(self, bytes_per_second: float | None, machines: int, held: int = 0) -> Stretch | None:
+        """What a machine of this speed, which has so many others, does next; None when nothing is left for it."""
+        for stretch in self._returned:
+            if not held or not stretch.is_suspect:
+                self._returned.remove(stretch)
+                return stretch
+        if not self._left:
+            return None
+        speed = bytes_per_second or _FIRST_SPEED
+        of_all = min(STRETCH_SECONDS * speed, self._left_weight / (_SHARES * machines))
+        # The first one of several is half as long, so that they do not end at the same time.
+        parts = self._at_once if held or self._at_once == 1 else 2 * self._at_once
+        most = max(_LEAST_SECONDS * speed, of_all) / parts
+        return self._take_range(most) or self._take(most)
 
     def machines_wanted(self, bytes_per_second: float) -> int:
         """Machines of this speed that have enough to do, at what is left, to be worth their start."""
         return math.ceil(self._left_weight / (_WORTH_SECONDS * bytes_per_second))
 
-    def _take_returned(self, is_idle: bool) -> Stretch | None:
-        for stretch in self._returned:
-            if is_idle or not stretch.attempts:
-                self._returned.remove(stretch)
-                return stretch
-        return None
-
     def _take(self, most: float) -> Stretch:
         keys, weight = list[str](), 0
         while self._left and (not keys or weight + self._weights[self._left[-1]] <= most):
+            if self._left[-1] in self._next_rows:
+                break
             keys.append(self._left.pop())
             weight += self._weights[keys[-1]]
         self._left_weight -= weight
         return Stretch(tuple(keys), weight)
 
-    def _divide_largest(self, most: float) -> bool:
+    def _take_range(self, most: float) -> Stretch | None:
+        """The next rows of the largest partition; None where it is done as a whole."""
         key = self._left[-1]
-        partition, weight = self._partitions[key], self._weights[key]
-        if weight < _DIVIDED * most or not partition.rows:
-            return False
-        ranges = divide(partition, round(weight / max(most, 1)))
-        if ranges:
-            self._left.pop()
-            self._left_weight -= weight
-            self._ranges_left[key] = len(ranges)
-            self._returned += [
-                Stretch((key,), weight * (each.stop - each.start) // partition.rows, ranges=(each,)) for each in ranges
-            ]
-        return bool(ranges)
+        partition, weight, start = self._partitions[key], self._weights[key], self._next_rows.get(key, 0)
+        is_long = weight >= _DIVIDED * most
+        rows, can_divide = partition.rows or 0, self._divides and partition.read_range is not None
+        count = max(1, round((rows - start) * most / weight))
+        if not start and not (is_long and can_divide and count < rows):
+            return None
+        stop = rows
+        if is_long:
+            groups = self._row_groups.setdefault(key, () if start else partition.borders())
+            stop = min(rows, near_border(groups, start + count, count))
+        taken = weight if stop == rows else weight * (stop - start) // (rows - start)
+        self._left.pop()
+        self._left_weight -= taken
+        self._ranges_under_way[key] += 1
+        if stop < rows:
+            self._weights[key], self._next_rows[key] = weight - taken, stop
+            insort(self._left, key, key=self._weights.__getitem__)
+        else:
+            self._next_rows.pop(key, None)
+        return Stretch((key,), taken, ranges=(PartitionRange(key, partition.source_version, start, stop),))
 
     def end_range(self, key: str) -> None:
         """A range of a partition is staged; after the last one the partition is handed out as a whole."""
-        self._ranges_left[key] -= 1
-        if not self._ranges_left[key]:
+        self._ranges_under_way[key] -= 1
+        if not self._ranges_under_way[key] and key not in self._next_rows:
             self._returned.append(Stretch((key,), FILE_BYTES))
 
     def drop(self, key: str) -> None:
         """Hand out no more ranges of a partition."""
         self._returned = [stretch for stretch in self._returned if not (stretch.ranges and stretch.keys == (key,))]
-        self._ranges_left[key] = 0
+        self._ranges_under_way.pop(key, None)
+        if self._next_rows.pop(key, None):
+            self._left.remove(key)
+            self._left_weight -= self._weights[key]
 
-    def put_back(self, stretch: Stretch) -> str | None:
+    def put_back(self, stretch: Stretch, *, with_host: bool = False) -> str | None:
         """Take back a stretch whose machine was lost.
 
         One that has ended three machines is divided, until it holds the partition that ends them.
 
+        Args:
+            with_host: the whole host was lost, as spot machines are through nobody's fault: that counts a tenth.
+
         Returns:
             The key of this partition, which is given up; else None.
         """
-        if stretch.attempts + 1 < _MOST_ATTEMPTS:
-            self._returned.append(replace(stretch, attempts=stretch.attempts + 1))
+        blame = stretch.blame + (1 if with_host else _BLAME)
+        if blame < _MOST_BLAME:
+            self._returned.append(replace(stretch, blame=blame))
         elif len(stretch.keys) == 1:
             return stretch.keys[0]
         else:
             half = len(stretch.keys) // 2
             for keys in (stretch.keys[:half], stretch.keys[half:]):
-                self._returned.append(Stretch(keys, sum(self._weights[key] for key in keys), _MOST_ATTEMPTS - 1))
+                self._returned.append(Stretch(keys, sum(self._weights[key] for key in keys), _MOST_BLAME - _BLAME))
         return None
 
 

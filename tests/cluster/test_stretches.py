@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,9 +16,10 @@ from surge_dagster.engine.sources.partition import RowBatch
 from tests.small_catalogs import partition_of
 
 
-def sized(sizes: list[int]) -> Stretches:
+def sized(sizes: list[int], at_once: int = 1) -> Stretches:
     """Of partitions with so many bytes of text."""
-    return Stretches(replace(partition_of(f"p{row}", []), text_bytes=size) for row, size in enumerate(sizes))
+    partitions = (replace(partition_of(f"p{row}", []), text_bytes=size) for row, size in enumerate(sizes))
+    return Stretches(partitions, at_once=at_once)
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=40), st.integers(1, 8))
@@ -46,11 +48,11 @@ def test_stretches_follow_the_speed_of_a_machine_and_shrink_as_less_is_left() ->
     assert counts[:3] == [50, 43, 38] and counts[-1] <= 12 and min(counts[:-1]) == 12, "three seconds at least"
 
 
-def test_part_of_a_stretch_is_as_much_smaller() -> None:
+def test_stretches_of_a_machine_that_has_two_at_once_are_half_as_long() -> None:
     one = weight_of(replace(partition_of("p", []), text_bytes=1))
-    left = sized([1] * 1_000)
-    halves = [left.next(one * 2.0, 4, parts=2), left.next(one * 2.0, 4, parts=4)]
-    assert [len(stretch.keys) for stretch in halves if stretch] == [30, 15]
+    left = sized([1] * 1_000, at_once=2)
+    both = [left.next(one * 2.0, 4), left.next(one * 2.0, 4, held=1)]
+    assert [len(stretch.keys) for stretch in both if stretch] == [15, 30], "they do not end at the same time"
 
 
 def test_machines_are_wanted_as_far_as_each_has_five_minutes_of_work() -> None:
@@ -63,11 +65,20 @@ def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> No
     left = sized([1, 1])
     first = left.next(1.0, 1)
     assert first is not None and left.put_back(first) is None
-    second = left.next(1.0, 1, is_idle=False)
-    assert second is not None and second.keys != first.keys
-    assert left.next(1.0, 1, is_idle=False) is None
+    second = left.next(1.0, 1, held=1)
+    assert second is not None and second.keys != first.keys and not second.is_suspect
+    assert left.next(1.0, 1, held=1) is None
     again = left.next(1.0, 1)
-    assert again is not None and (again.keys, again.attempts) == (first.keys, 1)
+    assert again is not None and again.keys == first.keys and again.is_suspect
+
+
+def test_stretch_is_not_given_up_for_three_hosts_that_were_lost_with_it() -> None:
+    left, losses = sized([1]), 0
+    stretch = left.next(None, 1)
+    while stretch is not None and not left.put_back(stretch, with_host=True):
+        losses += 1
+        stretch = left.next(None, 1, held=1 if losses < 10 else 0)
+    assert losses == 29, "but one that no host survives ends"
 
 
 def test_stretch_that_ends_every_machine_is_divided_until_one_partition_is_left() -> None:
@@ -100,7 +111,7 @@ def test_divided_partition_is_handed_out_whole_after_its_last_range_unless_it_wa
 
     large = replace(partition_of("large", []), rows=1_000, text_bytes=80 << 20, read_range=read)
     for told in (False, True):
-        left = Stretches([large, partition_of("small", [])])
+        left = Stretches([large, replace(partition_of("small", []), rows=3)])
         given_ranges = list[tuple[int, int]]()
         stretch = left.next(None, 2)
         while stretch is not None and stretch.ranges:
@@ -117,5 +128,31 @@ def test_divided_partition_is_handed_out_whole_after_its_last_range_unless_it_wa
             stretch = left.next(None, 2)
         assert sorted(rest) == ([("small",)] if told else [("large",), ("small",)])
         assert told or given_ranges[-1][1] == 1_000
-    for whole in (Stretches([large]).next(None, 1), Stretches([large], divides=False).next(None, 2)):
-        assert whole is not None and not whole.ranges, "one machine gains nothing, and rows encoded anew are not staged"
+    unread = replace(large, read_range=None)
+    for whole in (Stretches([unread]).next(None, 2), Stretches([large], divides=False).next(None, 2)):
+        assert whole is not None and not whole.ranges
+
+
+@given(st.lists(st.integers(1, 3_000), min_size=1, max_size=12), st.data())
+def test_every_row_is_in_one_stretch_whatever_the_machines_speeds(sizes: list[int], data: st.DataObject) -> None:
+    def borders() -> list[int]:
+        return [0, 500, 777]
+
+    partitions = [
+        replace(partition_of(f"p{n}", []), rows=size, text_bytes=size * 100, read_range=lambda start, stop: iter(()))
+        for n, size in enumerate(sizes)
+    ]
+    left, rows = Stretches((replace(each, borders=borders) for each in partitions), at_once=2), Counter[str]()
+    while left:
+        stretch = left.next(
+            data.draw(st.floats(10, 100_000)), data.draw(st.integers(1, 9)), data.draw(st.integers(0, 1))
+        )
+        assert stretch is not None
+        for part in stretch.ranges:
+            assert part.start == rows[part.key], "one after the other"
+            rows[part.key] = part.stop
+            if data.draw(st.booleans()):
+                left.end_range(part.key)
+        if not stretch.ranges:
+            rows.update({key: sizes[int(key[1:])] for key in stretch.keys if rows[key] < sizes[int(key[1:])]})
+    assert rows == {f"p{n}": size for n, size in enumerate(sizes)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
-_NEAR = 4  # a border of row groups is taken within this part of a stretch
+_NEAR = 4  # a border of row groups is taken within this part of a range
 
 
 def divide(partition: Partition, count: int) -> list[PartitionRange]:
@@ -20,12 +21,20 @@ def divide(partition: Partition, count: int) -> list[PartitionRange]:
         return []
     groups, borders = partition.borders(), [0]
     for number in range(1, count):
-        even = rows * number // count
-        nearest = min(groups, key=lambda border: abs(border - even), default=even)
-        border = nearest if abs(nearest - even) <= rows // (count * _NEAR) else even
+        border = near_border(groups, rows * number // count, rows // count)
         if borders[-1] < border < rows:
             borders.append(border)
     return [
         PartitionRange(partition.key, partition.source_version, start, stop)
         for start, stop in pairwise([*borders, rows])
     ]
+
+
+def near_border(groups: Sequence[int], row: int, range_rows: int) -> int:
+    """Where a row group begins that is near a row, for ranges of so many rows; else the row itself.
+
+    Args:
+        groups: see `Partition.borders`.
+    """
+    nearest = min(groups, key=lambda border: abs(border - row), default=row)
+    return nearest if abs(nearest - row) <= range_rows // _NEAR else row
