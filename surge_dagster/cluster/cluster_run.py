@@ -29,6 +29,7 @@ from surge_dagster.engine.support.waiting import StopSignal
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_COPIES_SECONDS = 5.0  # for machines to say what they did of stretches that others have done meanwhile
 T = TypeVar("T")
 
 
@@ -170,7 +171,7 @@ class ClusterRun(Generic[T]):
 
     def _embed(self, cluster: Cluster[T], left: Stretches) -> Generator[Event]:
         try:
-            while (left or self._under) and not self._stop.stopping.is_set():
+            while (left or self._is_undone()) and not self._stop.stopping.is_set():
                 self._hand_out(cluster, left)
                 for task in cluster.wait(list(self._under), _LOOK_SECONDS):
                     yield from self._take(cluster, task, left)
@@ -182,11 +183,19 @@ class ClusterRun(Generic[T]):
     def _last_events(self, cluster: Cluster[T], left: Stretches) -> Iterator[Event]:
         """Ends what is under way."""
         for under in self._under.values():
-            cluster.stop(under.machine)
-        deadline = time.monotonic() + self._stop.grace_seconds
+            if not under.stretch.is_done:
+                cluster.stop(under.machine)
+        grace = self._stop.grace_seconds
+        # Whose link is down is not known as lost for a minute.
+        deadline = time.monotonic() + (grace if self._is_undone() else min(grace, _COPIES_SECONDS))
         while self._under and time.monotonic() < deadline:
             for task in cluster.wait(list(self._under), _LOOK_SECONDS):
                 yield from self._take(cluster, task, left)
+        self._under.clear()
+
+    def _is_undone(self) -> bool:
+        """Whether something is under way that no other machine has done."""
+        return not all(under.stretch.is_done for under in self._under.values())
 
     def _hand_out(self, cluster: Cluster[T], left: Stretches) -> None:
         machines = cluster.machines()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from surge_dagster.cluster import cluster_run as cluster_run_module
 from surge_dagster.cluster import stretches
 from surge_dagster.cluster.cluster_run import MachineLost, MachineWork
 from surge_dagster.cluster.machine import MachineFacts, require_alike
@@ -128,6 +129,24 @@ def test_partition_that_ends_every_machine_fails_by_name_and_the_others_are_embe
     [failure] = [event for event in run.events() if isinstance(event, Failure)]
     assert failure.key == "p03" and "ended every machine" in failure.reason and run.failed
     assert run.report.partitions_written == 11
+
+
+def test_run_does_not_wait_for_a_silent_machine_whose_stretch_others_have_done(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_run_module, "_COPIES_SECONDS", 0.1)
+    noticed = threading.Event()
+
+    def be_silent(machine: str, keys: Sequence[str]) -> None:
+        if machine == "cut":
+            assert noticed.wait(60)
+            raise MachineLost("its link is down")
+
+    run = cluster_run(LocalCluster(runs, ["a", "cut"], be_silent), pool)
+    assert not run.failed and len(list(run)) == 12
+    assert not noticed.is_set()
+    noticed.set()
+    assert_all_embedded(runs, pool)
 
 
 def test_machine_that_joins_late_gets_work(runs: SmallRuns, pool: EncoderPool) -> None:
