@@ -99,7 +99,7 @@ class RayCluster:
         except self._ray.exceptions.RayError as error:
             name = self._name(machine)
             self._lose(machine)
-            raise MachineLost(f"the machine {name} was lost: {str(error).splitlines()[0]}") from None
+            raise MachineLost(f"the machine {name} was lost: {_in_a_line(error)}") from None
 
     def stop(self, machine: str) -> None:
         if machine in self._actors:
@@ -148,8 +148,7 @@ class RayCluster:
             self._starts[node] = _MOST_STARTS
             self._lose(node)
         except self._ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            log.warning("the machine %s does not start: %s", self._name(node), cause)
+            log.warning("the machine %s does not start: %s", self._name(node), _in_a_line(error))
             self._lose(node)
         else:
             self._facts[node], self._starts[node] = facts, 0
@@ -161,3 +160,9 @@ class RayCluster:
         if (actor := self._actors.pop(node, None)) is not None:
             with contextlib.suppress(Exception):  # it has ended
                 self._ray.kill(actor)
+
+
+def _in_a_line(error: Exception) -> str:
+    """What Ray says in many lines: of an error that an actor raised at its start the last one, else the first one."""
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines()
+    return lines[-1] if "creation task" in lines[0] else lines[0]
