@@ -77,7 +77,8 @@ class Host:
         Args:
             disk: size of /tmp, as `mount` takes it.
         """
-        words = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--mount", "--uts", "--pid", "--fork"]
+        with_the_test = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self.namespace}"]
+        words = [*with_the_test, "unshare", "--mount", "--uts", "--pid", "--fork"]
         kept = [str(path) for path in self.shared if path.is_relative_to("/tmp")]
         self._first = self._spawn(
             *words, "--kill-child", "--mount-proc", "sh", "-c", _BOOT, self.name, *kept,
@@ -121,11 +122,11 @@ class Host:
             until(lambda: not self.pids())
 
     def cut(self) -> None:
-        """Take its link down: nothing that is sent arrives, and nobody is told."""
-        _ip("-n", self.namespace, "link", "set", "eth0", "down")
+        """Take its link down, at the bridge: nothing that is sent arrives, and nobody is told."""
+        _ip("-n", self.network, "link", "set", f"port{self.number}", "down")
 
     def mend(self) -> None:
-        _ip("-n", self.namespace, "link", "set", "eth0", "up")
+        _ip("-n", self.network, "link", "set", f"port{self.number}", "up")
 
     def slow(self, rate: str) -> None:
         """Limit its link to a rate in both directions, such as `1mbit`."""

@@ -26,10 +26,12 @@ class RayHosts:
     """The hosts of a cluster, the first of which is its head; Ray is started again where it has ended.
 
     Args:
+        output: None for a folder beside the catalog.
         env: of all processes, beside the test's own.
     """
 
     hosts: Sequence[Host]
+    output: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     _joining: dict[Host, subprocess.Popen[str]] = field(default_factory=dict)
 
@@ -63,15 +65,15 @@ class RayHosts:
         said = self.head.run(sys.executable, "-c", _ALIVE, env=self.env).splitlines()
         return set(next(line for line in said if line.startswith("alive")).split()[1:])
 
-    def embedding(self, catalog: Path, log: Path, *options: object, output: object = None) -> subprocess.Popen[str]:
+    def embedding(self, catalog: Path, log: Path, *options: object) -> subprocess.Popen[str]:
         """A driver on the head; what it says is appended to a file."""
-        command = (BIN / "surge-dagster", "embed", catalog, output or catalog.parent / "output", "--model", MODEL)
+        command = (BIN / "surge-dagster", "embed", catalog, self.output or catalog.parent / "output", "--model", MODEL)
         with log.open("a") as file:
             return self.head.popen(
                 *command, "--cluster", "auto", "--json", *options, env=self.env, stdout=file, stderr=subprocess.STDOUT
             )
 
-    def verify(self, catalog: Path, output: object = None) -> None:
+    def verify(self, catalog: Path) -> None:
         """Every partition has one file with its rows, in order, each with its own vector."""
-        command = (BIN / "surge-dagster", "verify", catalog, output or catalog.parent / "output", "--model", MODEL)
+        command = (BIN / "surge-dagster", "verify", catalog, self.output or catalog.parent / "output", "--model", MODEL)
         self.head.run(*command, "--reencode", "all", env=self.env)
