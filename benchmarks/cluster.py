@@ -50,13 +50,13 @@ def measure(arguments: argparse.Namespace) -> Document:
     try:
         document["one"] = measure_one(arguments, folder)
         speeds = speeds_of(arguments)
-        with cluster_of(speeds) as network:
+        with cluster_of(speeds, folder) as network:
             for sigma in _SIGMAS:
                 texts = round(sum(speeds) * arguments.seconds)
                 catalog = folder / f"sigma {sigma}"
                 build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=sigma, seed=1)
                 document[f"sigma {sigma}"] = driven(network[0], catalog, "auto", speeds)
-        with cluster_of([arguments.speed] * 4) as network:
+        with cluster_of([arguments.speed] * 4, folder) as network:
             document["half"] = measure_half(arguments, folder, network)
         return document
     finally:
@@ -74,7 +74,7 @@ def measure_one(arguments: argparse.Namespace, folder: Path) -> Document:
     catalog, speeds = folder / "one", [arguments.speed]
     texts = round(arguments.speed * arguments.seconds)
     build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, seed=1)
-    with cluster_of(speeds) as [host]:
+    with cluster_of(speeds, folder) as [host]:
         return {name: driven(host, catalog, name, speeds) for name in ("none", "auto")}
 
 
@@ -90,19 +90,15 @@ def measure_half(arguments: argparse.Namespace, folder: Path, network: Sequence[
 
 
 @contextmanager
-def cluster_of(speeds: Sequence[float]) -> Iterator[list[Host]]:
-    """A Ray cluster of machines with these speeds; the first one is the head."""
-    folder = tempfile.mkdtemp(prefix="ray")  # short, for Unix sockets
-    try:
-        with hosts(len(speeds)) as network:
-            for host, speed in zip(network, speeds, strict=True):
-                head = ("--head", "--port", 6379, "--include-dashboard=false", "--temp-dir", folder)
-                joins = head if host is network[0] else ("--address", f"{network[0].address}:6379")
-                options = ("--node-ip-address", host.address, "--num-cpus", 1, "--disable-usage-stats")
-                host.run(_RAY, "start", *joins, *options, env={SECONDS_PER_TEXT: str(1 / speed)})
-            yield network
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def cluster_of(speeds: Sequence[float], folder: Path) -> Iterator[list[Host]]:
+    """A Ray cluster of machines with these speeds, which share a folder; the first one is the head."""
+    with hosts(len(speeds), folder) as network:
+        for host, speed in zip(network, speeds, strict=True):
+            head = ("--head", "--port", 6379, "--include-dashboard=false")
+            joins = head if host is network[0] else ("--address", f"{network[0].address}:6379")
+            options = ("--node-ip-address", host.address, "--num-cpus", 1, "--disable-usage-stats")
+            host.run(_RAY, "start", *joins, *options, env={SECONDS_PER_TEXT: str(1 / speed)})
+        yield network
 
 
 def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> Document:

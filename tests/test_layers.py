@@ -61,13 +61,13 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_805,
-    "cluster": 825,
+    "cluster": 865,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,
     "engine.feed": 740,
     "engine.inference": 1_515,
-    "engine.plan": 1_305,
+    "engine.plan": 1_315,
     "engine.readers": 625,
     "engine.remote": 500,
     "engine.tables": 1_480,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_690
-    assert product <= 37_200
-    assert lines_of(ROOT / "tests") <= 43_200
+    assert product <= 37_300
+    assert lines_of(ROOT / "tests") <= 44_050
     assert lines_of(ROOT / "benchmarks") <= 7_700  # 1,160 of them simulate fleets
 
 

@@ -12,6 +12,8 @@ A tick fails when the source or the output does not answer, or a setting means n
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dagster as dg
 
 from surge_dagster.config.settings import Settings
@@ -75,11 +77,13 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         least = bytes_per_minute(names, instance, space)
         stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards, least)
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
-        tags |= unattended(resources, space, settings.shards).tags
+        keeps_to = unattended(resources, space, settings.shards)
         return [
             dg.RunRequest(
-                run_config=config_of(names.embeddings_op, stretch.options),
-                tags=tags | shard_tags(number, len(stretches), settings.run_tags),
+                run_config=config_of(names.embeddings_op, {"keys": stretch.keys}),
+                tags=tags
+                | replace(keeps_to, part=stretch.part).tags
+                | shard_tags(number, len(stretches), settings.run_tags),
             )
             for number, stretch in enumerate(stretches, 1)
         ]

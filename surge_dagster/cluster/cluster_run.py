@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _JOINED_SECONDS = 1.0  # stretches of a machine with no longer pause are one span
+_COPIES_SECONDS = 5.0  # for machines to say what they did of stretches that others have done meanwhile
 T = TypeVar("T")
 
 
@@ -203,7 +204,7 @@ class ClusterRun(Generic[T]):
 
     def _embed(self, cluster: Cluster[T], left: Stretches) -> Generator[Event]:
         try:
-            while (left or self._under) and not self._stop.stopping.is_set():
+            while (left or self._is_undone()) and not self._stop.stopping.is_set():
                 self._hand_out(cluster, left)
                 for task in cluster.wait(list(self._under), _LOOK_SECONDS):
                     yield from self._take(cluster, task, left)
@@ -217,12 +218,20 @@ class ClusterRun(Generic[T]):
 
     def _last_events(self, cluster: Cluster[T], left: Stretches) -> Iterator[Event]:
         """Ends what is under way."""
-        for task in self._under:
-            cluster.stop(task)
-        deadline = time.monotonic() + self._stop.grace_seconds
+        for task, under in self._under.items():
+            if not under.stretch.is_done:
+                cluster.stop(task)
+        grace = self._stop.grace_seconds
+        # Whose link is down is not known as lost for a minute.
+        deadline = time.monotonic() + (grace if self._is_undone() else min(grace, _COPIES_SECONDS))
         while self._under and time.monotonic() < deadline:
             for task in cluster.wait(list(self._under), _LOOK_SECONDS):
                 yield from self._take(cluster, task, left)
+        self._under.clear()
+
+    def _is_undone(self) -> bool:
+        """Whether something is under way that no other machine has done."""
+        return not all(under.stretch.is_done for under in self._under.values())
 
     def _hand_out(self, cluster: Cluster[T], left: Stretches) -> None:
         machines = cluster.machines()

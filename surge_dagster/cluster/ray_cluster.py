@@ -133,7 +133,7 @@ class RayCluster:
         except self._ray.exceptions.RayError as error:
             self._lose(task.machine, task.actor)
             with_host = not any(node["Alive"] and node["NodeID"] == task.machine for node in self._ray.nodes())
-            reason = f"the machine {name} was lost: {str(error).splitlines()[0]}"
+            reason = f"the machine {name} was lost: {_in_a_line(error)}"
             raise MachineLost(reason, with_host=with_host) from None
 
     def stop(self, task: RayTask) -> None:
@@ -183,8 +183,7 @@ class RayCluster:
             self._starts[node] = _MOST_STARTS
             self._lose(node)
         except self._ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            self._warn(f"the machine {self._addresses.get(node, node)} does not start: {cause}")
+            self._warn(f"the machine {self._addresses.get(node, node)} does not start: {_in_a_line(error)}")
             self._lose(node)
         else:
             self._facts[node], self._starts[node] = facts, 0
@@ -199,3 +198,9 @@ class RayCluster:
         if (actor := self._actors.pop(node, None)) is not None:
             with contextlib.suppress(Exception):  # it has ended
                 self._ray.kill(actor)
+
+
+def _in_a_line(error: Exception) -> str:
+    """What Ray says in many lines: of an error that an actor raised at its start the last one, else the first one."""
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines()
+    return lines[-1] if "creation task" in lines[0] else lines[0]

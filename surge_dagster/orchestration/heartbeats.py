@@ -31,7 +31,8 @@ _ID_CHARACTERS = 12  # of a run: Dagster keeps the cursor of each tick for a wee
 def executing(context: dg.OpExecutionContext) -> Iterator[None]:
     """Tag a run with the process that executes it, and renew its heartbeat while the block works.
 
-    A database that is away does not stop the run: the next minute's heartbeat is written when it has come back.
+    A database that is away does not stop the run: the next minute's heartbeat is written when it has come back. The
+    last heartbeat of a run without other steps stays, because its machine may die before Dagster knows that it ended.
     """
     instance, run_id, counter = context.instance, context.run_id, itertools.count(1)
 
@@ -46,8 +47,9 @@ def executing(context: dg.OpExecutionContext) -> Iterator[None]:
         with every(_BEAT_SECONDS, lambda: beat(next(counter)), "surge-heartbeat"):
             yield
     finally:
-        with suppress(Exception):  # what ended the block is the error to report
-            beat(_ENDED)
+        if len(context.job_def.nodes) > 1:
+            with suppress(Exception):  # what ended the block is the error to report
+                beat(_ENDED)
 
 
 def declare_silent_runs(

@@ -61,12 +61,14 @@ class Unattended:
         expected_settings: it refuses others, see `settings_of_vectors`; None where they could not be known.
         removed_partitions: what it does about partitions removed from the source; None leaves them.
         shards: machines that share the work, and with it the database of Dagster.
+        part: of the only partition, which of how many ranges of its rows is meant, from 1 on; None for all rows.
     """
 
     expected_space: str | None = None
     expected_settings: str | None = None
     removed_partitions: Literal["report", "delete"] | None = None
     shards: int = 1
+    part: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Self | None:
@@ -95,10 +97,6 @@ class LaunchConfig(dg.Config):
             "of these, those that are missing, stale, or failed in their last run; all is whatever needs it, and with "
             "force everything"
         ),
-    )
-
-    part: list[int] | None = Field(
-        None, description="of the only key, the rows that the first, second, … of so many runs encodes, such as [2, 5]"
     )
 
     @field_validator("select", mode="before")

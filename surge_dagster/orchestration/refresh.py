@@ -183,9 +183,9 @@ class Refresh:
 
     def _ranges(self, todo: Sequence[Partition]) -> list[PartitionRange]:
         """The rows of the only partition that this run encodes; [] for all. Other runs encode the others."""
-        if self._config.part is None:
+        if self._unattended is None or self._unattended.part is None:
             return []
-        number, count = self._config.part
+        number, count = self._unattended.part
         ranges = [rows for partition in todo for rows in divide(partition, count)]
         self._outcome.in_part = {partition.key for partition in todo}
         return ranges[min(number, len(ranges)) - 1 :][:1]  # of a source that has changed there may be fewer

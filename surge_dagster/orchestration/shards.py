@@ -10,12 +10,10 @@ A partition of several stretches is done by several runs, each of which encodes 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import dagster as dg
 
@@ -55,11 +53,6 @@ class Stretch:
     keys: list[str]
     weight: int
     part: tuple[int, int] | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of its `LaunchConfig`."""
-        return {"keys": self.keys} | ({"part": list(self.part)} if self.part else {})
 
 
 def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, least: int) -> list[Stretch]:
@@ -164,9 +157,10 @@ def refresh_requests(
     return [
         dg.RunRequest(
             # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
-            run_key=hashlib.sha256(json.dumps(stretch.options).encode()).hexdigest(),
-            run_config=config_of(names.refresh_op, stretch.options),
-            tags=(first if number == 1 else others).tags | shard_tags(number, len(stretches), settings.run_tags),
+            run_key=hashlib.sha256("\n".join([*stretch.keys, str(stretch.part)]).encode()).hexdigest(),
+            run_config=config_of(names.refresh_op, {"keys": stretch.keys}),
+            tags=replace(first if number == 1 else others, part=stretch.part).tags
+            | shard_tags(number, len(stretches), settings.run_tags),
         )
         for number, stretch in enumerate(stretches, 1)
     ]

@@ -1,4 +1,12 @@
-"""Hosts of a network of their own, made of namespaces: what listens on every address stays inside. Needs root."""
+"""Hosts of a network of their own, made of namespaces: what listens on every address stays inside.
+
+A host has an address, a host name, a process 1, and a /tmp, a cache and a /dev/shm of its own. They are in memory, and
+are gone when the host is killed. Other folders are those of the machine, as a shared file system is; the ones that lie
+in /tmp are named. A host also has a cgroup for its share of the processors, where one can be made.
+
+This needs root, the Debian package iproute2, and kernel namespaces, as in `sudo make soak ARGS=tests/cluster`. Tests
+are skipped without. A container needs the capability SYS_ADMIN, and NET_ADMIN.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +15,84 @@ import os
 import shutil
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from tests.service.lanes import until
+
+ROOT = Path(__file__).parent.parent.parent
 _NUMBERS = itertools.count(1)
+_FIRST_GROUP = Path("/sys/fs/cgroup/cpu")  # of cgroups v1
+_PERIOD = 100_000  # microseconds
+# `$@` are the folders that keep their place in /tmp. Process 1 leaves dead children to the kernel.
+_BOOT = """
+set -e
+hostname "$0"
+mount -t tmpfs -o "size=$DISK,mode=1777" tmpfs /mnt
+mkdir /mnt/cache
+for folder; do mkdir -p "/mnt/${folder#/tmp/}"; mount --rbind "$folder" "/mnt/${folder#/tmp/}"; done
+mount --rbind /mnt /tmp
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+echo up
+trap '' CHLD
+exec sleep infinity
+"""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Host:
-    """A network namespace with an address; processes in it reach the other hosts of its network alone."""
+    """A machine of a network; its processes reach the other hosts of this network alone.
 
-    namespace: str
-    address: str
+    Args:
+        number: in its network; its link is this port of the bridge.
+        shared: folders that it shares with all hosts and with the test.
+    """
+
+    network: str
+    number: int
+    shared: tuple[Path, ...] = ()
+    _first: subprocess.Popen[str] | None = field(default=None, init=False)  # process 1, as the test sees it
+    _group: Path | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        return f"host-{self.number}"
+
+    @property
+    def namespace(self) -> str:
+        return f"{self.network}-{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"10.77.0.{self.number}"
+
+    def boot(self, disk: str = "2g") -> None:
+        """Start it, with an empty disk of this size.
+
+        Args:
+            disk: size of /tmp, as `mount` takes it.
+        """
+        with_the_test = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self.namespace}"]
+        words = [*with_the_test, "unshare", "--mount", "--uts", "--pid", "--fork"]
+        kept = [str(path) for path in self.shared if path.is_relative_to("/tmp")]
+        self._first = self._spawn(
+            *words, "--kill-child", "--mount-proc", "sh", "-c", _BOOT, self.name, *kept,
+            env={"DISK": disk}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert self._first.stdout is not None
+        said = self._first.stdout.readline()
+        assert said == "up\n", said + self._first.stdout.read()
 
     def popen(self, *command: object, env: Mapping[str, str] | None = None, **options: object) -> subprocess.Popen[str]:
-        words = ["ip", "netns", "exec", self.namespace, *map(str, command)]
-        return subprocess.Popen(words, text=True, env={**os.environ, **(env or {})}, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        """A process of the host, which ends with the one that is returned."""
+        given = {"TMPDIR": "/tmp", "SURGE_CACHE_DIR": "/tmp/cache", "XDG_CACHE_HOME": "/tmp/cache", "HOME": "/tmp"}
+        enter = ["nsenter", "--target", self._first_pid(), "--mount", "--uts", "--pid", "--net"]
+        return self._spawn(*enter, "setpriv", "--pdeathsig", "KILL", *command, env={**given, **(env or {})}, **options)
 
     def run(self, *command: object, env: Mapping[str, str] | None = None) -> str:
         with self.popen(*command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -35,63 +101,114 @@ class Host:
         return output
 
     def pids(self) -> list[int]:
+        """Of all its processes, as the test sees them."""
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False)
         return [int(pid) for pid in listed.stdout.split()]
 
+    def runs(self, what: str) -> bool:
+        """Whether one of its processes has these words in its command line."""
+        for pid in self.pids():
+            with suppress(OSError):  # it has ended
+                if what.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return True
+        return False
+
     def kill(self) -> None:
-        """End every process of the host, as a power failure does."""
-        while pids := self.pids():
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.05)
+        """End its process 1, and so all others; `boot` starts it again."""
+        if self._first is not None:
+            os.kill(self._first_pid(), signal.SIGKILL)
+            self._first.communicate()
+            self._first = None
+            until(lambda: not self.pids())
 
     def cut(self) -> None:
-        """Take its link down."""
-        _ip("-n", self.namespace, "link", "set", "eth0", "down")
+        """Take its link down, at the bridge: nothing that is sent arrives, and nobody is told."""
+        _ip("-n", self.network, "link", "set", f"port{self.number}", "down")
+
+    def mend(self) -> None:
+        _ip("-n", self.network, "link", "set", f"port{self.number}", "up")
+
+    def slow(self, rate: str) -> None:
+        """Limit its link to a rate in both directions, such as `1mbit`."""
+        for namespace, link in ((self.namespace, "eth0"), (self.network, f"port{self.number}")):
+            limited = ["tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
+            _do("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", *limited)
+
+    def throttle(self, cpus: float) -> None:
+        """Give it so many processors at most; skips the test where no cgroup can be made."""
+        if self._group is None:
+            pytest.skip("no cgroup of the controller cpu can be made here")
+        (self._group / "cpu.cfs_quota_us").write_text(str(round(_PERIOD * cpus)))
+
+    def fill_disk(self) -> None:
+        """Leave no room on its disk."""
+        self.popen("dd", "if=/dev/zero", "of=/tmp/full", "bs=1M", stderr=subprocess.DEVNULL).wait()
+
+    def _spawn(self, *words: object, env: Mapping[str, str], **options: object) -> subprocess.Popen[str]:
+        into = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', self._group] if self._group else []
+        command = [str(word) for word in (*into, *words)]
+        return subprocess.Popen(command, text=True, env={**os.environ, **env}, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def _first_pid(self) -> int:
+        """Of process 1: the child of `unshare`."""
+        assert self._first is not None, f"{self.name} is not running"
+        children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text().split()
+        return int(children[0])
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts on one bridge, which is in a namespace of its own; all their processes end with them."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("hosts are network namespaces: run this as root, with iproute2 installed")
+def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
+    """So many running hosts on one bridge, which is in a namespace of its own; all their processes end with them.
+
+    Args:
+        shared: folders that all share; the package and its interpreter are among them.
+    """
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "nsenter", "unshare", "setpriv"))):
+        pytest.skip("hosts are made of namespaces: run this as root, with iproute2 and util-linux installed")
     network = f"surge-{os.getpid()}-{next(_NUMBERS)}"
-    made = [Host(f"{network}-{number}", f"10.77.0.{number}") for number in range(1, count + 1)]
-    namespaces = [network, *(host.namespace for host in made)]
-    try:
-        for namespace in namespaces:
+    kept = tuple(dict.fromkeys(path.resolve() for path in (ROOT, Path(sys.prefix), *shared)))
+    kept = tuple(path for path in kept if not any(path.is_relative_to(other) for other in kept if other != path))
+    made = [Host(network, number, kept) for number in range(1, count + 1)]
+    with ExitStack() as stack:
+        for namespace in (network, *(host.namespace for host in made)):
             _ip("netns", "add", namespace)
+            stack.callback(subprocess.run, ["ip", "netns", "del", namespace], check=False, capture_output=True)
         _ip("-n", network, "link", "add", "bridge", "type", "bridge")
         _ip("-n", network, "link", "set", "bridge", "up")
-        for number, host in enumerate(made):
-            _ip(
-                "-n",
-                network,
-                "link",
-                "add",
-                f"port{number}",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                host.namespace,
-            )
-            _ip("-n", network, "link", "set", f"port{number}", "master", "bridge", "up")
+        for host in made:
+            port = f"port{host.number}"
+            _ip("-n", network, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+            _ip("-n", network, "link", "set", port, "master", "bridge", "up")
             _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
                 _ip("-n", host.namespace, "link", "set", link, "up")
+            if (group := _new_group(host.namespace)) is not None:
+                host._group = group
+                stack.callback(group.rmdir)
+            stack.callback(host.kill)
+            host.boot()
         yield made
-    finally:
-        for host in made:
-            host.kill()
-        for namespace in namespaces:
-            subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
+
+
+def _new_group(name: str) -> Path | None:
+    """A cgroup of the controller `cpu`, below the one that the test is in."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            group = _FIRST_GROUP / path.lstrip("/") / name
+            try:
+                group.mkdir()
+                (group / "cpu.cfs_period_us").write_text(str(_PERIOD))
+            except OSError:
+                return None
+            return group
+    return None
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    _do("ip", *words)
+
+
+def _do(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"

@@ -78,10 +78,11 @@ class LocalCluster:
     _begun: list[Future[StretchOutcome]] = field(default_factory=list)
 
     def machines(self) -> dict[str, MachineFacts]:
-        for name in self.names:
+        names = list(self.names)  # other threads change them
+        for name in names:
             if name not in self._machines:
                 self._machines[name] = Machine(self.runs)
-        return {name: self._machines[name].facts() for name in self.names}
+        return {name: self._machines[name].facts() for name in names}
 
     def request(self, machines: int) -> None:
         self.requested.append(machines)
@@ -119,8 +120,8 @@ class LocalCluster:
     def close(self) -> None:
         for machine in self._machines.values():
             machine._pool.close()
-        wait(self._begun)  # also those of lost machines
         self.closed.set()
+        wait(self._begun)  # also those of lost machines
 
 
 def cluster_run(cluster: LocalCluster, pool: EncoderPool, *, force: bool = False) -> ClusterRun[Task]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from surge_dagster.cluster import cluster_run as cluster_run_module
 from surge_dagster.cluster import stretches
 from surge_dagster.cluster.cluster_run import MachineLost, MachineWork
 from surge_dagster.cluster.machine import Machine, MachineFacts, require_alike
@@ -177,6 +178,22 @@ def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(runs: SmallRuns
         machine._pool.close()
     assert not outcome.stopped
     assert [event.action for event in outcome.events if isinstance(event, Receipt)] == ["encoded"] * len(CATALOG)
+
+
+def test_run_does_not_wait_for_a_silent_machine_whose_stretch_others_have_done(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_run_module, "_COPIES_SECONDS", 0.1)
+
+    def be_silent(machine: str, keys: Sequence[str]) -> None:
+        if machine == "cut":
+            assert cluster.closed.wait(60)
+            raise MachineLost("its link is down")
+
+    cluster = LocalCluster(runs, ["a", "cut"], be_silent)
+    run = cluster_run(cluster, pool)
+    assert len(list(run)) == 12 and not run.failed
+    assert_all_embedded(runs, pool)
 
 
 def test_machine_that_joins_late_gets_work(runs: SmallRuns, pool: EncoderPool) -> None:

@@ -25,9 +25,9 @@ LISTED = "import ray; ray.init('auto', log_to_driver=False); print('nodes:', sum
 
 
 @pytest.fixture
-def network() -> Iterator[list[Host]]:
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     require("ray", "ray")
-    with hosts(4) as network:
+    with hosts(4, tmp_path_factory.getbasetemp()) as network:
         for host in network:  # of its routes Ray takes a host's address
             subprocess.run(["ip", "-n", host.namespace, "route", "add", "default", "dev", "eth0"], check=True)
         yield network

@@ -143,4 +143,4 @@ def test_an_embedding_run_is_tagged_with_its_process(bench: Workbench) -> None:
     ran = bench.refresh()
     [run] = bench.instance.get_runs()
     assert ran.success and run.tags[PROCESS_TAG] == process_tag(run.run_id, os.getpid())
-    assert run.tags[HEARTBEAT_TAG] == f"{run.run_id} ended"
+    assert run.tags[HEARTBEAT_TAG] == f"{run.run_id} 0"

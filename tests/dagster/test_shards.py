@@ -15,12 +15,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import dagster as dg
 import numpy as np
 import pytest
-from dagster._core.definitions.sensor_definition import SensorExecutionData
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,10 +156,11 @@ def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workb
     rows = numbered_rows("giant", 3_000)
     write_rows(partition_folder(bench.catalog, "giant") / "part-0.parquet", rows, row_group_size=300)
     found = bench.tick()
-    parts = [config["part"] for config in configs_of(found) if "part" in config]
+    all_parts = [unattended.part for request in found.run_requests or () if (unattended := Unattended.of(request.tags))]
+    parts = [part for part in all_parts if part]
     assert len(parts) >= 3 and parts == [[number, len(parts)] for number in range(1, len(parts) + 1)]
-    assert {key for config in configs_of(found) for key in config["keys"]} == {"a", "b", "giant"}
-    ran = [run for run, config in zip(bench.launch(found), configs_of(found), strict=True) if "part" in config]
+    assert sorted({key for keys in requested(found) for key in keys}) == ["a", "b", "giant"]
+    ran = [run for run, part in zip(bench.launch(found), all_parts, strict=True) if part]
     assert all(run.success for run in ran)
     assert [list(run.materialized()) for run in ran] == [[]] * (len(parts) - 1) + [["giant"]]
     for run in ran[:-1]:
@@ -168,10 +168,6 @@ def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workb
         assert run.metrics()["texts_encoded"] < 3_000
     assert_embedded(bench.output, bench.space, "giant", rows)
     assert not bench.tick().run_requests, "nothing is left to do"
-
-
-def configs_of(found: SensorExecutionData) -> list[dict[str, Any]]:
-    return [request.run_config["ops"]["embeddings"]["config"] for request in found.run_requests or ()]
 
 
 def test_runs_that_sensor_and_schedule_request_have_the_tags_of_the_settings(

@@ -47,9 +47,9 @@ def open_lane(
         lane.close()
 
 
-def until(holds: Callable[[], object]) -> None:
-    """Wait for a state; fails when it does not come within a minute."""
-    end = time.monotonic() + 60
+def until(holds: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for a state; fails when it does not come within these seconds."""
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "the state did not come"
         threading.Event().wait(0.005)

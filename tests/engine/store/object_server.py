@@ -4,6 +4,8 @@ The real clients talk to the proxy over sockets. The proxy passes a request on, 
 connection before or after the store has done its work, passes a part of an answer on, or lets the client wait until its
 timeout.
 It also adds two things that moto leaves out: GCS's generations, and the refusal of a body that is too short.
+
+Usage, for a process of its own with an empty bucket: python -m tests.engine.store.object_server ADDRESS PORT
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import random
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -164,7 +167,8 @@ class ObjectServer:
         under_way: requests that are being handled, also those whose clients have disconnected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
+        self._address, self._port = address, port
         self.plan: Plan | None = None
         self.injected: Counter[str] = Counter()
         self.log: list[tuple[str, str, str]] = []
@@ -261,9 +265,9 @@ class ObjectServer:
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, self._address, self._port)
         await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.url = f"http://{self._address}:{runner.addresses[0][1]}"
         async with ClientSession(
             connector=TCPConnector(limit=32), auto_decompress=False, timeout=ClientTimeout(total=120)
         ) as self._session:
@@ -353,3 +357,10 @@ def _cut(request: web.Request) -> None:
         with contextlib.suppress(OSError):
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
+
+
+if __name__ == "__main__":
+    with ObjectServer(sys.argv[1], int(sys.argv[2])) as served:
+        served.reset()
+        print(served.url, flush=True)
+        threading.Event().wait()

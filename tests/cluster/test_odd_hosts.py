@@ -1,0 +1,123 @@
+"""Hosts of a Ray cluster that fail in odd ways: nothing wrong is written, and the run says in a line what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from tests.cluster.hosts import hosts
+from tests.cluster.ray_hosts import RayHosts
+from tests.extras import require
+from tests.service.lanes import until
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    build_synthetic_catalog(tmp_path / "catalog", texts=200_000, partitions=100, seed=1)
+    return tmp_path / "catalog"
+
+
+@contextmanager
+def ray_hosts(count: int, catalog: Path) -> Iterator[RayHosts]:
+    require("ray", "ray")
+    with hosts(count, catalog.parent) as made:
+        cluster = RayHosts(made)
+        cluster.start()
+        yield cluster
+
+
+def published(catalog: Path) -> int:
+    return len(list((catalog.parent / "output").glob("hash-64*/*.parquet")))
+
+
+def embed(cluster: RayHosts, catalog: Path) -> str:
+    """What a run says that succeeds."""
+    log = catalog.parent / "last"
+    assert cluster.embedding(catalog, log).wait(400) == 0, log.read_text()
+    return log.read_text()
+
+
+def test_half_of_the_hosts_go_on_where_all_were_killed(catalog: Path) -> None:
+    with ray_hosts(5, catalog) as cluster:
+        driver = cluster.embedding(catalog, catalog.parent / "log")
+        until(lambda: published(catalog) >= 10)
+        for host in cluster.hosts:
+            host.kill()
+        assert driver.wait(60) < 0
+        done = published(catalog)
+        assert 0 < done < 100
+        half = RayHosts(cluster.hosts[:2])
+        for host in half.hosts:
+            host.boot()
+        half.start()
+        log = embed(half, catalog)
+        assert f"{100 - done} partitions written, {done} fresh, 0 failed" in log
+        half.verify(catalog)
+
+
+def test_partition_whose_source_is_replaced_while_its_ranges_are_in_work_is_of_one_source(tmp_path: Path) -> None:
+    catalog, log = tmp_path / "catalog", tmp_path / "log"
+    build_synthetic_catalog(catalog, texts=2_000_000, partitions=2, sigma=3, seed=1)
+    build_synthetic_catalog(tmp_path / "newer", texts=2_000_000, partitions=2, sigma=3, seed=2)
+    with ray_hosts(4, catalog) as cluster:
+        driver = cluster.embedding(catalog, log)
+        staged = tmp_path / "output" / ".staging"
+        until(lambda: driver.poll() is not None or list(staged.rglob("*.parquet")))
+        assert driver.poll() is None, log.read_text()
+        for newer in (tmp_path / "newer").rglob("*.parquet"):
+            newer.replace(catalog / newer.relative_to(tmp_path / "newer"))
+        assert driver.wait(400) == 1
+        told = [line for line in log.read_text().splitlines() if "refused: " in line and "'category-0001'" in line]
+        assert len(told) == 1
+        embed(cluster, catalog)
+        cluster.verify(catalog)
+        assert not list(staged.rglob("*.parquet"))
+
+
+def test_host_with_a_full_disk_harms_nothing(catalog: Path) -> None:
+    with ray_hosts(3, catalog) as cluster:
+        full = cluster.hosts[-1]
+        full.kill()
+        full.boot("64m")
+        until(lambda: len(cluster.supervise()) == 3)
+        full.fill_disk()
+        log = embed(cluster, catalog)
+        assert f"the machine {full.address} does not start: " in log and "100 partitions written" in log
+        cluster.verify(catalog)
+
+
+def test_host_whose_clock_is_a_day_ahead_harms_nothing(catalog: Path) -> None:
+    if not FAKETIME.exists():
+        pytest.skip("not installed: the Debian package faketime")
+    fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "+1d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    with ray_hosts(3, catalog) as cluster:
+        ahead = cluster.hosts[-1]
+        assert "tomorrow" in ahead.run(
+            "sh",
+            "-c",
+            'test "$(date -d tomorrow +%F)" = "$(env LD_PRELOAD= date -d "2 days" +%F)" && echo tomorrow',
+            env=fake,
+        )
+        ahead.kill()
+        ahead.boot()
+        cluster.join(ahead, env=fake)
+        until(lambda: len(cluster.supervise()) == 3)
+        assert ahead.address in cluster.alive()
+        log = embed(cluster, catalog)
+        assert "does not start" not in log and "100 partitions written" in log
+        cluster.verify(catalog)
+
+
+def test_many_machines_that_start_in_one_second_make_one_space(catalog: Path) -> None:
+    """Ray is started on 8 hosts first; the run starts its 8 actors together."""
+    with ray_hosts(8, catalog) as cluster:
+        assert "100 partitions written" in embed(cluster, catalog)
+        cluster.verify(catalog)

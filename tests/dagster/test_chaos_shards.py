@@ -1,0 +1,234 @@
+"""Shards on hosts that fail, beside a database that fails: all are embedded, and no run waits for a dead host.
+
+All of them together kill 42 hosts and 6 runs, cut 6 links and restart the database 12 times, in a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from surge_dagster.config.settings import PRIORITY_TAG
+from surge_dagster.orchestration.active_runs import PROCESS_TAG
+from surge_dagster.orchestration.names import LOST_RUNS
+from tests.cluster.hosts import ROOT, Host, hosts
+from tests.cluster.servers import Database
+from tests.dagster.conftest import NAMES, Workbench, shown
+from tests.extras import require
+from tests.service.lanes import until
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+PARTITIONS, MODEL, BIN = 120, "hash://64", Path(sys.executable).parent
+FAULTS = ["host"] * 14 + ["run"] * 2 + ["link", "moment"] + ["database"] * 4
+# The sensor's clock goes on by so much with each of its ticks. A run's sign of life comes each second here.
+TICK_SECONDS = 30
+RUN = """
+import sys
+from surge_dagster.orchestration import heartbeats
+from tests.dagster.requested_run import main
+heartbeats._BEAT_SECONDS = 1.0
+sys.exit(main(sys.argv[1]))
+"""
+
+
+@dataclass
+class Fleet:
+    """Hosts that execute the runs of the nightly schedule, one at a time each, as queue and run launcher place them.
+
+    Attributes:
+        lost: runs that were killed, with the time by the sensor's clock.
+        cut: the host whose link is down.
+    """
+
+    bench: Workbench
+    hosts: list[Host]
+    env: dict[str, str]
+    version: int = 0
+    lost: dict[str, timedelta] = field(default_factory=dict)
+    cut: Host | None = None
+    _waiting: list[dg.RunRequest] = field(default_factory=list)
+    _at_work: dict[Host, subprocess.Popen[str]] = field(default_factory=dict)
+    _cursor: str | None = None
+    _last: subprocess.Popen[str] | None = None  # of a run over the whole catalog, after which nothing was begun
+
+    def change(self) -> None:
+        """All texts are others from now on."""
+        self.version, self._last = self.version + 1, None
+        build_synthetic_catalog(self.bench.catalog, texts=60_000, partitions=PARTITIONS, seed=self.version)
+
+    def run_on(self, host: Host) -> dg.DagsterRun | None:
+        """The run that is executed there."""
+        runs = self.bench.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+        found = (run for run in runs if f" {host.name}/" in run.tags.get(PROCESS_TAG, ""))
+        return next((run for run in found if run.run_id not in self.lost), None)
+
+    def step(self) -> bool:
+        """A tick of `lost_runs`, and what schedule and queue do then; returns whether nothing is left to do."""
+        self.bench.ahead += timedelta(seconds=TICK_SECONDS)
+        self._cursor = self.bench.tick(LOST_RUNS, self._cursor).cursor
+        self._see_lost_runs()
+        free = [host for host in self.hosts if host not in self._at_work or self._at_work[host].poll() is not None]
+        if not self._waiting and {*free, self.cut} >= set(self.hosts) and not self._active():
+            requests = self.bench.scheduled()
+            assert not isinstance(requests, str), requests
+            is_last = [request.run_key for request in requests] == ["everything"]
+            if is_last and self._last is not None and self._last.returncode == 0:
+                return True
+            self._waiting = sorted(requests, key=lambda each: -int(each.tags.get(PRIORITY_TAG, 0)))
+        for host in free[: len(self._waiting)]:
+            request = self._waiting.pop(0)
+            self._begin(host, request)
+            self._last = self._at_work[host] if request.run_key == "everything" else None
+        return False
+
+    def _active(self) -> list[dg.DagsterRun]:
+        return [run for run in self.bench.instance.get_runs() if not run.is_finished]
+
+    def _see_lost_runs(self) -> None:
+        for run in self._active():
+            since = self.lost.get(run.run_id)
+            assert since is None or self.bench.ahead - since <= timedelta(minutes=6), run.tags
+
+    def _begin(self, host: Host, request: dg.RunRequest) -> None:
+        with (self.bench.root / f"{host.name}.log").open("a") as log:
+            command = (sys.executable, "-c", RUN, NAMES.refresh_job)
+            process = host.popen(*command, env=self.env, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(json.dumps({"run_config": dict(request.run_config), "tags": dict(request.tags)}))
+        self._at_work[host] = process
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait for a state, and keep the hosts at work."""
+
+        def held() -> object:
+            if self.step():
+                self.change()
+            return holds()
+
+        until(held, 180)
+
+    def published(self) -> set[tuple[str, int]]:
+        """Each file, with the time of its publication."""
+        return {(path.name, path.stat().st_mtime_ns) for path in self.bench.output.rglob("*.parquet")}
+
+    def until_more_is_published(self, files: int = 3) -> None:
+        before = self.published()
+        self.until(lambda: len(self.published() - before) >= files)
+
+    def victim(self, rng: random.Random) -> tuple[Host, dg.DagsterRun]:
+        """A host that is at work, and its run."""
+        at_work = list[tuple[Host, dg.DagsterRun]]()
+
+        def found() -> object:
+            at_work[:] = [(host, run) for host in self.hosts if (run := self.run_on(host)) is not None]
+            return at_work
+
+        self.until(found)
+        return rng.choice(at_work)
+
+    def kill(self, host: Host, run: dg.DagsterRun, *, whole: bool) -> None:
+        if whole:
+            host.kill()
+            host.boot()
+        else:
+            self._at_work[host].kill()
+        self.lost[run.run_id] = self.bench.ahead
+
+    def is_finished(self, run: dg.DagsterRun) -> bool:
+        [found] = self.bench.instance.get_runs(dg.RunsFilter([run.run_id]))
+        return found.is_finished
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder for the database's socket, which all users reach."""
+    folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_shards_survive_killed_hosts_cut_links_and_restarts_of_the_database(
+    bench: Workbench, sockets: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    require("postgres", "psycopg2", "dagster_postgres")
+    # Shards of some thousand texts, so that each host has several.
+    monkeypatch.setattr("surge_dagster.orchestration.shards.bytes_per_minute", lambda *_: 1 << 16)
+    rng = random.Random(seed)
+    with hosts(5, bench.root, sockets) as made:
+        *workers, base = made
+        database = Database(base, sockets)
+        database.start()
+        bench.settings |= {"model": MODEL, "shards": len(workers)}
+        settings = {"source": bench.catalog, "output": bench.output, **bench.settings}
+        env = {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
+        home = home_on(database.url, bench.root / "hosts")
+        env |= {
+            "DAGSTER_HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS": "true",
+        }
+        with dg.DagsterInstance.from_config(str(home_on(database.url_of_test, bench.root / "test"))) as bench.instance:
+            fleet = Fleet(bench, workers, env)
+            live_through(fleet, database, rng, rng.sample(FAULTS, len(FAULTS)))
+            workers[0].run(
+                BIN / "surge-dagster", "verify", bench.catalog, bench.output, "--model", MODEL, "--reencode", "all"
+            )
+            assert_on_record(fleet)
+
+
+def home_on(url: str, home: Path) -> Path:
+    """A DAGSTER_HOME whose database is this one."""
+    settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
+    del settings["event_log_storage"]
+    settings["storage"] = {"postgres": {"postgres_url": url}}
+    home.mkdir()
+    (home / "dagster.yaml").write_text(yaml.safe_dump(settings))
+    return home
+
+
+def live_through(fleet: Fleet, database: Database, rng: random.Random, faults: list[str]) -> None:
+    fleet.change()
+    for fault in faults:
+        fleet.until_more_is_published()
+        host, run = fleet.victim(rng)
+        match fault:
+            case "database":
+                database.restart()
+            case "host" | "run":
+                fleet.kill(host, run, whole=fault == "host")
+            case _:
+                host.cut()
+                fleet.cut = host
+                if fault == "link":
+                    fleet.lost[run.run_id] = fleet.bench.ahead
+                    fleet.until(partial(fleet.is_finished, run))
+                else:
+                    fleet.until_more_is_published()
+                host.mend()
+                fleet.cut = None
+    until(fleet.step, 300)
+
+
+def assert_on_record(fleet: Fleet) -> None:
+    """Dagster shows each partition as embedded, each has one file, and no run is left."""
+    keys = {path.name.removeprefix("partition=") for path in fleet.bench.catalog.glob("partition=*")}
+    assert shown(fleet.bench) == (keys, set())
+    assert len(keys) == len(fleet.published()) == PARTITIONS
+    assert all(run.is_finished for run in fleet.bench.instance.get_runs())
