@@ -35,7 +35,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
-from tests.cluster.hosts import Host, hosts
+from tests.cluster.hosts import ROOT, Host, hosts
 
 _SIGMAS = (1.0, 1.72, 2.5)
 _SPREAD, _SLOW = 0.1, 0.5  # of the machines' speeds, and that of one of them
@@ -97,8 +97,13 @@ def cluster_of(speeds: Sequence[float], folder: Path) -> Iterator[list[Host]]:
             head = ("--head", "--port", 6379, "--include-dashboard=false")
             joins = head if host is network[0] else ("--address", f"{network[0].address}:6379")
             options = ("--node-ip-address", host.address, "--num-cpus", 1, "--disable-usage-stats")
-            host.run(_RAY, "start", *joins, *options, env={SECONDS_PER_TEXT: str(1 / speed)})
+            host.run(_RAY, "start", *joins, *options, env=environment_of(speed))
         yield network
+
+
+def environment_of(speed: float) -> dict[str, str]:
+    """Of the processes of a host, whose encoder has this speed."""
+    return {SECONDS_PER_TEXT: str(1 / speed), "PYTHONPATH": str(ROOT)}
 
 
 def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> Document:
@@ -107,7 +112,7 @@ def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> 
     output = catalog.parent / "output"
     words = (sys.executable, "-m", "benchmarks.cluster", "--drive", catalog, output, cluster)
     try:
-        with host.popen(*words, env={SECONDS_PER_TEXT: str(1 / speeds[0])}, stdout=subprocess.PIPE) as process:
+        with host.popen(*words, env=environment_of(speeds[0]), stdout=subprocess.PIPE) as process:
             printed, _ = process.communicate()
         run = json.loads(printed.splitlines()[-1])
     finally:

@@ -236,7 +236,7 @@ def _follow(run: EmbeddingRun | ClusterRun[Any], run_events: Generator[Event], t
     not_encoded = 0
 
     def update() -> None:
-        done = not_encoded + (run.in_flight.encoded if run.in_flight else 0)
+        done = not_encoded + (run.in_flight.encoded if run.in_flight else run.report.texts_encoded)
         show(min(done, total) if total else done, total)  # of a refused partition some texts may have been encoded
 
     with progress_bar("texts", total, quiet=quiet) as show:

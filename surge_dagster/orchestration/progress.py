@@ -52,9 +52,11 @@ class Progress:
         """What is done by now, and how long the rest takes."""
         seconds, in_flight = self._now() - self._begun, self._run.in_flight
         of_partitions = f"Progress: {self._partitions:,} of {counted(len(self._rows), 'partition')}"
-        if in_flight is None:
-            return f"{of_partitions} in {_duration(seconds)}; {self._run.preparing}"
-        texts = in_flight.encoded + self._not_encoded
+        encoded = in_flight.encoded if in_flight else self._run.report.texts_encoded  # by the machines of a cluster
+        now = self._run.preparing if in_flight is None else f"{in_flight.texts:,} in flight"
+        if in_flight is None and not encoded:
+            return f"{of_partitions} in {_duration(seconds)}; {now}"
+        texts = encoded + self._not_encoded
         rate = texts / seconds
         of_texts = counted(texts, "text")
         left = ""
@@ -63,7 +65,7 @@ class Progress:
             of_texts = f"{done:,} of {counted(self._all_texts, 'text')}"
             left = f", about {_duration((self._all_texts - done) / rate)} left" if rate else ""
         pace = f", {rate:,.0f} texts/s{left}" if rate else ""
-        return f"{of_partitions}, {of_texts}{pace}; {in_flight.texts:,} in flight"
+        return f"{of_partitions}, {of_texts}{pace}; {now}"
 
 
 def _duration(seconds: float) -> str:

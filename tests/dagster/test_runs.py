@@ -10,11 +10,12 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.meters import InFlight
-from surge_dagster.engine.run.report import Action, Failure, Receipt
+from surge_dagster.engine.run.report import Action, Failure, Receipt, RunReport
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
@@ -106,11 +107,16 @@ def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_sup
     def receipt(key: str, action: Action) -> Receipt:
         return Receipt(key, action, "", 100, 16, 0, "", 0, "", "", "", "")
 
-    clock = iter([0.0, 8.0, 20.0, 20.0, 31.0])
+    clock = iter([0.0, 8.0, 10.0, 20.0, 20.0, 31.0])
     todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
-    in_flight, run = InFlight(), mock.Mock(in_flight=None, preparing="the encoder is starting")
+    in_flight, run = InFlight(), mock.Mock(in_flight=None, preparing="the encoder is starting", report=RunReport())
     progress = Progress(todo, run, lambda: next(clock))
     assert progress.line() == "Progress: 0 of 4 partitions in 8 s; the encoder is starting"
+    run.preparing, run.report.costs = "2 machines at work", Costs(texts_encoded=80)
+    assert (
+        progress.line()
+        == "Progress: 0 of 4 partitions, 80 of 400 texts, 8 texts/s, about 40 s left; 2 machines at work"
+    )
     run.in_flight = in_flight
     in_flight.add(150)
     assert progress.line() == "Progress: 0 of 4 partitions, 0 of 400 texts; 150 in flight"
