@@ -78,7 +78,7 @@ BUDGETS: dict[str, int] = {
     "engine.sources": 2_345,
     "engine.files": 1_045,
     "engine.model": 1_135,
-    "engine.store": 1_485,
+    "engine.store": 1_500,
     "engine.support": 1_025,
     "engine.errors": 80,
     "version": 8,
@@ -185,7 +185,7 @@ def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
 def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
-    assert core <= 15_690
+    assert core <= 15_700
     assert product <= 37_300
     assert lines_of(ROOT / "tests") <= 44_150
     assert lines_of(ROOT / "benchmarks") <= 7_700  # 1,160 of them simulate fleets

@@ -106,6 +106,7 @@ def claim_space(
     known = _all_described(store)
     own = next((described for described in known if described.space.spec_sha256 == space.spec_sha256), None)
     if own is None:
+        store.require_conditions()
         _require_free(store, space.name)
         if (before := find_space(store, space.requested)) is not None:
             log.warning("%s", _why(space, before))

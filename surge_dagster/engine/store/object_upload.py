@@ -101,13 +101,13 @@ class ObjectUpload(Upload):
         current = None
         for _ in range(PUBLISH_ROUNDS):
             still_wanted()
-            stored = self._retrier.call(f"PUT {self._key}", lambda c=current: self._put(c))
+            stored = self._retrier.call(f"PUT {self._key}", lambda c=current: self.put(c))
             if stored is not None:
                 return StoredObject(self._name, self._size, plain_etag(stored["e_tag"]))
             current = self._look()
         raise replaced_by_others(self._key)
 
-    def _put(self, replacing: Any) -> Any:
+    def put(self, replacing: Any) -> Any:
         """The etag and version of the stored object; None when another object than `replacing` stands at the name."""
         tags = {name: replacing[name] for name in ("e_tag", "version") if replacing[name]} if replacing else {}
         mode: Any = tags or "create"

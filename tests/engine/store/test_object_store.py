@@ -13,7 +13,9 @@ from typing import Any
 import obstore
 import pytest
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
+from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
@@ -349,6 +351,18 @@ class TestTwoWriters:
         content = object_server.content(f"some/out/{NAME}")
         assert len(content) == 1000
         assert len(set(content)) == 1
+
+
+def test_store_that_ignores_conditions_of_writes_is_refused_when_a_space_begins(
+    object_server: ObjectServer, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, put = open_store_of(object_server), obstore.put
+    store.require_conditions()
+    assert not object_server.objects(), "what it tries leaves nothing"
+    monkeypatch.setattr(obstore, "put", lambda *object, mode, **options: put(*object, mode="overwrite", **options))
+    with pytest.raises(ConfigError, match="ignores conditions of writes"):
+        claim_space(store, hash_pool.space)
+    assert not object_server.objects()
 
 
 class TestOpening:
