@@ -22,10 +22,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from benchmarks.harness import Document, Target, add_quick, at_most, command_line, print_document, say, start_document
+from benchmarks.harness import (
+    Document,
+    Target,
+    add_quick,
+    at_most,
+    command_line,
+    names_of,
+    print_document,
+    say,
+    start_document,
+)
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from surge_dagster.catalogs.folder import write_partition
+from surge_dagster.catalogs.synthetic import build_synthetic_catalog, draw_texts
 from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster
@@ -40,27 +52,33 @@ from tests.cluster.hosts import ROOT, Host, hosts
 _SIGMAS = (1.0, 1.72, 2.5)
 _SPREAD, _SLOW = 0.1, 0.5  # of the machines' speeds, and that of one of them
 _DIMENSION = 64
+_GROUP_ROWS = 65_536
+_GIANT = 999_999  # the number of a partition that no synthetic catalog has
 _RAY = Path(sys.executable).parent / "ray"
 
 
 def measure(arguments: argparse.Namespace) -> Document:
-    """All scenarios, one after the other."""
+    """The requested scenarios, one after the other."""
     document = start_document("cluster", arguments, ("ray", "pyarrow", "surge-dagster"))
     folder = Path(tempfile.mkdtemp(prefix="fleet"))
     try:
-        document["one"] = measure_one(arguments, folder)
-        speeds = speeds_of(arguments)
-        with cluster_of(speeds, folder) as network:
-            for sigma in _SIGMAS:
-                texts = round(sum(speeds) * arguments.seconds)
-                catalog = folder / f"sigma {sigma}"
-                build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=sigma, seed=1)
-                document[f"sigma {sigma}"] = driven(network[0], catalog, "auto", speeds)
-        with cluster_of([arguments.speed] * 4, folder) as network:
-            document["half"] = measure_half(arguments, folder, network)
+        for name in arguments.scenarios:
+            document[name] = _SCENARIOS[name](arguments, folder)
+            say("\n".join(lines({name: document[name]})))
         return document
     finally:
         shutil.rmtree(folder)
+
+
+def measure_sizes(arguments: argparse.Namespace, folder: Path) -> Document:
+    """All machines, and catalogs whose sizes are spread more and more."""
+    speeds, runs = speeds_of(arguments), Document()
+    with cluster_of(speeds, folder) as network:
+        for sigma in _SIGMAS:
+            texts, catalog = round(sum(speeds) * arguments.seconds), folder / f"sigma {sigma}"
+            build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=sigma, seed=1)
+            runs[catalog.name] = driven(network[0], catalog, "auto", speeds)
+    return runs
 
 
 def speeds_of(arguments: argparse.Namespace) -> list[float]:
@@ -75,18 +93,23 @@ def measure_one(arguments: argparse.Namespace, folder: Path) -> Document:
     texts = round(arguments.speed * arguments.seconds)
     build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, seed=1)
     with cluster_of(speeds, folder) as [host]:
-        return {name: driven(host, catalog, name, speeds) for name in ("none", "auto")}
+        return {f"one, cluster {name}": driven(host, catalog, name, speeds) for name in ("none", "auto")}
 
 
-def measure_half(arguments: argparse.Namespace, folder: Path, network: Sequence[Host]) -> Document:
+def measure_half(arguments: argparse.Namespace, folder: Path) -> Document:
     """Four equal machines and a catalog of which one partition is half."""
-    catalog, speeds = folder / "half", [arguments.speed] * len(network)
+    catalog, speeds = folder / "half", [arguments.speed] * 4
     texts = round(sum(speeds) * arguments.seconds / 2)
     build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=1.0, seed=1)
-    build_synthetic_catalog(folder / "giant", texts=texts, partitions=1, seed=2)
-    [giant] = (folder / "giant").glob("partition=*")
-    giant.rename(catalog / "partition=giant")
-    return driven(network[0], catalog, "auto", speeds)
+
+    def row_groups() -> Iterator[tuple[pa.Array, pa.Array]]:
+        for start in range(0, texts, _GROUP_ROWS):
+            rows = np.arange(start, min(start + _GROUP_ROWS, texts), dtype=np.uint64)
+            yield pa.array(rows.astype(np.int64)).cast(pa.string()), draw_texts(1, _GIANT, rows)
+
+    write_partition(catalog, "giant", "v1", row_groups())
+    with cluster_of(speeds, folder) as network:
+        return {"half in one partition": driven(network[0], catalog, "auto", speeds)}
 
 
 @contextmanager
@@ -176,31 +199,31 @@ def drive(catalog: str, output: str, cluster: str) -> Document:
 
 def lines(document: Document) -> Iterator[str]:
     yield f"{'scenario':24}{'machines':>9}{'texts':>11}{'wall, s':>9}{'efficiency':>11}{'texts encoded':>14}"
-    for name, run in _runs(document).items():
-        encoded = sum(work["texts"] for work in run["machines"].values())
-        wall, machines = run["wall_seconds"], len(run["machines"])
-        yield f"{name:24}{machines:>9}{run['texts']:>11,}{wall:>9.1f}{run['efficiency']:>11.3f}{encoded:>14,}"
+    for scenario in _SCENARIOS:
+        for name, run in document.get(scenario, {}).items():
+            encoded = sum(work["texts"] for work in run["machines"].values())
+            wall, machines = run["wall_seconds"], len(run["machines"])
+            yield f"{name:24}{machines:>9}{run['texts']:>11,}{wall:>9.1f}{run['efficiency']:>11.3f}{encoded:>14,}"
 
 
 def targets(document: Document) -> Iterator[Target]:
-    for sigma in _SIGMAS:
-        yield Target(f"8 machines, sigma {sigma}: efficiency", 0.96, document[f"sigma {sigma}"]["efficiency"])
-    one = document["one"]
-    yield Target(
-        "one machine: with a cluster over without", 0.99, one["auto"]["efficiency"] / one["none"]["efficiency"]
-    )
-    half = document["half"]["efficiency"]
-    yield at_most("a partition that is half, 4 machines: seconds over W/4", 1.15, 1 / half)
+    for name, run in document.get("sizes", {}).items():
+        yield Target(f"{name}: efficiency", 0.96, run["efficiency"])
+    if "one" in document:
+        alone, cluster = (run["efficiency"] for run in document["one"].values())
+        yield Target("one machine: with a cluster over without", 0.99, cluster / alone)
+    for run in document.get("half", {}).values():
+        yield at_most("half in one partition, 4 machines: seconds over W/4", 1.15, 1 / run["efficiency"])
 
 
-def _runs(document: Document) -> dict[str, Document]:
-    one = {f"one, cluster {name}": run for name, run in document["one"].items()}
-    return one | {name: document[name] for name in (*(f"sigma {sigma}" for sigma in _SIGMAS), "half")}
+_SCENARIOS = {"one": measure_one, "sizes": measure_sizes, "half": measure_half}
 
 
 def main() -> None:
     parser = command_line(__doc__)
     add, quick = parser.add_argument, add_quick(parser)
+    scenarios = ",".join(_SCENARIOS)
+    add("--scenarios", type=names_of(_SCENARIOS), default=scenarios, help=f"some of {scenarios}")
     add("--machines", type=int, default=2 if quick else 8)
     add("--speed", type=float, default=500 if quick else 1500, help="texts per second of a machine")
     add("--seconds", type=float, default=5 if quick else 150, help="that all machines together need at best")

@@ -122,7 +122,7 @@ def _real_shards(runs: PacedRuns) -> float:
             except queue.Empty:
                 return
             partitions = [runs.catalog[key] for key in stretch.keys]
-            number, parts = stretch.part or (1, 1)
+            number, parts, _ = stretch.part or (1, 1, "")
             ranges = [rows for partition in partitions for rows in divide(partition, parts)][number - 1 : number]
             run = runs.new_run(partitions, pool, ranges=ranges)
             for _ in run.events():

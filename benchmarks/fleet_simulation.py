@@ -387,7 +387,7 @@ class RayWay(Fleet):
             self._leave(task)
             if stretch.is_done or stretch in self._under or self.done.issuperset(stretch.keys):
                 continue
-            if key := self._left.put_back(stretch, with_host=True):
+            if key := self._left.put_back(stretch, is_innocent=True):
                 self.failed.add(key)
         self._hand_out()
 
@@ -442,7 +442,7 @@ class ShardWay(Fleet):
     def _ranges(self, shard: shards.Stretch) -> tuple[PartitionRange, ...]:
         if shard.part is None:
             return ()
-        number, count = shard.part
+        number, count, _ = shard.part
         return tuple(divide(self.catalog.partitions[shard.keys[0]], count)[number - 1 : number])
 
     def under_way(self) -> bool:

@@ -60,8 +60,8 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_640,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_805,
-    "cluster": 865,
+    "service": 3_820,
+    "cluster": 900,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_300
-    assert lines_of(ROOT / "tests") <= 44_200
+    assert product <= 37_350
+    assert lines_of(ROOT / "tests") <= 44_250
     assert lines_of(ROOT / "benchmarks") <= 7_700  # 1,160 of them simulate fleets
 
 

@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 
 class MachineLost(SurgeError):
-    """The machine, its process, or its encoder pool ended under a stretch; `with_host` says the first."""
+    """The machine, its process, or its encoder pool ended under a stretch, whose fault that is not if `is_innocent`."""
 
-    def __init__(self, reason: str, *, with_host: bool = False) -> None:
+    def __init__(self, reason: str, *, is_innocent: bool = False) -> None:
         super().__init__(reason)
-        self.with_host = with_host
+        self.is_innocent = is_innocent
 
 
 class Cluster(Protocol[T]):
@@ -226,7 +226,10 @@ class ClusterRun(Generic[T]):
         deadline = time.monotonic() + (grace if self._is_undone() else min(grace, _COPIES_SECONDS))
         while self._under and time.monotonic() < deadline:
             for task in cluster.wait(list(self._under), _LOOK_SECONDS):
-                yield from self._take(cluster, task, left)
+                try:
+                    yield from self._take(cluster, task, left)
+                except SurgeError as error:  # of several machines, after the first one ended the run
+                    self._warn(str(error))
         self._under.clear()
 
     def _is_undone(self) -> bool:
@@ -240,6 +243,8 @@ class ClusterRun(Generic[T]):
             self._describe(machines[name])
         if speeds := [speed for name in machines if (speed := self.work[name].bytes_per_second)]:
             cluster.request(max(len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
+        elif not machines:
+            cluster.request(1)
         held = Counter[str]()
         for under in self._under.values():
             held[under.machine] += _share_of(under.stretch)
@@ -253,7 +258,7 @@ class ClusterRun(Generic[T]):
 
     def _next(self, name: str, held: int, machines: int, left: Stretches) -> Stretch | None:
         """The next stretch of a machine that has so many."""
-        stretch = left.next(self.work[name].bytes_per_second, machines, held)
+        stretch = left.next(self.work[name].bytes_per_second, machines, held, machine=name)
         if stretch is None and not held:
             now = self._now()
             return oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
@@ -266,17 +271,16 @@ class ClusterRun(Generic[T]):
         try:
             outcome = cluster.result(task)
         except MachineLost as lost:
-            if under.stretch.is_done or copies or self._told.issuperset(under.stretch.keys):
-                return
-            key = left.put_back(under.stretch, with_host=lost.with_host)
-            again = "given up" if key else "done again"
             self.work[under.machine].lost_at.append(self._now())
+            if under.stretch.is_done or copies or self._told.issuperset(under.stretch.keys):
+                self._warn(str(lost))
+                return
+            key = left.put_back(under.stretch, under.machine, is_innocent=lost.is_innocent)
+            again = "given up" if key else "done again"
             self._warn(f"{lost}; {counted(len(under.stretch.keys), 'partition')} {again}")
             if key:
-                reason = (
-                    f"{key!r} ended every machine that had it, at last so: {lost}. Correct the cause, then run again."
-                )
-                yield from self._new([Failure(key, reason)], left)
+                reason = f"{key!r}: machines were lost with it again and again, at last so: {lost}. Correct the cause, "
+                yield from self._new([Failure(key, f"{reason}then run again.", in_source=False)], left)
             return
         stretch, work = under.stretch, self.work[under.machine]
         work.was_at_work(under.begun, self._now())

@@ -105,10 +105,10 @@ class Machine:
             for key in keys
             if key not in partitions
         ]
-        if again or not self._idle_outputs:
-            outputs = self._runs.new_run([], self._pool).listed_outputs()
-        else:
-            outputs = self._idle_outputs.pop()
+        outputs = None
+        with contextlib.suppress(IndexError):  # another thread has it
+            outputs = None if again else self._idle_outputs.pop()
+        outputs = outputs or self._runs.new_run([], self._pool).listed_outputs()
         run = self._running[number] = self._runs.new_run(
             [partitions[key] for key in keys if key in partitions],
             self._pool,
@@ -123,7 +123,7 @@ class Machine:
                 return StretchOutcome([*gone, *events], run.stopped)
         finally:
             del self._running[number]
-            self._idle_outputs.append(outputs)
+            self._idle_outputs = [*self._idle_outputs, outputs][-STRETCHES_AT_ONCE:]
 
     def stop(self, number: int) -> None:
         """End a stretch, from another thread: what is encoded is published."""

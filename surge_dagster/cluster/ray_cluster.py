@@ -30,7 +30,8 @@ from surge_dagster.engine.model.spec import Space
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _START_AGAIN_SECONDS = 10.0  # after an actor has ended
 _MOST_STARTS = 5  # in a row, of one node
-_PATIENCE_SECONDS = 120.0  # without any machine
+_PATIENCE_SECONDS = 120.0  # without any machine that encodes
+_START_SECONDS = 900.0  # likewise where there is none, which an autoscaler may be starting
 _CLOSE_SECONDS = 5.0
 _MOST_REQUESTED = 1_000  # an autoscaler has a limit of its own
 
@@ -80,6 +81,7 @@ class RayCluster:
         self._starts: dict[str, int] = {}
         self._start_again_at: dict[str, float] = {}
         self._machine = {"CPU": 1.0}  # the resources of one
+        self._patience_seconds = _PATIENCE_SECONDS
         self._requested, self._last_request = 0, None
         self._looked_at, self._without_since = 0.0, time.monotonic()
 
@@ -92,10 +94,10 @@ class RayCluster:
                 self._welcome(node, self._starting.pop(node))
         if self._facts or self._starting:
             self._without_since = time.monotonic()
-        elif time.monotonic() > self._without_since + _PATIENCE_SECONDS:
+        elif (seconds := time.monotonic() - self._without_since) > self._patience_seconds:
             raise EncoderError(
-                f"no machine of the cluster can encode since {_PATIENCE_SECONDS:.0f} s; the warnings of this run say "
-                "why. Run again when some can: what is published stays"
+                f"no machine of the cluster can encode since {seconds:.0f} s; the warnings of this run say why. Run "
+                "again when some can: what is published stays"
             )
         return dict(self._facts)
 
@@ -119,22 +121,26 @@ class RayCluster:
             return []
         ready, left = self._ray.wait([task.outcome for task in tasks], num_returns=1, timeout=seconds)
         ready, _ = self._ray.wait(ready + left, num_returns=len(tasks), timeout=0)  # all that are done by now
-        return [task for task in tasks if task.outcome in set(ready)]
+        done = set(ready)
+        return [task for task in tasks if task.outcome in done]
 
     def result(self, task: RayTask) -> StretchOutcome:
         name = self._addresses.get(task.machine, task.machine)
         try:
-            return self._ray.get(task.outcome)
+            outcome = self._ray.get(task.outcome)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, SurgeError) and not isinstance(error.cause, EncoderError | TransientError):
                 raise error.cause from None
             self._lose(task.machine, task.actor)
-            raise MachineLost(f"the machine {name} failed: {error.cause}") from None
+            reason = f"the machine {name} failed: {error.cause}"
+            raise MachineLost(reason, is_innocent=isinstance(error.cause, TransientError)) from None
         except self._ray.exceptions.RayError as error:
             self._lose(task.machine, task.actor)
-            with_host = not any(node["Alive"] and node["NodeID"] == task.machine for node in self._ray.nodes())
+            is_alive = any(node["Alive"] and node["NodeID"] == task.machine for node in self._ray.nodes())
             reason = f"the machine {name} was lost: {_in_a_line(error)}"
-            raise MachineLost(reason, with_host=with_host) from None
+            raise MachineLost(reason, is_innocent=not is_alive) from None
+        self._starts[task.machine] = 0
+        return outcome
 
     def stop(self, task: RayTask) -> None:
         task.actor.stop.remote(task.number)
@@ -153,6 +159,7 @@ class RayCluster:
         alive = {node["NodeID"]: node["Resources"] for node in nodes}
         kind = "GPU" if any(resources.get("GPU") for resources in alive.values()) else "CPU"
         able = {node: resources for node, resources in alive.items() if resources.get(kind)}
+        self._patience_seconds = _PATIENCE_SECONDS if able else _START_SECONDS
         self._machine = {kind: max((resources[kind] for resources in able.values()), default=1)}
         for node in self._actors.keys() - alive.keys():
             self._lose(node)
@@ -186,7 +193,7 @@ class RayCluster:
             self._warn(f"the machine {self._addresses.get(node, node)} does not start: {_in_a_line(error)}")
             self._lose(node)
         else:
-            self._facts[node], self._starts[node] = facts, 0
+            self._facts[node] = facts
 
     def _lose(self, node: str, lost: Any = None) -> None:
         """End the node's actor, unless it is another one than the `lost` one by now."""
@@ -202,5 +209,5 @@ class RayCluster:
 
 def _in_a_line(error: Exception) -> str:
     """What Ray says in many lines: of an error that an actor raised at its start the last one, else the first one."""
-    lines = str(getattr(error, "cause", None) or error).strip().splitlines()
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
     return lines[-1] if "creation task" in lines[0] else lines[0]

@@ -38,12 +38,14 @@ class Stretch:
     Attributes:
         weight: of all of them, in bytes of text.
         blame: how much machines were lost with it, see `Stretches.put_back`.
+        lost_on: these machines.
         ranges: of the only partition, the rows that are meant; () for all.
     """
 
     keys: tuple[str, ...]
     weight: int
     blame: int = 0
+    lost_on: frozenset[str] = frozenset()
     ranges: tuple[PartitionRange, ...] = ()
     is_done: bool = False
 
@@ -51,6 +53,10 @@ class Stretch:
     def is_suspect(self) -> bool:
         """Whether it may end the machine that has it, which therefore has no other meanwhile."""
         return self.blame >= _BLAME
+
+    def is_for(self, machine: str, machines: int) -> bool:
+        """Whether a machine is to have it: it may be the machine that is broken, so others come first."""
+        return machine not in self.lost_on or machines <= len(self.lost_on)
 
 
 class Stretches:
@@ -75,10 +81,14 @@ class Stretches:
     def __bool__(self) -> bool:
         return bool(self._left or self._returned)
 
-    def next(self, bytes_per_second: float | None, machines: int, held: int = 0) -> Stretch | None:
-        """What a machine of this speed, which has so many others, does next; None when nothing is left for it."""
+    def next(
+        self, bytes_per_second: float | None, machines: int, held: int = 0, *, machine: str = ""
+    ) -> Stretch | None:
+        """What a machine of this speed, which has so many others, does next; None when there is nothing for it."""
         for stretch in self._returned:
-            if not held or not stretch.is_suspect:
+            if stretch.is_for(machine, machines):
+                if held and stretch.is_suspect:
+                    return None  # until it has no other
                 self._returned.remove(stretch)
                 return stretch
         if not self._left:
@@ -132,30 +142,30 @@ class Stretches:
         """A range of a partition is staged; after the last one the partition is handed out as a whole."""
         self._ranges_under_way[key] -= 1
         if not self._ranges_under_way[key] and key not in self._next_rows:
-            self._returned.append(Stretch((key,), FILE_BYTES))
+            self._returned.append(Stretch((key,), FILE_BYTES, blame=1))  # a lost machine may have published it
 
     def drop(self, key: str) -> None:
-        """Hand out no more ranges of a partition."""
-        self._returned = [stretch for stretch in self._returned if not (stretch.ranges and stretch.keys == (key,))]
+        """Hand a partition out no more."""
+        self._returned = [stretch for stretch in self._returned if stretch.keys != (key,)]
         self._ranges_under_way.pop(key, None)
         if self._next_rows.pop(key, None):
             self._left.remove(key)
             self._left_weight -= self._weights[key]
 
-    def put_back(self, stretch: Stretch, *, with_host: bool = False) -> str | None:
+    def put_back(self, stretch: Stretch, machine: str = "", *, is_innocent: bool = False) -> str | None:
         """Take back a stretch whose machine was lost.
 
-        One that has ended three machines is divided, until it holds the partition that ends them.
+        One with which three machines have ended is divided, until it holds the partition that ends them.
 
         Args:
-            with_host: the whole host was lost, as spot machines are through nobody's fault: that counts a tenth.
+            is_innocent: the cause is another one, such as a spot machine that was taken away: that counts a tenth.
 
         Returns:
             The key of this partition, which is given up; else None.
         """
-        blame = stretch.blame + (1 if with_host else _BLAME)
+        blame, lost_on = stretch.blame + (1 if is_innocent else _BLAME), stretch.lost_on | {machine}
         if blame < _MOST_BLAME:
-            self._returned.append(replace(stretch, blame=blame))
+            self._returned.append(replace(stretch, blame=blame, lost_on=lost_on))
         elif len(stretch.keys) == 1:
             return stretch.keys[0]
         else:

@@ -61,14 +61,15 @@ class Unattended:
         expected_settings: it refuses others, see `settings_of_vectors`; None where they could not be known.
         removed_partitions: what it does about partitions removed from the source; None leaves them.
         shards: machines that share the work, and with it the database of Dagster.
-        part: of the only partition, which of how many ranges of its rows is meant, from 1 on; None for all rows.
+        part: of the only partition in this source version, which of how many ranges of its rows is meant, from 1 on;
+            None for all rows.
     """
 
     expected_space: str | None = None
     expected_settings: str | None = None
     removed_partitions: Literal["report", "delete"] | None = None
     shards: int = 1
-    part: tuple[int, int] | None = None
+    part: tuple[int, int, str] | None = None
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Self | None:

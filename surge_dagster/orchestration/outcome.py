@@ -136,7 +136,7 @@ class Outcome:
         encoded = self.published - republished - failed
         fresh = self.fresh - self.published - removed - failed
         all_keys = self.partitions.keys() | self.published | self.fresh | failed | removed
-        in_part = self.in_part - self.published - fresh - failed
+        in_part = set[str]() if self.ended_by else self.in_part - self.published - fresh - failed
         others = len(all_keys) - sum(map(len, (encoded, republished, fresh, failed, removed, in_part)))
         counts = {
             "republished": len(republished),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -185,10 +186,11 @@ class Refresh:
         """The rows of the only partition that this run encodes; [] for all. Other runs encode the others."""
         if self._unattended is None or self._unattended.part is None:
             return []
-        number, count = self._unattended.part
+        number, count, version = self._unattended.part
         ranges = [rows for partition in todo for rows in divide(partition, count)]
-        self._outcome.in_part = {partition.key for partition in todo}
-        return ranges[min(number, len(ranges)) - 1 :][:1]  # of a source that has changed there may be fewer
+        self._outcome.in_part = {rows.key for rows in ranges}
+        # Of a source that has changed there may be fewer; the run refuses the version then, until it is divided anew.
+        return [replace(rows, source_version=version) for rows in ranges[min(number, len(ranges)) - 1 :][:1]]
 
     def _embed(self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist) -> list[Receipt]:
         """Run, then check the footers of what was published; returns receipts of what the run found fresh."""

@@ -47,12 +47,12 @@ class Stretch:
 
     Attributes:
         weight: of the partitions, in bytes of text.
-        part: of the only partition, which range is meant, from 1 on, and of how many; None for all rows.
+        part: see `Unattended`.
     """
 
     keys: list[str]
     weight: int
-    part: tuple[int, int] | None = None
+    part: tuple[int, int, str] | None = None
 
 
 def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, least: int) -> list[Stretch]:
@@ -68,8 +68,8 @@ def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, l
     stretches, stretch, held = list[Stretch](), list[str](), 0
     for key, weight in zip(keys, weights, strict=True):
         if shards > 1 and weight >= _DIVIDED * size and (ranges := divide(partitions[key], weight // size)):
-            parts = len(ranges)
-            stretches += [Stretch([key], weight // parts, (number, parts)) for number in range(1, parts + 1)]
+            parts, version = len(ranges), partitions[key].source_version
+            stretches += [Stretch([key], weight // parts, (number, parts, version)) for number in range(1, parts + 1)]
             left -= weight
             continue
         if stretch and held + weight // 2 > size:

@@ -41,30 +41,31 @@ class RunListener:
         self._runs: dict[ServedRun, Future[None]] = {}
         self._turns = WeakValueDictionary[Dispatcher, Turns]()
         self._closing = False
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.path = path or _free_path()
             remove_unused(self.path)
-            self._listener.bind(str(self.path))
-            self.path.chmod(0o600)
-            self._listener.listen()
+            _bound(self.path).close()  # tried before models load; a run that connects must not wait for them
+            self.path.unlink()
         except OSError as error:
-            self._listener.close()
             where = path or f"in {socket_folder()}"
             raise ConfigError(f"the socket for runs {where} cannot be bound: {error.strerror or error}") from None
+        self._listener: socket.socket | None = None
         self._accepting: Future[None] | None = None
 
     def start(self) -> RunListener:
         """Answer runs from now on."""
-        self._accepting = in_background(self._accept, "surge-service-socket")
+        self._listener = _bound(self.path)
+        self._listener.listen()
+        self._accepting = in_background(lambda listener=self._listener: self._accept(listener), "surge-service-socket")
         return self
 
     def close(self) -> None:
         """End the connections of all runs, which wait for another service and then go on by themselves."""
         self._closing = True
+        if self._listener is None or self._accepting is None:
+            return
         shut_down(self._listener)
-        if self._accepting is not None:
-            result_of(self._accepting)
+        result_of(self._accepting)
         for run, serving in list(self._runs.items()):
             shut_down(run.connection)
             result_of(serving)
@@ -77,10 +78,10 @@ class RunListener:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closing:
             try:
-                run = ServedRun(self._listener.accept()[0], self._pool_of, self._turns_of)
+                run = ServedRun(listener.accept()[0], self._pool_of, self._turns_of)
                 self._runs[run] = serving = in_background(run.serve, "surge-served-run")
                 serving.add_done_callback(lambda _, run=run: self._runs.pop(run))
             except (OSError, RuntimeError) as error:  # such as too many open files, or threads
@@ -98,6 +99,17 @@ class RunListener:
     def _turns_of(self, dispatcher: Dispatcher) -> Turns:
         with self._lock:
             return self._turns.setdefault(dispatcher, Turns(dispatcher))
+
+
+def _bound(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        bound.bind(str(path))
+        path.chmod(0o600)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def _free_path() -> Path:

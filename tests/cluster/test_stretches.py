@@ -65,9 +65,7 @@ def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> No
     left = sized([1, 1])
     first = left.next(1.0, 1)
     assert first is not None and left.put_back(first) is None
-    second = left.next(1.0, 1, held=1)
-    assert second is not None and second.keys != first.keys and not second.is_suspect
-    assert left.next(1.0, 1, held=1) is None
+    assert left.next(1.0, 1, held=1) is None, "it ends what it has"
     again = left.next(1.0, 1)
     assert again is not None and again.keys == first.keys and again.is_suspect
 
@@ -75,7 +73,7 @@ def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> No
 def test_stretch_is_not_given_up_for_three_hosts_that_were_lost_with_it() -> None:
     left, losses = sized([1]), 0
     stretch = left.next(None, 1)
-    while stretch is not None and not left.put_back(stretch, with_host=True):
+    while stretch is not None and not left.put_back(stretch, is_innocent=True):
         losses += 1
         stretch = left.next(None, 1, held=1 if losses < 10 else 0)
     assert losses == 29, "but one that no host survives ends"
@@ -156,3 +154,29 @@ def test_every_row_is_in_one_stretch_whatever_the_machines_speeds(sizes: list[in
         if not stretch.ranges:
             rows.update({key: sizes[int(key[1:])] for key in stretch.keys if rows[key] < sizes[int(key[1:])]})
     assert rows == {f"p{n}": size for n, size in enumerate(sizes)}
+
+
+def test_stretch_that_was_lost_with_a_machine_is_for_another_one_which_has_no_other_meanwhile() -> None:
+    left = sized([9, 8, 7])
+    lost = left.next(1.0, 2, machine="sick")
+    assert lost is not None and left.put_back(lost, "sick") is None
+    other = left.next(1.0, 2, machine="sick")
+    assert other is not None and other.keys != lost.keys
+    assert left.next(1.0, 2, held=1, machine="well") is None, "it ends what it has"
+    again = left.next(1.0, 2, machine="well")
+    assert again is not None and again.keys == lost.keys
+    assert left.put_back(again, "well") is None
+    third = left.next(1.0, 2, machine="sick")
+    assert third is not None and third.keys == lost.keys, "there is no machine that has not had it"
+    assert left.put_back(third, "sick") == lost.keys[0]
+
+
+def test_partition_that_is_published_is_not_handed_out_as_a_whole_after_its_ranges() -> None:
+    large = replace(partition_of("large", []), rows=1_000, text_bytes=80 << 20, read_range=lambda start, stop: iter(()))
+    left = Stretches([large])
+    while (stretch := left.next(1e6, 2)) is not None and stretch.ranges:
+        left.end_range("large")
+    assert stretch is not None and stretch.keys == ("large",), "no range completed it"
+    assert left.put_back(stretch) is None and left
+    left.drop("large")
+    assert not left
