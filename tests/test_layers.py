@@ -188,7 +188,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     assert core <= 15_700
     assert product <= 37_350
     assert lines_of(ROOT / "tests") <= 44_250
-    assert lines_of(ROOT / "benchmarks") <= 7_700  # 1,160 of them simulate fleets
+    assert lines_of(ROOT / "benchmarks") <= 7_750  # 1,160 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """
