@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test soak lint eval eval-full bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
+.PHONY: help venv demo ui test soak lint eval eval-full bench bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ bench-nightly: $(TEST_STAMP) ## what a night costs that changes little, and tabl
 
 bench-serve: $(TEST_STAMP) ## queries beside bulk work: latency over load, promises kept, what each leaves to the other
 	@$(BIN)/python -m benchmarks.serve $(ARGS)
+
+bench-cluster: $(TEST_STAMP) ## a run over a Ray cluster of hosts that are namespaces, beside the sum of their speeds; needs root
+	@$(BIN)/python -m benchmarks.cluster $(ARGS)
 
 bench-fleet: $(TEST_STAMP) ## fleets of up to 1,000 machines, simulated with costs that are measured here, in 15 minutes
 	@$(BIN)/python -m benchmarks.fleet $(ARGS)

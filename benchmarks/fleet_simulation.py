@@ -97,6 +97,10 @@ class Machine:
     seconds: float = 0.0
 
     @property
+    def name(self) -> str:
+        return str(id(self))
+
+    @property
     def bytes_per_second(self) -> float | None:
         return self.weight / self.seconds if self.seconds else None
 
@@ -387,14 +391,14 @@ class RayWay(Fleet):
             self._leave(task)
             if stretch.is_done or stretch in self._under or self.done.issuperset(stretch.keys):
                 continue
-            if key := self._left.put_back(stretch, is_innocent=True):
+            if key := self._left.put_back(stretch, task.machine.name, is_innocent=True):
                 self.failed.add(key)
         self._hand_out()
 
     def _hand_out(self) -> None:
         for machine in list(self._free):
             while (held := self._holds(machine)) < self._held:
-                stretch, again = self._left.next(machine.bytes_per_second, len(self._ready), held), False
+                stretch, again = self._next(machine, held), False
                 if stretch is None and not machine.tasks and self._looks_at <= self.now:
                     stretch, again = self._copy(), True
                 if stretch is None:
@@ -408,6 +412,9 @@ class RayWay(Fleet):
                 if self._under:
                     self._look_again()
                 return
+
+    def _next(self, machine: Machine, held: int) -> Stretch | None:
+        return self._left.next(machine.bytes_per_second, len(self._ready), held, machine=machine.name)
 
     def _holds(self, machine: Machine) -> int:
         return sum(self._held if task.stretch.is_suspect else 1 for task in machine.tasks)

@@ -152,7 +152,7 @@ class Stretches:
             self._left.remove(key)
             self._left_weight -= self._weights[key]
 
-    def put_back(self, stretch: Stretch, machine: str = "", *, is_innocent: bool = False) -> str | None:
+    def put_back(self, stretch: Stretch, machine: str, *, is_innocent: bool = False) -> str | None:
         """Take back a stretch whose machine was lost.
 
         One with which three machines have ended is divided, until it holds the partition that ends them.

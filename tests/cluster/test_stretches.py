@@ -64,7 +64,7 @@ def test_machines_are_wanted_as_far_as_each_has_five_minutes_of_work() -> None:
 def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> None:
     left = sized([1, 1])
     first = left.next(1.0, 1)
-    assert first is not None and left.put_back(first) is None
+    assert first is not None and left.put_back(first, "m") is None
     assert left.next(1.0, 1, held=1) is None, "it ends what it has"
     again = left.next(1.0, 1)
     assert again is not None and again.keys == first.keys and again.is_suspect
@@ -73,7 +73,7 @@ def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> No
 def test_stretch_is_not_given_up_for_three_hosts_that_were_lost_with_it() -> None:
     left, losses = sized([1]), 0
     stretch = left.next(None, 1)
-    while stretch is not None and not left.put_back(stretch, is_innocent=True):
+    while stretch is not None and not left.put_back(stretch, "m", is_innocent=True):
         losses += 1
         stretch = left.next(None, 1, held=1 if losses < 10 else 0)
     assert losses == 29, "but one that no host survives ends"
@@ -86,7 +86,7 @@ def test_stretch_that_ends_every_machine_is_divided_until_one_partition_is_left(
     tries, given_up = list[tuple[str, ...]](), list[str]()
     while stretch is not None:
         tries.append(stretch.keys)
-        if "p1" in stretch.keys and (key := left.put_back(stretch)):
+        if "p1" in stretch.keys and (key := left.put_back(stretch, "m")):
             given_up.append(key)
         stretch = left.next(None, 1)
     assert tries[:3] == [("p0", "p1", "p2")] * 3
@@ -177,6 +177,6 @@ def test_partition_that_is_published_is_not_handed_out_as_a_whole_after_its_rang
     while (stretch := left.next(1e6, 2)) is not None and stretch.ranges:
         left.end_range("large")
     assert stretch is not None and stretch.keys == ("large",), "no range completed it"
-    assert left.put_back(stretch) is None and left
+    assert left.put_back(stretch, "m") is None and left
     left.drop("large")
     assert not left
