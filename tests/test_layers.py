@@ -78,7 +78,7 @@ BUDGETS: dict[str, int] = {
     "engine.sources": 2_345,
     "engine.files": 1_045,
     "engine.model": 1_135,
-    "engine.store": 1_500,
+    "engine.store": 1_505,
     "engine.support": 1_025,
     "engine.errors": 80,
     "version": 8,

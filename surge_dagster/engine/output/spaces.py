@@ -106,7 +106,6 @@ def claim_space(
     known = _all_described(store)
     own = next((described for described in known if described.space.spec_sha256 == space.spec_sha256), None)
     if own is None:
-        store.require_conditions()
         _require_free(store, space.name)
         if (before := find_space(store, space.requested)) is not None:
             log.warning("%s", _why(space, before))
@@ -131,6 +130,8 @@ def claim_space(
         document = {"tokenizer": space.tokenizer} | document
     if own is None or document != own.document:
         _write(store, space, document, described.catalog)
+    if own is None:
+        store.require_conditions(f"{space.name}/{SPACE_FILE}")
     return space
 
 

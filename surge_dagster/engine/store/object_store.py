@@ -107,13 +107,14 @@ class ObjectStore(Store):
         """Whether the store gave an etag: it changes with the content, at any time."""
         return bool(stored.etag)
 
-    def require_conditions(self) -> None:
-        """See `Store`: of two PUTs that may only create the same object, the second must be refused."""
-        key = self._key(name := f"{_HIDDEN}conditions-{secrets.token_hex(8)}")
+    def require_conditions(self, name: str) -> None:
+        """See `Store`: a PUT that may only create the object must be refused; it would give it the content it has."""
+        key = self._key(name)
         with self.create(name) as upload:
-            answers = [self._retrier.call(f"PUT {key}", lambda: upload.put(None)) for _ in range(2)]
-        self.delete(name)
-        if answers[1] is not None:
+            upload.sink.write(fetch_end(self._store, key, self._retrier, TAIL_BYTES)[2])
+            answer = self._retrier.call(f"PUT {key}", lambda: upload.put(None))
+        if answer is not None:
+            self.delete(name)
             raise ConfigError(
                 f"{self.url!r} is a store that ignores conditions of writes (If-None-Match), so that of two writers "
                 "neither would notice the other. Use a store that has them."

@@ -105,8 +105,11 @@ class Store(ABC):
     def prepare(self, folder: str) -> None:  # noqa: B027
         """Make a folder that is not hidden ready for writing; `ConfigError` where it cannot be used."""
 
-    def require_conditions(self) -> None:  # noqa: B027
-        """Refuse a store with a `ConfigError` where one writer may replace what another one has just published."""
+    def require_conditions(self, name: str) -> None:  # noqa: B027
+        """Refuse a store with a `ConfigError` where a writer may replace what another one has just published as `name`.
+
+        It is small, and is removed from such a store.
+        """
 
     def sweep(self, folder: str) -> None:  # noqa: B027
         """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a bucket has none."""
