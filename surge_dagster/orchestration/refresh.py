@@ -243,7 +243,8 @@ class Refresh:
 
 def _encoder_line(report: RunReport) -> str:
     device = f"{report.device} ({report.hardware})" if report.hardware else report.device
-    return f"encoding on {device} in {report.precision}, SuperBatches of {report.b_min:,} to {report.b_max:,} texts"
+    sizes = f", SuperBatches of {report.b_min:,} to {report.b_max:,} texts" if report.b_max else ""  # of each machine
+    return f"encoding on {device} in {report.precision}{sizes}"
 
 
 def _return_freed_memory() -> None:
