@@ -130,7 +130,7 @@ bench-serve: $(TEST_STAMP) ## queries beside bulk work: latency over load, promi
 bench-cluster: $(TEST_STAMP) ## a run over a Ray cluster of hosts that are namespaces, beside the sum of their speeds; needs root
 	@$(BIN)/python -m benchmarks.cluster $(ARGS)
 
-bench-fleet: $(TEST_STAMP) ## fleets of up to 1,000 machines, simulated with costs that are measured here, in 15 minutes
+bench-fleet: $(TEST_STAMP) ## fleets of up to 1,000 machines, simulated with costs that are measured here
 	@$(BIN)/python -m benchmarks.fleet $(ARGS)
 
 bench-dagster: $(TEST_STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI

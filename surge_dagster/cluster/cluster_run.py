@@ -37,7 +37,11 @@ T = TypeVar("T")
 
 
 class MachineLost(SurgeError):
-    """The machine, its process, or its encoder pool ended under a stretch, whose fault that is not if `is_innocent`."""
+    """The machine, its process, or its encoder pool ended under a stretch.
+
+    Attributes:
+        is_innocent: the stretch is not the cause: the whole host was lost, or the store did not answer.
+    """
 
     def __init__(self, reason: str, *, is_innocent: bool = False) -> None:
         super().__init__(reason)

@@ -1,6 +1,6 @@
 """Runs over a Ray cluster whose hosts, links and drivers fail: every file verified, nothing lost, nothing doubled.
 
-All of them together kill 60 hosts and 15 drivers and cut 15 links, in half an hour on two processors.
+All of them together kill 60 hosts and 15 drivers and cut 15 links.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Shards on hosts that fail, beside a database that fails: all are embedded, and no run waits for a dead host.
 
-All of them together kill 42 hosts and 6 runs, cut 6 links and restart the database 12 times, in a quarter of an hour.
+All of them together kill 42 hosts and 6 runs, cut 6 links and restart the database 12 times.
 """
 
 from __future__ import annotations
