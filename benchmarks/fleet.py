@@ -23,7 +23,8 @@ from itertools import pairwise
 
 from benchmarks.fleet_costs import FULL, QUICK, FleetCosts, measure_costs
 from benchmarks.fleet_real_runs import compare
-from benchmarks.fleet_simulation import Catalog, Faults, Fleet, Outcome, RayWay, ShardWay
+from benchmarks.fleet_simulation import Catalog, Faults, Fleet, Outcome
+from benchmarks.fleet_ways import RayWay, ShardWay
 from benchmarks.harness import (
     Document,
     Scenarios,

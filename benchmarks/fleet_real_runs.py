@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet_costs import FleetCosts
-from benchmarks.fleet_simulation import Catalog, Faults, Fleet, RayWay, ShardWay
+from benchmarks.fleet_simulation import Catalog, Faults, Fleet
+from benchmarks.fleet_ways import RayWay, ShardWay
 from benchmarks.harness import Document, say, seconds_of
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT, drawn_partitions, paced_pool
 from surge_dagster.catalogs.synthetic import MEAN_BYTES, partition_sizes

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fleet_costs import FleetCosts
-from benchmarks.fleet_simulation import Catalog, Faults, Fleet, RayWay, ShardWay
+from benchmarks.fleet_simulation import STAGED_BYTES, Catalog, Faults, Fleet
+from benchmarks.fleet_ways import RayWay, ShardWay
 from surge_dagster.catalogs.synthetic import MEAN_BYTES
 
 COSTS = FleetCosts(8.0, 2.0, 1.0, 0.3, 0.2, 0.005, 5e-6, {1: 0.001}, {40_000: 1.0}, {1: 0.001, 1_000: 0.005})
@@ -61,9 +62,9 @@ def test_machines_without_faults_and_costs_take_what_the_texts_take(way: str) ->
     assert alone / 8 <= eight.seconds < alone / 8 + 70, "the last stretch at most"
 
 
-def test_what_a_lost_machine_has_published_is_not_encoded_again() -> None:
-    catalog = Catalog.of(3_000_000, 6_000, 1.0)
-    outcome = fleet_of("shards", catalog, 8, Faults(lost_per_hour=2.0), COSTS).run()
-    largest = max(partition.text_bytes or 0 for partition in catalog.partitions.values())
-    assert outcome.lost > 0
-    assert outcome.encoded_bytes <= catalog.text_bytes + outcome.lost * largest
+@pytest.mark.parametrize("sigma", [1.0, 2.5])
+def test_what_a_lost_machine_has_published_or_staged_is_not_encoded_again(sigma: float) -> None:
+    catalog = Catalog.of(3_000_000, 6_000, sigma)
+    outcome = fleet_of("shards", catalog, 8, Faults(lost_per_hour=20.0), COSTS).run()
+    assert outcome.lost > 10
+    assert outcome.encoded_bytes <= catalog.text_bytes + outcome.lost * STAGED_BYTES

@@ -1,0 +1,199 @@
+"""Who gets what in a simulated fleet, decided by the product's own code: `Stretches` for Ray, `cut` for shards."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from statistics import fmean
+
+from benchmarks.fleet_simulation import Fleet, Machine, Task
+from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
+from surge_dagster.engine.plan.ranges import divide
+from surge_dagster.engine.sources.partition import PartitionRange
+from surge_dagster.orchestration import shards
+
+SENSOR_SECONDS = 5.0  # of `lost_runs`
+SILENT_SECONDS = 300.0  # after which a run whose heartbeat stands still is declared lost
+NOTICED_SECONDS = 13.0  # after which Ray has noticed a lost host, as measured with killed hosts
+LOOK_SECONDS = 1.0  # between two looks of a driver whose machines are idle
+_START_SPREAD = 0.9, 1.1  # by which starts of a cluster's machines differ
+
+
+class RayWay(Fleet):
+    """One run that hands stretches to machines, `held` at a time to each."""
+
+    def __init__(self, *parameters: object, held: int, **options: object) -> None:
+        super().__init__(*parameters, **options)  # pyright: ignore[reportArgumentType]
+        self._held = held
+        self._left = Stretches(self.catalog.partitions.values(), at_once=held)
+        self._under: dict[Stretch, list[Task]] = {}
+        self._free: dict[Machine, None] = {}
+        self._ready = set[Machine]()
+        self._driver_free_at, self._looks_at = 0.0, 0.0
+
+    def begin(self) -> None:
+        self._driver_free_at = self.listing
+
+    def under_way(self) -> bool:
+        return bool(self._under)
+
+    def joined(self, machine: Machine) -> None:
+        start = (self.faults.cold_seconds + self.costs.pool_seconds) * self._random.uniform(*_START_SPREAD)
+        self.at(max(self.now, self.listing) + start, lambda: self._welcome(machine))
+
+    def _welcome(self, machine: Machine) -> None:
+        if not machine.is_lost:
+            self._ready.add(machine)
+            self._free[machine] = None
+            self._look_again()
+
+    def finished(self, task: Task) -> None:
+        self._driver_free_at = max(self._driver_free_at, self.now) + self.costs.driver_seconds(self.count)
+        self.at(self._driver_free_at, lambda: self._take(task))
+
+    def _take(self, task: Task) -> None:
+        stretch = task.stretch
+        self._leave(task)
+        if not stretch.is_done:
+            stretch.is_done = True
+            for other in self._under.get(stretch, [])[:]:
+                if not other.is_over:  # else its end is being told
+                    self.end(other)
+                    self._leave(other)
+            if stretch.ranges and stretch.keys[0] not in self.done:
+                self._left.end_range(stretch.keys[0])
+            else:
+                for key in stretch.keys if stretch.ranges else ():
+                    self._left.drop(key)
+                self.store_events(len(stretch.keys), 1)
+        self._hand_out()
+
+    def _leave(self, task: Task) -> None:
+        self._under[task.stretch].remove(task)
+        if not self._under[task.stretch]:
+            del self._under[task.stretch]
+        self._make_free(task.machine)
+
+    def _make_free(self, machine: Machine) -> None:
+        if not machine.is_lost:
+            self._free[machine] = None
+
+    def lost(self, machine: Machine, tasks: list[Task]) -> None:
+        self._ready.discard(machine)
+        self._free.pop(machine, None)
+        self.at(self.now + NOTICED_SECONDS, lambda: self._put_back(tasks))
+
+    def _put_back(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            stretch = task.stretch
+            self._leave(task)
+            if stretch.is_done or stretch in self._under or self.done.issuperset(stretch.keys):
+                continue
+            if key := self._left.put_back(stretch, task.machine.name, is_innocent=True):
+                self.failed.add(key)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for machine in list(self._free):
+            while (held := self._holds(machine)) < self._held:
+                stretch, again = self._next(machine, held), False
+                if stretch is None and not machine.tasks and self._looks_at <= self.now:
+                    stretch, again = self._copy(), True
+                if stretch is None:
+                    break
+                lists = (1.0 if machine.is_new else 0.5 if again or stretch.blame else 0.0) * self.listing
+                machine.is_new = False
+                self._under.setdefault(stretch, []).append(self.give(machine, stretch, lists))
+            if self._holds(machine) >= self._held:
+                del self._free[machine]
+            elif not machine.tasks:  # nor is there anything for the others
+                if self._under:
+                    self._look_again()
+                return
+
+    def _next(self, machine: Machine, held: int) -> Stretch | None:
+        return self._left.next(machine.bytes_per_second, len(self._ready), held, machine=machine.name)
+
+    def _holds(self, machine: Machine) -> int:
+        return sum(self._held if task.stretch.is_suspect else 1 for task in machine.tasks)
+
+    def _copy(self) -> Stretch | None:
+        tasks = itertools.chain.from_iterable(self._under.values())
+        stretch = oldest_copy([(task.stretch, self.now - task.begun) for task in tasks])
+        for task in self._under.get(stretch, []) if stretch else ():
+            self.note_progress(task)
+        return stretch
+
+    def _look_again(self) -> None:
+        if self._looks_at <= self.now:
+            self._looks_at = self.now + LOOK_SECONDS
+            self.at(self._looks_at, self._hand_out)
+
+
+class ShardWay(Fleet):
+    """Dagster runs of the stretches that `cut` makes, each a process that some machine starts."""
+
+    def begin(self) -> None:
+        self._queue: list[tuple[int, Stretch]] = []  # by priority
+        self._waiting = dict[Task, int]()
+        self._slots, self._active = self.count, 0
+        speed = fmean(self.speeds)
+        keys = list(self.catalog.partitions)
+        for number, shard in enumerate(shards.cut(keys, self.catalog.partitions, self.count, round(60 * speed))):
+            run = number, Stretch(tuple(shard.keys), shard.weight, ranges=self._ranges(shard))
+            self.at(self.listing + (number + 1) * self.costs.enqueue_seconds, lambda run=run: self._enqueue(run))
+        self.at(self.costs.dequeue_seconds, self._dequeue)
+
+    def _ranges(self, shard: shards.Stretch) -> tuple[PartitionRange, ...]:
+        if shard.part is None:
+            return ()
+        number, count, _ = shard.part
+        return tuple(divide(self.catalog.partitions[shard.keys[0]], count)[number - 1 : number])
+
+    def under_way(self) -> bool:
+        return False
+
+    def joined(self, machine: Machine) -> None:
+        pass  # the queue finds it
+
+    def _enqueue(self, run: tuple[int, Stretch]) -> None:
+        heapq.heappush(self._queue, run)
+
+    def _dequeue(self) -> None:
+        idle = [machine for machine in self._machines.values() if not machine.tasks]
+        count = min(len(idle), self._slots, len(self._queue))
+        for number, machine in enumerate(idle[:count], 1):
+            self._slots -= 1
+            run = heapq.heappop(self._queue)
+            self.at(self.now + number * self.costs.launch_seconds, lambda m=machine, r=run: self._launch(m, r))
+        self.at(self.now + max(self.costs.dequeue_seconds, count * self.costs.launch_seconds), self._dequeue)
+
+    def _launch(self, machine: Machine, run: tuple[int, Stretch]) -> None:
+        number, stretch = run
+        if machine.is_lost:  # the launcher starts it on another one
+            self._slots += 1
+            self._enqueue(run)
+            return
+        cold = self.faults.cold_seconds if machine.is_new else 0.0
+        machine.is_new = False
+        task = self.give(machine, stretch, cold + self.costs.run_seconds + self.costs.pool_seconds + self.listing)
+        self._waiting[task] = number
+
+    def finished(self, task: Task) -> None:
+        del self._waiting[task]
+        for part in task.stretch.ranges:
+            if self._staged_rows[part.key] == self.catalog.partitions[part.key].rows:
+                self.done.add(part.key)
+        self.at(self.store_events(len(task.stretch.keys), self.count), self._end_run)
+
+    def _end_run(self) -> None:
+        self._slots += 1
+
+    def lost(self, machine: Machine, tasks: list[Task]) -> None:
+        for task in tasks:
+            run = self._waiting.pop(task), task.stretch
+            self.at(self.now + SILENT_SECONDS + SENSOR_SECONDS, lambda run=run: self._launch_again(run))
+
+    def _launch_again(self, run: tuple[int, Stretch]) -> None:
+        self._slots += 1
+        self._enqueue(run)
