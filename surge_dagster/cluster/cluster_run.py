@@ -276,12 +276,12 @@ class ClusterRun(Generic[T]):
             outcome = cluster.result(task)
         except MachineLost as lost:
             self.work[under.machine].lost_at.append(self._now())
+            what = f"{lost}; {counted(len(under.stretch.keys), 'partition')}"
             if under.stretch.is_done or copies or self._told.issuperset(under.stretch.keys):
-                self._warn(str(lost))
+                self._warn(f"{what} done by another machine")
                 return
             key = left.put_back(under.stretch, under.machine, is_innocent=lost.is_innocent)
-            again = "given up" if key else "done again"
-            self._warn(f"{lost}; {counted(len(under.stretch.keys), 'partition')} {again}")
+            self._warn(f"{what} {'given up' if key else 'done again'}")
             if key:
                 reason = f"{key!r}: machines were lost with it again and again, at last so: {lost}. Correct the cause, "
                 yield from self._new([Failure(key, f"{reason}then run again.", in_source=False)], left)

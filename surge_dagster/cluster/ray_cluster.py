@@ -56,7 +56,8 @@ class RayCluster:
         warn: takes a line about each machine that is not used.
 
     Raises:
-        ConfigError: Ray is not installed, or there is no such cluster.
+        ConfigError: Ray is not installed.
+        TransientError: there is no such cluster, or it does not answer.
     """
 
     def __init__(self, address: str, runs: CatalogRuns, space: Space, warn: Callable[[str], None]) -> None:
@@ -71,7 +72,7 @@ class RayCluster:
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"the Ray cluster {address!r} cannot be reached: {error}") from None
+            raise TransientError(f"the Ray cluster {address!r} cannot be reached: {_in_a_line(error)}") from None
         self._runs, self._space, self._warn = runs, space, warn
         self._numbers = itertools.count()
         self._actors: dict[str, Any] = {}  # by node
@@ -208,6 +209,7 @@ class RayCluster:
 
 
 def _in_a_line(error: Exception) -> str:
-    """What Ray says in many lines: of an error that an actor raised at its start the last one, else the first one."""
+    """What Ray says in many lines: the first one, or the last one of another process' error."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
-    return lines[-1] if "creation task" in lines[0] else lines[0]
+    is_remote = "creation task" in lines[0] or "Traceback (most recent call last):" in lines
+    return (lines[-1] if is_remote else lines[0]).removesuffix(".")

@@ -1,5 +1,5 @@
 """The hash backend with texts that hold it up: `wait for PATH` blocks its worker until PATH exists; PATH.reached says
-that it does.
+that it does, and holds the name of the host.
 
 So a test can stop a run at a known point, look at what is there, and let it go on, without ever guessing a time.
 `break before PATH` breaks the device unless PATH exists: its worker dies, and no other one can start. `$GATED_DEVICE`
@@ -9,6 +9,7 @@ says where the device is: the same PATH. `take SECONDS` takes so long, as a devi
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -40,7 +41,7 @@ class GatedBackend(HashBackend):
             if text.startswith("wait for "):
                 gate = Path(text.removeprefix("wait for "))
                 if not gate.exists():
-                    gate.with_suffix(".reached").touch()
+                    gate.with_suffix(".reached").write_text(platform.node())
                 while not gate.exists():
                     progress()
                     threading.Event().wait(0.02)
