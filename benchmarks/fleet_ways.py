@@ -72,11 +72,8 @@ class RayWay(Fleet):
         self._under[task.stretch].remove(task)
         if not self._under[task.stretch]:
             del self._under[task.stretch]
-        self._make_free(task.machine)
-
-    def _make_free(self, machine: Machine) -> None:
-        if not machine.is_lost:
-            self._free[machine] = None
+        if not task.machine.is_lost:
+            self._free[task.machine] = None
 
     def lost(self, machine: Machine, tasks: list[Task]) -> None:
         self._ready.discard(machine)
