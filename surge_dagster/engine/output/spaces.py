@@ -55,9 +55,7 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
 def claim_derived(store: Store, space: Space) -> None:
     """Prepare the folder of a derived space and describe the space there, with the catalog of its parent."""
     assert space.derived
-    own, parent = _described(store, space.name), _described(store, space.derived.parent)
-    if own is not None and own.space.spec_sha256 != space.spec_sha256:
-        _require_free(store, space.name)
+    own, parent = _in_its_folder(store, space), _described(store, space.derived.parent)
     store.prepare(space.name)
     store.sweep(space.name)
     document = space.to_json() | (own.document if own else {})
@@ -105,8 +103,8 @@ def claim_space(
         )
     known = _all_described(store)
     own = next((described for described in known if described.space.spec_sha256 == space.spec_sha256), None)
+    own = own or _in_its_folder(store, space)  # a concurrent run may have begun it by now
     if own is None:
-        _require_free(store, space.name)
         if (before := find_space(store, space.requested)) is not None:
             log.warning("%s", _why(space, before))
     else:
@@ -234,13 +232,15 @@ def _prompts(space: Space) -> tuple[str, str]:
     return space.document_prompt, space.query_prompt
 
 
-def _require_free(store: Store, folder: str) -> None:
-    other = _described(store, folder)
-    if other is not None:
+def _in_its_folder(store: Store, space: Space) -> _Described | None:
+    """What is known of a space; None where its folder is free, a `ConfigError` where another space has it."""
+    own = _described(store, space.name)
+    if own is not None and own.space.spec_sha256 != space.spec_sha256:
         raise ConfigError(
-            f"the folder {store.location(folder)!r} holds another space (spec {other.space.spec_sha256[:12]}). Move it "
-            "away or give another output."
+            f"the folder {store.location(space.name)!r} holds another space (spec {own.space.spec_sha256[:12]}). Move "
+            "it away or give another output."
         )
+    return own
 
 
 def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRecord | None) -> None:

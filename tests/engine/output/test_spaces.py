@@ -61,6 +61,19 @@ class TestClaiming:
             assert claim_space(store, each) == each
             assert (store.root / each.name / "space.json").stat().st_mtime_ns == before
 
+    def test_space_that_a_concurrent_run_begins_meanwhile_is_the_same(
+        self, store: LocalStore, space: Space, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def folders_before_it_begins() -> list[str]:
+            monkeypatch.undo()
+            listed = list(store.folders())
+            claim_space(store, space)
+            return listed
+
+        monkeypatch.setattr(store, "folders", folders_before_it_begins)
+        assert claim_space(store, space) == space
+        assert [without_folder(space)] == list_spaces(store)
+
     def test_new_space_of_the_same_settings_says_why_in_one_line(
         self, store: LocalStore, caplog: pytest.LogCaptureFixture
     ) -> None:
