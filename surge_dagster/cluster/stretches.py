@@ -12,7 +12,6 @@ stages the last one assembles the file; if nobody did, the partition is handed o
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +59,9 @@ class Stretch:
 
 
 class Stretches:
-    """The partitions that no machine has, the largest last.
+    """The partitions that no machine has, the largest last, or the one of which machines have the first rows.
+
+    All ranges of a partition are handed out before another one is, since it is assembled after the last of them.
 
     Args:
         divides: whether large partitions are divided.
@@ -107,8 +108,6 @@ class Stretches:
     def _take(self, most: float) -> Stretch:
         keys, weight = list[str](), 0
         while self._left and (not keys or weight + self._weights[self._left[-1]] <= most):
-            if self._left[-1] in self._next_rows:
-                break
             keys.append(self._left.pop())
             weight += self._weights[keys[-1]]
         self._left_weight -= weight
@@ -133,7 +132,7 @@ class Stretches:
         self._ranges_under_way[key] += 1
         if stop < rows:
             self._weights[key], self._next_rows[key] = weight - taken, stop
-            insort(self._left, key, key=self._weights.__getitem__)
+            self._left.append(key)
         else:
             self._next_rows.pop(key, None)
         return Stretch((key,), taken, ranges=(PartitionRange(key, partition.source_version, start, stop),))

@@ -132,7 +132,9 @@ def test_divided_partition_is_handed_out_whole_after_its_last_range_unless_it_wa
 
 
 @given(st.lists(st.integers(1, 3_000), min_size=1, max_size=12), st.data())
-def test_every_row_is_in_one_stretch_whatever_the_machines_speeds(sizes: list[int], data: st.DataObject) -> None:
+def test_every_row_is_in_one_stretch_and_one_partition_at_a_time_is_divided(
+    sizes: list[int], data: st.DataObject
+) -> None:
     def borders() -> list[int]:
         return [0, 500, 777]
 
@@ -148,6 +150,7 @@ def test_every_row_is_in_one_stretch_whatever_the_machines_speeds(sizes: list[in
         assert stretch is not None
         for part in stretch.ranges:
             assert part.start == rows[part.key], "one after the other"
+            assert all(rows[f"p{n}"] in (0, size) for n, size in enumerate(sizes) if f"p{n}" != part.key)
             rows[part.key] = part.stop
             if data.draw(st.booleans()):
                 left.end_range(part.key)
