@@ -3,7 +3,7 @@
 The machines are network namespaces on this computer, so it needs root, iproute2 and the extra `ray`. Their encoders
 sleep instead of computing, each at a speed of its own, because all machines share the cores here. Efficiency is the
 catalog's texts over what the machines could have encoded from the moment at which each got its first stretch until the
-last one ended.
+last one ended. Beside it stands what the simulator of `make bench-fleet` gives for the same machines and partitions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.fleet_costs import QUICK, FleetCosts, Sizes, measure_costs
+from benchmarks.fleet_simulation import Catalog, Faults
+from benchmarks.fleet_ways import RayWay
 from benchmarks.harness import (
     Document,
     Target,
@@ -37,9 +40,9 @@ from benchmarks.harness import (
 )
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
 from surge_dagster.catalogs.folder import write_partition
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog, draw_texts
+from surge_dagster.catalogs.synthetic import MEAN_BYTES, build_synthetic_catalog, draw_texts
 from surge_dagster.cluster.cluster_run import ClusterRun
-from surge_dagster.cluster.machine import memory_limit
+from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -52,6 +55,7 @@ from tests.cluster.hosts import ROOT, Host, hosts
 _SIGMAS = (1.0, 1.72, 2.5)
 _SPREAD, _SLOW = 0.1, 0.5  # of the machines' speeds, and that of one of them
 _DIMENSION = 64
+_COSTS = Sizes(0, (), 0, (100, 200), 200, 100_000, (8,), 500)  # of what is measured for the simulator
 _GROUP_ROWS = 65_536
 _GIANT = 999_999  # the number of a partition that no synthetic catalog has
 _RAY = Path(sys.executable).parent / "ray"
@@ -73,12 +77,23 @@ def measure(arguments: argparse.Namespace) -> Document:
 def measure_sizes(arguments: argparse.Namespace, folder: Path) -> Document:
     """All machines, and catalogs whose sizes are spread more and more."""
     speeds, runs = speeds_of(arguments), Document()
+    say("costs")
+    costs, _ = measure_costs(QUICK if arguments.quick else _COSTS, f"hash://{_DIMENSION}")
     with cluster_of(speeds, folder) as network:
         for sigma in _SIGMAS:
             texts, catalog = round(sum(speeds) * arguments.seconds), folder / f"sigma {sigma}"
             build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=sigma, seed=1)
-            runs[catalog.name] = driven(network[0], catalog, "auto", speeds)
+            simulated = simulated_efficiency(Catalog.of(texts, arguments.partitions, sigma, seed=1), speeds, costs)
+            runs[catalog.name] = driven(network[0], catalog, "auto", speeds) | {"simulated": simulated}
     return runs
+
+
+def simulated_efficiency(catalog: Catalog, speeds: Sequence[float], costs: FleetCosts) -> float:
+    """What the simulator of fleets gives for machines that are there from the beginning."""
+    costs, faults = replace(costs, pool_seconds=0.0), Faults(lost_per_hour=0.0, cold_seconds=0.0)
+    fleet = RayWay(catalog, len(speeds), 1.0, costs, faults, 0, held=STRETCHES_AT_ONCE)
+    fleet.speeds = [speed * MEAN_BYTES for speed in speeds]
+    return fleet.run().efficiency
 
 
 def speeds_of(arguments: argparse.Namespace) -> list[float]:
@@ -209,6 +224,8 @@ def lines(document: Document) -> Iterator[str]:
 def targets(document: Document) -> Iterator[Target]:
     for name, run in document.get("sizes", {}).items():
         yield Target(f"{name}: efficiency", 0.96, run["efficiency"])
+        difference = abs(run["simulated"] / run["efficiency"] - 1)
+        yield at_most(f"{name}: difference of the simulator", 0.05, difference)
     if "one" in document:
         alone, cluster = (run["efficiency"] for run in document["one"].values())
         yield Target("one machine: with a cluster over without", 0.99, cluster / alone)

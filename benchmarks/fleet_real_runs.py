@@ -1,4 +1,4 @@
-"""Real runs of a small fleet, to compare the simulator with: machines are threads, their encoders sleep.
+"""Shards on a small fleet, to compare the simulator with: machines are threads, their encoders sleep.
 
 The whole product is at work on each: reading, encoder pool, publishing, ranges of large partitions. What a start costs
 is left out on both sides, since eight processes that start on two cores take longer than on eight machines.
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet_costs import FleetCosts
-from benchmarks.fleet_simulation import Catalog, Faults, Fleet
-from benchmarks.fleet_ways import RayWay, ShardWay
-from benchmarks.harness import Document, say, seconds_of
-from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT, drawn_partitions, paced_pool
+from benchmarks.fleet_simulation import Catalog, Faults
+from benchmarks.fleet_ways import ShardWay
+from benchmarks.harness import Document, seconds_of
+from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT, drawn_partitions
 from surge_dagster.catalogs.synthetic import MEAN_BYTES, partition_sizes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -31,15 +31,15 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch, within
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.shards import Stretch, cut
-from tests.cluster.local_cluster import LocalCluster, cluster_run
 
 _TEXTS_PER_SECOND = 300.0  # few enough for eight machines on two cores
 _DIMENSION, _MEMORY = 64, 256 << 20
+_LEAST_SECONDS = 6.0  # of a shard: a tenth of the product's, as the whole run is shorter
 _NO_STARTS = Faults(lost_per_hour=0.0, cold_seconds=0.0)
 
 
-def compare(costs: FleetCosts, machines: int, seconds: float, partitions: int, sigma: float, held: int) -> Document:
-    """Seconds of both ways, real and simulated, for the same partitions and machines."""
+def compare(costs: FleetCosts, machines: int, seconds: float, partitions: int, sigma: float) -> Document:
+    """Efficiency, real and simulated, for the same partitions and machines."""
     costs = replace(
         costs,
         run_seconds=0.0,
@@ -54,19 +54,14 @@ def compare(costs: FleetCosts, machines: int, seconds: float, partitions: int, s
     drawn = drawn_partitions(partition_sizes(texts, partitions, sigma).tolist())
     catalog = Catalog(map(_divisible, drawn))
     speed = _TEXTS_PER_SECOND * MEAN_BYTES
-    ways: dict[str, Fleet] = {
-        "ray": RayWay(catalog, machines, speed, costs, _NO_STARTS, 0, held=held),
-        "shards": ShardWay(catalog, machines, speed, costs, _NO_STARTS, 0),
-    }
-    compared: Document = {}
+    fleet = ShardWay(catalog, machines, speed, costs, _NO_STARTS, 0)
+    fleet.least_seconds = _LEAST_SECONDS
+    speeds = [each / MEAN_BYTES for each in fleet.speeds]
     with tempfile.TemporaryDirectory(prefix="surge-fleet-") as folder:
-        for way, real in (("ray", _real_ray), ("shards", _real_shards)):
-            say(f"  {way} for real")
-            speeds = [each / MEAN_BYTES for each in ways[way].speeds]
-            measured = real(PacedRuns(catalog.partitions, speeds, Path(folder) / way))
-            simulated = ways[way].run().seconds
-            compared[way] = {"real": measured, "simulated": simulated, "difference": simulated / measured - 1}
-    return compared
+        measured = _real_shards(PacedRuns(catalog.partitions, list(speeds), Path(folder)))
+    simulated = fleet.run()
+    real = texts / sum(speeds) / measured
+    return {"real": real, "simulated": simulated.efficiency, "difference": simulated.efficiency / real - 1}
 
 
 def _divisible(partition: Partition) -> Partition:
@@ -79,7 +74,7 @@ def _divisible(partition: Partition) -> Partition:
 
 @dataclass(frozen=True)
 class PacedRuns:
-    """See `CatalogRuns`; `speeds` are those of the machines, in texts per second, in the order of their starts."""
+    """How the runs of all machines are made; `speeds`, in texts per second, are in the order of their starts."""
 
     catalog: dict[str, Partition]
     speeds: list[float]
@@ -89,31 +84,16 @@ class PacedRuns:
         os.environ[SECONDS_PER_TEXT] = str(1 / self.speeds.pop(0))
         return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
 
-    def list_partitions(self) -> list[Partition]:
-        return list(self.catalog.values())
-
-    def new_run(
-        self, partitions: Iterable[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
-    ) -> EmbeddingRun:
+    def new_run(self, partitions: Iterable[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
         thresholds = Thresholds(b_min=1_000, b_max=4_000)
         store = LocalStore(self.output)
         return EmbeddingRun(partitions, store, pool, thresholds, memory_limit_bytes=_MEMORY, **options)
 
 
-def _real_ray(runs: PacedRuns) -> float:
-    cluster = LocalCluster(runs, [f"machine-{number}" for number in range(len(runs.speeds))])  # pyright: ignore[reportArgumentType]
-    with paced_pool(dimension=_DIMENSION) as pool:
-        cluster.machines()  # starts them
-        run = cluster_run(cluster, pool)
-        seconds = seconds_of(lambda: list(run.events()))
-    assert run.published == runs.catalog.keys(), "a partition is missing"
-    return seconds
-
-
 def _real_shards(runs: PacedRuns) -> float:
     count, speed = len(runs.speeds), sum(runs.speeds) / len(runs.speeds) * MEAN_BYTES
     waiting, published, lock = queue.SimpleQueue[Stretch](), set[str](), threading.Lock()
-    for stretch in cut(list(runs.catalog), runs.catalog, count, round(60 * speed)):
+    for stretch in cut(list(runs.catalog), runs.catalog, count, round(_LEAST_SECONDS * speed)):
         waiting.put(stretch)
 
     def work(pool: EncoderPool) -> None:

@@ -128,15 +128,21 @@ class RayWay(Fleet):
 
 
 class ShardWay(Fleet):
-    """Dagster runs of the stretches that `cut` makes, each a process that some machine starts."""
+    """Dagster runs of the stretches that `cut` makes, each a process that some machine starts.
+
+    Attributes:
+        least_seconds: of a machine, that are worth a run.
+    """
+
+    least_seconds = 60.0
 
     def begin(self) -> None:
         self._queue: list[tuple[int, Stretch]] = []  # by priority
         self._waiting = dict[Task, int]()
         self._slots, self._active = self.count, 0
-        speed = fmean(self.speeds)
+        least = round(self.least_seconds * fmean(self.speeds))
         keys = list(self.catalog.partitions)
-        for number, shard in enumerate(shards.cut(keys, self.catalog.partitions, self.count, round(60 * speed))):
+        for number, shard in enumerate(shards.cut(keys, self.catalog.partitions, self.count, least)):
             run = number, Stretch(tuple(shard.keys), shard.weight, ranges=self._ranges(shard))
             self.at(self.listing + (number + 1) * self.costs.enqueue_seconds, lambda run=run: self._enqueue(run))
         self.at(self.costs.dequeue_seconds, self._dequeue)

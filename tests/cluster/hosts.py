@@ -190,6 +190,16 @@ def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
         yield made
 
 
+def parquet_files(folder: Path) -> set[tuple[str, int]]:
+    """Those of a folder that hosts share, by name, with the times of their publication; some may vanish meanwhile."""
+    found = set[tuple[str, int]]()
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names if name.endswith(".parquet")):
+            with suppress(FileNotFoundError):
+                found.add((path.name, path.stat().st_mtime_ns))
+    return found
+
+
 def _new_group(name: str) -> Path | None:
     """A cgroup of the controller `cpu`, below the one that the test is in."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
-from tests.cluster.hosts import Host, hosts
+from tests.cluster.hosts import Host, hosts, parquet_files
 from tests.cluster.ray_hosts import MACHINE, RayHosts
 from tests.cluster.servers import Bucket
 from tests.extras import require
@@ -99,7 +99,7 @@ class Production:
         """Each file, with what tells its versions apart."""
         if self.bucket is not None:
             return {item for item in self.bucket.objects().items() if item[0].endswith(".parquet")}
-        return {(path.name, path.stat().st_mtime_ns) for path in (self.root / "output").rglob("*.parquet")}
+        return set[tuple[str, object]](parquet_files(self.root / "output"))
 
     def until_more_is_published(self, files: int = 10) -> None:
         before = self.published()

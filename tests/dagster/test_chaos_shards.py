@@ -25,7 +25,7 @@ from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.config.settings import PRIORITY_TAG
 from surge_dagster.orchestration.active_runs import PROCESS_TAG
 from surge_dagster.orchestration.names import LOST_RUNS
-from tests.cluster.hosts import ROOT, Host, hosts
+from tests.cluster.hosts import ROOT, Host, hosts, parquet_files
 from tests.cluster.servers import Database
 from tests.dagster.conftest import NAMES, Workbench, shown
 from tests.extras import require
@@ -125,7 +125,7 @@ class Fleet:
 
     def published(self) -> set[tuple[str, int]]:
         """Each file, with the time of its publication."""
-        return {(path.name, path.stat().st_mtime_ns) for path in self.bench.output.rglob("*.parquet")}
+        return parquet_files(self.bench.output)
 
     def until_more_is_published(self, files: int = 3) -> None:
         before = self.published()
