@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_820,
-    "cluster": 890,
+    "cluster": 912,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,
@@ -186,7 +186,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_350
+    assert product <= 37_370
     assert lines_of(ROOT / "tests") <= 44_330
     assert lines_of(ROOT / "benchmarks") <= 7_750  # 1,160 of them simulate fleets
 

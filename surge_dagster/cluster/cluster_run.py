@@ -157,6 +157,7 @@ class ClusterRun(Generic[T]):
         self._begun = time.perf_counter()
         self._under: dict[T, _Under] = {}
         self._told = set[str]()  # keys of due partitions that have a receipt or a failure
+        self._tried = set[str]()  # of those that failed once for a cause that may pass
 
     @property
     def space(self) -> Space:
@@ -289,7 +290,8 @@ class ClusterRun(Generic[T]):
         stretch, work = under.stretch, self.work[under.machine]
         work.was_at_work(under.begun, self._now())
         work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
-        yield from self._new(outcome.events, left)
+        events = [event for event in outcome.events if not self._tries_again(event, stretch, left)]
+        yield from self._new(events, left)
         if stretch.is_done:
             return
         stretch.is_done = True
@@ -297,8 +299,23 @@ class ClusterRun(Generic[T]):
             cluster.stop(copy)
         work.stretches, work.weight = work.stretches + 1, work.weight + stretch.weight
         untold = tuple(key for key in stretch.keys if key not in self._told)
-        if untold and stretch.ranges and not outcome.stopped:
+        if untold and stretch.ranges and not outcome.stopped and len(events) == len(outcome.events):
             left.end_range(untold[0])
+
+    def _tries_again(self, event: Event, stretch: Stretch, left: Stretches) -> bool:
+        """Whether a partition failed for a cause that may pass, and is tried once more or was done by another machine.
+
+        Such a cause is a machine that staged the same rows while this one read them.
+        """
+        if not isinstance(event, Failure) or not event.transient or self._stop.stopping.is_set():
+            return False
+        if stretch.is_done:
+            return True
+        if event.key in self._told | self._tried:
+            return False
+        self._tried.add(event.key)
+        left.put_back_one(stretch, event.key)
+        return True
 
     def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
         """Those that nobody has told of; a fresh partition was published by a machine that could not say so."""

@@ -6,13 +6,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from surge_dagster.cluster import cluster_run as cluster_run_module
 from surge_dagster.cluster import stretches
 from surge_dagster.cluster.cluster_run import MachineLost, MachineWork
-from surge_dagster.cluster.machine import Machine, MachineFacts, require_alike
+from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome, require_alike
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
@@ -194,6 +195,26 @@ def test_run_does_not_wait_for_a_silent_machine_whose_stretch_others_have_done(
     run = cluster_run(cluster, pool)
     assert len(list(run)) == 12 and not run.failed
     assert_all_embedded(runs, pool)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_partition_that_fails_for_a_passing_cause_is_tried_once_more(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    embed, failed = Machine.embed, list[int]()
+
+    def fail_first(self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any) -> StretchOutcome:
+        if "p05" not in keys or len(failed) == times:
+            return embed(self, number, keys, *more, **options)
+        failed.append(number)
+        rest = embed(self, number, [key for key in keys if key != "p05"], *more, **options)
+        return StretchOutcome([Failure("p05", "the disk did not answer", transient=True), *rest.events], rest.stopped)
+
+    monkeypatch.setattr(Machine, "embed", fail_first)
+    run = cluster_run(LocalCluster(runs, ["a"]), pool)
+    failures = [event.key for event in run.events() if isinstance(event, Failure)]
+    assert failures == (["p05"] if times == 2 else []) and len(failed) == times
+    assert run.report.partitions_written == 13 - times
 
 
 def test_machine_that_joins_late_gets_work(runs: SmallRuns, pool: EncoderPool) -> None:

@@ -271,7 +271,7 @@ class Publisher:
 
     def _published_by_another(self, partition: PartitionToRead, error: BaseException) -> Receipt | None:
         """The receipt of a divided partition whose file another run wrote while this one did, and removed the rows."""
-        if not partition.is_divided or not isinstance(error.__cause__, FileNotFoundError):
+        if not partition.is_divided or not isinstance(error.__cause__, FileNotFoundError | TransientError):
             return None
         store, space = self._target.store, self._target.space
         with contextlib.suppress(SurgeError, OSError, InvalidFile, Cancelled):

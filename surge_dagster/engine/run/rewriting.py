@@ -195,8 +195,9 @@ def _staged_rows(staging: Staging, partition: Partition, staged: Sequence[Staged
         except StoreUnavailable:
             raise
         except (InvalidFile, FileNotFoundError, TransientError) as error:
-            was_removed = isinstance(error, FileNotFoundError)
-            reason = "it was removed; another run may have published the partition" if was_removed else error
+            reason = str(error).removesuffix(". Run again.")
+            if isinstance(error, FileNotFoundError):
+                reason = "it was removed; another run may have published the partition"
             raise TransientError(
                 f"partition {partition.key!r}: its staged rows {segment.start:,} to {segment.stop:,} cannot be used: "
                 f"{reason}. Run again.",
