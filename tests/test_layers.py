@@ -187,7 +187,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
     assert product <= 37_370
-    assert lines_of(ROOT / "tests") <= 44_330
+    assert lines_of(ROOT / "tests") <= 44_400
     assert lines_of(ROOT / "benchmarks") <= 7_750  # 1,160 of them simulate fleets
 
 
