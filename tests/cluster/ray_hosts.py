@@ -18,6 +18,7 @@ ray.init("auto")
 print("alive", *[node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]])
 """
 RAYLET, MACHINE = "raylet/raylet", "ray::Machine"
+_JOIN_AT_ONCE = 8  # of hosts that share the cores here
 _RAY = (BIN / "ray", "start", "--num-cpus", 1, "--disable-usage-stats")
 
 
@@ -28,11 +29,13 @@ class RayHosts:
     Args:
         output: None for a folder beside the catalog.
         env: of all processes, beside the test's own.
+        options: of each `ray start`.
     """
 
     hosts: Sequence[Host]
     output: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[object] = ()
     _joining: dict[Host, subprocess.Popen[str]] = field(default_factory=dict)
 
     @property
@@ -41,21 +44,24 @@ class RayHosts:
 
     def start(self, *options: object) -> None:
         address = ("--node-ip-address", self.head.address, "--port", 6379)
-        self.head.run(*_RAY, "--head", *address, "--include-dashboard=false", *options, env=self.env)
-        until(lambda: len(self.supervise()) == len(self.hosts))
+        self.head.run(*_RAY, "--head", *address, "--include-dashboard=false", *self.options, *options, env=self.env)
+        until(lambda: len(self.supervise()) == len(self.hosts), 60 + 10 * len(self.hosts))
 
     def join(self, host: Host, *options: object, env: Mapping[str, str] | None = None) -> None:
         """Begin to start Ray on a host, with the Ray that it belongs to."""
         address = ("--address", f"{self.head.address}:6379", "--node-ip-address", host.address)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._joining[host] = host.popen(*_RAY, *address, *options, env={**self.env, **(env or {})}, **quiet)
+        self._joining[host] = host.popen(
+            *_RAY, *address, *self.options, *options, env={**self.env, **(env or {})}, **quiet
+        )
 
     def supervise(self) -> list[Host]:
         """Start Ray where it does not run, as a supervisor of each host does; gives the hosts where it runs."""
         for host in self.hosts[1:]:
-            if not self._is_joining(host) and not host.runs(RAYLET):
+            at_once = sum(map(self._is_joining, self.hosts))
+            if at_once < _JOIN_AT_ONCE and not self._is_joining(host) and not host.runs(RAYLET):
                 self.join(host)
-        return [host for host in self.hosts if not self._is_joining(host)]
+        return [host for host in self.hosts if host is self.head or (host.runs(RAYLET) and not self._is_joining(host))]
 
     def _is_joining(self, host: Host) -> bool:
         return host in self._joining and self._joining[host].poll() is None

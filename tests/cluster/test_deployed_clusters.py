@@ -82,23 +82,25 @@ def assert_verified(catalog: Path, output: Path) -> None:
 def test_slurm_job_embeds_on_all_its_nodes_and_lets_no_other_user_in(
     network: list[Host], catalog: Path, environment: dict[str, str]
 ) -> None:
-    names = " ".join(host.namespace for host in network)
+    tools = Path(environment["tools"])
     stand_in(environment, "scontrol", *(f"echo {host.address}" for host in network))
     stand_in(
         environment,
         "srun",
-        f'env | grep ^RAY_ > "{environment["tools"]}/job"',
+        f'env | grep ^RAY_ > "{tools}/job"',
         "while [[ $1 == --* ]]; do shift; done",
-        f"number=0; for host in {names}; do",
-        '  SLURM_PROCID=$number ip netns exec "$host" "$@" &',
-        "  number=$((number + 1)); done; wait",
+        f"""printf '%s\\0' "$@" > "{tools}/new" && mv "{tools}/new" "{tools}/task" && sleep infinity""",
     )
-    output, job = catalog.parent / "output", environment | {"SLURM_JOB_NODELIST": "node[1-4]"}
-    told = ended(start(network[0], "bash", DEPLOY / "slurm" / "embed.sbatch", catalog, output, env=job))
-    assert "40 partitions written" in told
+    output, nodes = catalog.parent / "output", {"SLURM_JOB_NODELIST": "node[1-4]"}
+    job = start(network[0], "bash", DEPLOY / "slurm" / "embed.sbatch", catalog, output, env=environment | nodes)
+    until((tools / "task").exists)
+    *task, _ = (tools / "task").read_text().split("\0")
+    of_job = dict(line.split("=", 1) for line in (tools / "job").read_text().splitlines())
+    for number, host in enumerate(network):
+        start(host, *task, env=environment | of_job | {"SLURM_PROCID": str(number)})
+    assert "40 partitions written" in ended(job)
     assert_verified(catalog, output)
 
-    of_job = dict(line.split("=", 1) for line in (Path(environment["tools"]) / "job").read_text().splitlines())
     until(lambda: "nodes: 4" in ended(start(network[1], "python", "-c", LISTED, env=environment | of_job)))
     stranger = environment | of_job | {"RAY_AUTH_TOKEN": "0" * 64}
     process, log = start(network[1], "python", "-c", LISTED, env=stranger)
