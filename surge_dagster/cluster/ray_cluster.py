@@ -109,8 +109,11 @@ class RayCluster:
 
             self._requested = machines
             bundles = [self._machine] * min(machines, _MOST_REQUESTED)
-            task = self._ray.remote(request_resources).options(num_cpus=0)  # Ray's client cannot call it
-            self._last_request = task.remote(bundles=bundles)
+            if self._ray.util.client.ray.is_connected():  # which cannot call it itself
+                task = self._ray.remote(request_resources).options(num_cpus=0)
+                self._last_request = task.remote(bundles=bundles)
+            else:
+                request_resources(bundles=bundles)
 
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> RayTask:
         actor, number = self._actors[machine], next(self._numbers)
