@@ -83,6 +83,8 @@ class Fleet:
         self._cursor = self.bench.tick(LOST_RUNS, self._cursor).cursor
         self._see_lost_runs()
         free = [host for host in self.hosts if host not in self._at_work or self._at_work[host].poll() is not None]
+        if len(free) == len(self.hosts):
+            self._fail_unstarted_runs()
         if not self._waiting and {*free, self.cut} >= set(self.hosts) and not self._active():
             requests = self.bench.scheduled()
             assert not isinstance(requests, str), requests
@@ -98,6 +100,12 @@ class Fleet:
 
     def _active(self) -> list[dg.DagsterRun]:
         return [run for run in self.bench.instance.get_runs() if not run.is_finished]
+
+    def _fail_unstarted_runs(self) -> None:
+        """As Dagster's run monitoring does where a run's process ended before it could say that it had started."""
+        for run in self._active():
+            if run.status is dg.DagsterRunStatus.NOT_STARTED:
+                self.bench.instance.report_run_failed(run)
 
     def _see_lost_runs(self) -> None:
         for run in self._active():
