@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "engine.tables": 1_480,
     "engine.verify": 630,
     "engine.run": 4_105,
-    "engine.output": 760,
+    "engine.output": 770,
     "engine.encoder": 3_715,
     "engine.sources": 2_345,
     "engine.files": 1_045,
@@ -185,9 +185,9 @@ def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
 def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
-    assert core <= 15_700
-    assert product <= 37_350
-    assert lines_of(ROOT / "tests") <= 44_330
+    assert core <= 15_710
+    assert product <= 37_370
+    assert lines_of(ROOT / "tests") <= 44_500
     assert lines_of(ROOT / "benchmarks") <= 7_750  # 1,160 of them simulate fleets
 
 
