@@ -263,7 +263,7 @@ class ClusterRun(Generic[T]):
     def _next(self, name: str, held: int, machines: int, left: Stretches) -> Stretch | None:
         """The next stretch of a machine that has so many."""
         stretch = left.next(self.work[name].bytes_per_second, machines, held, machine=name)
-        if stretch is None and not held:
+        if stretch is None and not held and not self._force:  # a forced copy removes what the other one has staged
             now = self._now()
             return oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
         return stretch
