@@ -245,8 +245,8 @@ class ClusterRun(Generic[T]):
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
             self._describe(machines[name])
-        if speeds := [speed for name in machines if (speed := self.work[name].bytes_per_second)]:
-            cluster.request(max(len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
+        if speeds := [speed for work in self.work.values() if (speed := work.bytes_per_second)]:  # also of lost ones
+            cluster.request(max(1, len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
         elif not machines:
             cluster.request(1)
         held = Counter[str]()
