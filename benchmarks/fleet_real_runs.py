@@ -82,7 +82,9 @@ class PacedRuns:
 
     def open_pool(self) -> EncoderPool:
         os.environ[SECONDS_PER_TEXT] = str(1 / self.speeds.pop(0))
-        return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
+        pool = EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
+        pool.start()  # its workers read the speed now
+        return pool
 
     def new_run(self, partitions: Iterable[Partition], pool: EncoderPool, **options: Any) -> EmbeddingRun:
         thresholds = Thresholds(b_min=1_000, b_max=4_000)
@@ -113,8 +115,6 @@ def _real_shards(runs: PacedRuns) -> float:
 
     with ExitStack() as stack, ThreadPoolExecutor(count) as threads:
         pools = [stack.enter_context(runs.open_pool()) for _ in range(count)]
-        for pool in pools:
-            pool.start()
         seconds = seconds_of(lambda: list(threads.map(work, pools)))
     assert published == runs.catalog.keys(), "a partition is missing"
     return seconds

@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_820,
-    "cluster": 912,
+    "cluster": 914,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "engine.tables": 1_480,
     "engine.verify": 630,
     "engine.run": 4_105,
-    "engine.output": 760,
+    "engine.output": 770,
     "engine.encoder": 3_715,
     "engine.sources": 2_345,
     "engine.files": 1_045,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_370
-    assert lines_of(ROOT / "tests") <= 44_400
+    assert product <= 37_380
+    assert lines_of(ROOT / "tests") <= 44_560
     assert lines_of(ROOT / "benchmarks") <= 7_750  # 1,160 of them simulate fleets
 
 

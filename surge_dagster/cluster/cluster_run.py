@@ -246,8 +246,8 @@ class ClusterRun(Generic[T]):
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
             self._describe(machines[name])
-        if speeds := [speed for name in machines if (speed := self.work[name].bytes_per_second)]:
-            cluster.request(max(len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
+        if speeds := [speed for work in self.work.values() if (speed := work.bytes_per_second)]:  # also of lost ones
+            cluster.request(max(1, len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
         elif not machines:
             cluster.request(1)
         held = Counter[str]()
@@ -264,7 +264,7 @@ class ClusterRun(Generic[T]):
     def _next(self, name: str, held: int, machines: int, left: Stretches) -> Stretch | None:
         """The next stretch of a machine that has so many."""
         stretch = left.next(self.work[name].bytes_per_second, machines, held, machine=name)
-        if stretch is None and not held:
+        if stretch is None and not held and not self._force:  # a forced copy removes what the other one has staged
             now = self._now()
             return oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
         return stretch

@@ -79,6 +79,7 @@ class RayCluster:
         self._starting: dict[str, Any] = {}  # facts that come, by node
         self._addresses: dict[str, str] = {}
         self._facts: dict[str, MachineFacts] = {}
+        self._precision: str | None = None  # of the first machine, and so of all
         self._starts: dict[str, int] = {}
         self._start_again_at: dict[str, float] = {}
         self._machine = {"CPU": 1.0}  # the resources of one
@@ -188,7 +189,7 @@ class RayCluster:
     def _welcome(self, node: str, coming: Any) -> None:
         try:
             facts: MachineFacts = replace(self._ray.get(coming), host=self._addresses[node])
-            require_alike(facts, self._space, next((known.precision for known in self._facts.values()), None))
+            require_alike(facts, self._space, self._precision)
         except ConfigError as error:
             self._warn(str(error))
             self._starts[node] = _MOST_STARTS
@@ -197,7 +198,7 @@ class RayCluster:
             self._warn(f"the machine {self._addresses.get(node, node)} does not start: {_in_a_line(error)}")
             self._lose(node)
         else:
-            self._facts[node] = facts
+            self._facts[node], self._precision = facts, facts.precision
 
     def _lose(self, node: str, lost: Any = None) -> None:
         """End the node's actor, unless it is another one than the `lost` one by now."""

@@ -103,7 +103,8 @@ class Stretches:
 
     def machines_wanted(self, bytes_per_second: float) -> int:
         """Machines of this speed that have enough to do, at what is left, to be worth their start."""
-        return math.ceil(self._left_weight / (_WORTH_SECONDS * bytes_per_second))
+        weight = self._left_weight + sum(stretch.weight for stretch in self._returned)
+        return math.ceil(weight / (_WORTH_SECONDS * bytes_per_second))
 
     def _take(self, most: float) -> Stretch:
         keys, weight = list[str](), 0

@@ -253,6 +253,44 @@ def test_idle_machine_takes_a_copy_of_what_another_is_slow_with(runs: SmallRuns,
     assert set(cluster.stopped) == {"slow"}
 
 
+def test_forced_run_copies_nothing_since_a_copy_would_remove_what_the_other_machine_has_staged(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
+    def hold(machine: str, keys: Sequence[str]) -> None:
+        if machine == "slow":
+            assert idle.wait(60)
+
+    idle, cluster, told = threading.Event(), LocalCluster(runs, ["slow", "fast"], hold), list[str]()
+    for event in cluster_run(cluster, pool, force=True).events():
+        told += [event.key] if isinstance(event, Receipt) else []
+        held = {key for machine, given in cluster.given for key in given.keys if machine == "slow"}
+        if told and {*told, *held} == CATALOG.keys():
+            cluster.request = lambda machines: idle.set()  # as the machines are looked at for the next time
+    assert Counter(key for _, given in cluster.given for key in given.keys) == Counter(list(CATALOG))
+
+
+def test_machines_are_requested_for_all_that_is_left_also_while_there_is_none(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "_WORTH_SECONDS", 1e-9)
+    requested = list[int]()
+
+    def lose(machine: str, keys: Sequence[str]) -> None:
+        if machine == "a" and len(cluster.given) > 4:
+            raise MachineLost("its host ended", is_innocent=True)
+
+    def request(machines: int) -> None:
+        if not cluster.names:
+            requested.append(machines)
+            cluster.names.append("b")
+
+    cluster = LocalCluster(runs, ["a"], lose)
+    cluster.request = request
+    list(cluster_run(cluster, pool).events())
+    assert_all_embedded(runs, pool)
+    assert requested and requested[0] > 1, "not those of a run whose machines' speed is unknown"
+
+
 def test_error_of_the_settings_ends_the_run(runs: SmallRuns, pool: EncoderPool) -> None:
     def refuse(machine: str, keys: Sequence[str]) -> None:
         raise ConfigError("the output is inside the catalog")

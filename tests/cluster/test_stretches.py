@@ -59,6 +59,10 @@ def test_machines_are_wanted_as_far_as_each_has_five_minutes_of_work() -> None:
     one = weight_of(replace(partition_of("p", []), text_bytes=1))
     left = sized([1] * 1_000)
     assert [left.machines_wanted(one * speed) for speed in (1.0, 3.0, 4.0)] == [4, 2, 1]
+    stretch = left.next(one * 1_000.0, 1)
+    assert stretch is not None and left.machines_wanted(one * 1.0) == 0
+    assert left.put_back(stretch, "m", is_innocent=True) is None
+    assert left.machines_wanted(one * 1.0) == 4, "also for what came back"
 
 
 def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> None:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
@@ -191,11 +191,8 @@ def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
 @cache
 def _readers(kind: type[Facts]) -> dict[bytes, tuple[str, Callable[[bytes], Any]]]:
     """By the name of its entry, each fact's own name and the function that makes its value from bytes."""
-    return {f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else _text) for fact in fields(kind)}
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
+    text = partial(bytes.decode, errors="replace")
+    return {f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else text) for fact in fields(kind)}
 
 
 def _digest(entries: Mapping[bytes, bytes]) -> bytes:

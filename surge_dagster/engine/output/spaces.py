@@ -16,6 +16,7 @@ and versions of libraries that the model's digest does not cover may change it, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -105,7 +106,8 @@ def claim_space(
     own = next((described for described in known if described.space.spec_sha256 == space.spec_sha256), None)
     own = own or _in_its_folder(store, space)  # a concurrent run may have begun it by now
     if own is None:
-        if (before := find_space(store, space.requested)) is not None:
+        before = find_space(store, space.requested)
+        if before is not None and before.spec_sha256 != space.spec_sha256:  # else a concurrent run has begun it now
             log.warning("%s", _why(space, before))
     else:
         require_format(store, own.space, file_format)
@@ -236,11 +238,13 @@ def _in_its_folder(store: Store, space: Space) -> _Described | None:
     """What is known of a space; None where its folder is free, a `ConfigError` where another space has it."""
     own = _described(store, space.name)
     if own is not None and own.space.spec_sha256 != space.spec_sha256:
-        raise ConfigError(
-            f"the folder {store.location(space.name)!r} holds another space (spec {own.space.spec_sha256[:12]}). Move "
-            "it away or give another output."
-        )
+        where, spec = store.location(space.name), own.space.spec_sha256[:12]
+        raise ConfigError(f"the folder {where!r} has another space (spec {spec}). Move it away or use another output.")
     return own
+
+
+class _WrittenMeanwhile(Exception):
+    """Another run has written the same; of many that replaced each other's in turns, some would give up."""
 
 
 def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRecord | None) -> None:
@@ -251,8 +255,11 @@ def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRe
                 known.space.require_tokenizer(space.tokenizer)
                 if "catalog" in document and known.catalog != seen:
                     known.holding(catalog_from_json(document["catalog"]), store)
+                if known.document == document:
+                    raise _WrittenMeanwhile
 
-    write_document(store, f"{space.name}/{SPACE_FILE}", document, require_as_claimed)
+    with contextlib.suppress(_WrittenMeanwhile):
+        write_document(store, f"{space.name}/{SPACE_FILE}", document, require_as_claimed)
 
 
 def write_document(store: Store, name: str, document: Mapping[str, Any], still_wanted: Callable[[], None]) -> None:

@@ -270,8 +270,9 @@ class Publisher:
         self._events.emit(receipt)
 
     def _published_by_another(self, partition: PartitionToRead, error: BaseException) -> Receipt | None:
-        """The receipt of a divided partition whose file another run wrote while this one did, and removed the rows."""
-        if not partition.is_divided or not isinstance(error.__cause__, FileNotFoundError | TransientError):
+        """The receipt of a partition whose file another run wrote while this one did, and removed the staged rows."""
+        is_new = partition.reuse or partition.is_divided  # else it may be the file that was to be replaced
+        if not is_new or not isinstance(error.__cause__, FileNotFoundError | TransientError):
             return None
         store, space = self._target.store, self._target.space
         with contextlib.suppress(SurgeError, OSError, InvalidFile, Cancelled):

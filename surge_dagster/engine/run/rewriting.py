@@ -195,9 +195,8 @@ def _staged_rows(staging: Staging, partition: Partition, staged: Sequence[Staged
         except StoreUnavailable:
             raise
         except (InvalidFile, FileNotFoundError, TransientError) as error:
-            reason = str(error).removesuffix(". Run again.")
-            if isinstance(error, FileNotFoundError):
-                reason = "it was removed; another run may have published the partition"
+            was_removed = "it was removed; another run may have published the partition"
+            reason = was_removed if isinstance(error, FileNotFoundError) else str(error).removesuffix(". Run again.")
             raise TransientError(
                 f"partition {partition.key!r}: its staged rows {segment.start:,} to {segment.stop:,} cannot be used: "
                 f"{reason}. Run again.",

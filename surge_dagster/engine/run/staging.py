@@ -8,8 +8,8 @@ run, whatever its thresholds, encodes only the rows that no segment covers. The 
 partition streams in, so the desired version is the one of the source version.
 
 Two runs may stage the same partition, or ranges of it: their objects appear whole and under names that say their rows,
-so either one's can be used. The run that has published the partition removes them all; the other run then finds nothing
-to write its file from and reports that.
+so either one's can be used. The run that has published the partition removes them all; the other run then has nothing
+to write its file from, and finds that of the first one.
 """
 
 from __future__ import annotations

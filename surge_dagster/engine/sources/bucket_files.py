@@ -31,7 +31,7 @@ class BucketFiles(SourceFiles):
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
         above = f"{self._name}/" if self._name else ""
         place = f"{above}{scope}".rstrip("/")
-        looks = [partial(self._below, begin), self._object]
+        looks = [lambda folder: list(self._store.list(folder, deep=True, begin=begin)), self._object]
         if scope and is_source_file(scope):
             looks.reverse()  # what is more likely is looked at first
         for stored in looks[0](place) or looks[1](place):
@@ -39,9 +39,6 @@ class BucketFiles(SourceFiles):
             if is_source_file(relative) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
                 token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
                 yield SourceFile(relative, stored.size, token, partial(self._open, stored))
-
-    def _below(self, begin: str, folder: str) -> Sequence[StoredObject]:
-        return list(self._store.list(folder, deep=True, begin=begin))
 
     def _object(self, name: str) -> Sequence[StoredObject]:
         try:
