@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_820,
-    "cluster": 914,
+    "cluster": 916,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,

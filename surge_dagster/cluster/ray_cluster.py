@@ -80,6 +80,7 @@ class RayCluster:
         self._addresses: dict[str, str] = {}
         self._facts: dict[str, MachineFacts] = {}
         self._precision: str | None = None  # of the first machine, and so of all
+        self._innocent: dict[str, Any] = {}  # the last actor of a node that an outage ended
         self._starts: dict[str, int] = {}
         self._start_again_at: dict[str, float] = {}
         self._machine = {"CPU": 1.0}  # the resources of one
@@ -137,13 +138,14 @@ class RayCluster:
             if isinstance(error.cause, SurgeError) and not isinstance(error.cause, EncoderError | TransientError):
                 raise error.cause from None
             self._lose(task.machine, task.actor)
-            reason = f"the machine {name} failed: {error.cause}"
-            raise MachineLost(reason, is_innocent=isinstance(error.cause, TransientError)) from None
+            if is_innocent := isinstance(error.cause, TransientError):
+                self._innocent[task.machine] = task.actor  # which ends with another stretch
+            raise MachineLost(f"the machine {name} failed: {error.cause}", is_innocent=is_innocent) from None
         except self._ray.exceptions.RayError as error:
             self._lose(task.machine, task.actor)
             is_alive = any(node["Alive"] and node["NodeID"] == task.machine for node in self._ray.nodes())
-            reason = f"the machine {name} was lost: {_in_a_line(error)}"
-            raise MachineLost(reason, is_innocent=not is_alive) from None
+            is_innocent = not is_alive or self._innocent.get(task.machine) is task.actor
+            raise MachineLost(f"the machine {name} was lost: {_in_a_line(error)}", is_innocent=is_innocent) from None
         self._starts[task.machine] = 0
         return outcome
 

@@ -1,38 +1,82 @@
-"""Which machines of a Ray cluster a run takes, without Ray."""
+"""Which machines of a Ray cluster a run takes, and what it makes of their errors, without Ray."""
 
 from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.cluster.machine import CatalogRuns, MachineFacts
-from surge_dagster.cluster.ray_cluster import RayCluster
+from surge_dagster.cluster.ray_cluster import RayCluster, RayTask
+from surge_dagster.engine.errors import EncoderError, StoreUnavailable, SurgeError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.version import __version__
 
 SPACE = EncodingSpec("hash://16").resolve()
 
 
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
 def facts(precision: str) -> MachineFacts:
     return MachineFacts("host", __version__, SPACE.vectors_key, precision, "cpu", "", 1)
 
 
-def test_precision_of_the_first_machine_is_that_of_the_run_also_when_all_machines_are_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    errors = SimpleNamespace(RayError=OSError)
-    ray = SimpleNamespace(init=lambda *_, **__: None, get=lambda value: value, exceptions=errors)
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> RayCluster:
+    """Of nodes whose addresses are their names; `get` gives a value, or raises an error."""
+
+    def get(value: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    ray = SimpleNamespace(
+        init=lambda *_, **__: None,
+        get=get,
+        kill=lambda actor: None,
+        nodes=lambda: [{"NodeID": "cpu", "Alive": True}],
+        exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
+    )
     monkeypatch.setitem(sys.modules, "ray", ray)
-    warnings, runs = list[str](), cast(CatalogRuns, None)
-    cluster = RayCluster("auto", runs, SPACE, warnings.append)
-    for address in ("gpu", "cpu", "gpu-again"):
-        cluster._addresses[address] = address
+    cluster = RayCluster("auto", cast(CatalogRuns, None), SPACE, warnings.append)
+    cluster._addresses = {name: name for name in ("gpu", "cpu", "gpu-again")}
+    return cluster
+
+
+def test_precision_of_the_first_machine_is_that_of_the_run_also_when_all_machines_are_lost(
+    cluster: RayCluster, warnings: list[str]
+) -> None:
     cluster._welcome("gpu", facts("bf16"))
     cluster._lose("gpu")
     cluster._welcome("cpu", facts("fp32"))
     assert "the machine cpu is not used: it has another precision (fp32) than this run (bf16)" in warnings[0]
     cluster._welcome("gpu-again", facts("bf16"))
     assert list(cluster._facts) == ["gpu-again"] and len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_innocent"), [(StoreUnavailable("no answer"), True), (EncoderError("a worker ended"), False)]
+)
+def test_stretch_beside_one_that_met_an_outage_is_no_more_to_blame_than_that(
+    cluster: RayCluster, error: SurgeError, is_innocent: bool
+) -> None:
+    cluster._actors["cpu"] = actor = object()
+    for number, outcome in enumerate([RayTaskError(error), RayError("The actor died: it was killed")]):
+        with pytest.raises(MachineLost) as lost:
+            cluster.result(RayTask("cpu", actor, number, outcome))
+        assert lost.value.is_innocent == is_innocent
