@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_820,
-    "cluster": 916,
+    "cluster": 922,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_380
-    assert lines_of(ROOT / "tests") <= 44_560
+    assert product <= 37_385
+    assert lines_of(ROOT / "tests") <= 44_570
     assert lines_of(ROOT / "benchmarks") <= 7_750  # 1,160 of them simulate fleets
 
 

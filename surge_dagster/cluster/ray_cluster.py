@@ -26,6 +26,7 @@ from surge_dagster.cluster.machine import (
 from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.support.counts import counted
 
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _START_AGAIN_SECONDS = 10.0  # after an actor has ended
@@ -95,9 +96,14 @@ class RayCluster:
         for node, facts in list(self._starting.items()):
             if self._ray.wait([facts], timeout=0)[0]:
                 self._welcome(node, self._starting.pop(node))
-        if self._facts or self._starting:
+        seconds = time.monotonic() - self._without_since
+        if self._facts:
             self._without_since = time.monotonic()
-        elif (seconds := time.monotonic() - self._without_since) > self._patience_seconds:
+        elif self._starting and seconds > _PATIENCE_SECONDS:
+            self._without_since = time.monotonic()  # for the next warning
+            starting = counted(len(self._starting), "machine")
+            self._warn(f"{starting} starting for {seconds:.0f} s: another run may have all of them; this one waits")
+        elif not self._starting and seconds > self._patience_seconds:
             raise EncoderError(
                 f"no machine of the cluster can encode since {seconds:.0f} s; the warnings of this run say why. Run "
                 "again when some can: what is published stays"

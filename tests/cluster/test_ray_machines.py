@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from surge_dagster.cluster import ray_cluster
 from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.cluster.machine import CatalogRuns, MachineFacts
 from surge_dagster.cluster.ray_cluster import RayCluster, RayTask
@@ -49,6 +50,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> RayCluster:
         init=lambda *_, **__: None,
         get=get,
         kill=lambda actor: None,
+        wait=lambda tasks, timeout: ([], tasks),
         nodes=lambda: [{"NodeID": "cpu", "Alive": True}],
         exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
     )
@@ -67,6 +69,22 @@ def test_precision_of_the_first_machine_is_that_of_the_run_also_when_all_machine
     assert "the machine cpu is not used: it has another precision (fp32) than this run (bf16)" in warnings[0]
     cluster._welcome("gpu-again", facts("bf16"))
     assert list(cluster._facts) == ["gpu-again"] and len(warnings) == 1
+
+
+def test_run_that_waits_for_the_machines_of_another_one_says_so(
+    cluster: RayCluster, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster._without_since, cluster._looked_at, cluster._starting = now, now + 1e6, {"cpu": "facts"}
+    for seconds in (100, 30, 100, 30):  # another run has its processors
+        now += seconds
+        assert cluster.machines() == {}
+    assert warnings == ["1 machine starting for 130 s: another run may have all of them; this one waits"] * 2
+    cluster._starting.clear()
+    now += 130
+    with pytest.raises(EncoderError, match="no machine of the cluster can encode"):
+        cluster.machines()
 
 
 @pytest.mark.parametrize(
