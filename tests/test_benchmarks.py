@@ -88,12 +88,12 @@ def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
 
 def test_fleet_benchmark_simulates_both_ways_beside_real_runs() -> None:
     document = run_benchmark("fleet", "--quick")
-    assert {row["way"] for row in document["efficiency"]} == {"shards", "ray"} == document["real"].keys()
+    assert {row["way"] for row in document["efficiency"]} == {"shards", "ray"}
     for row in document["efficiency"]:
         done = {outcome["done_bytes"] for outcome in row["outcomes"]}
         assert done == {row["catalog_bytes"]}, row
     assert all(0 < efficiency <= 1 for end in document["ends"] for efficiency in end["efficiencies"].values())
-    assert all(side["real"] > 0 and side["simulated"] > 0 for side in document["real"].values())
+    assert 0 < document["real"]["real"] <= 1 and 0 < document["real"]["simulated"] <= 1
 
 
 @pytest.mark.soak
