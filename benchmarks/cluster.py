@@ -213,12 +213,14 @@ def drive(catalog: str, output: str, cluster: str) -> Document:
 
 
 def lines(document: Document) -> Iterator[str]:
-    yield f"{'scenario':24}{'machines':>9}{'texts':>11}{'wall, s':>9}{'efficiency':>11}{'texts encoded':>14}"
+    figures = f"{'wall, s':>9}{'efficiency':>11}{'simulated':>11}{'texts encoded':>14}"
+    yield f"{'scenario':24}{'machines':>9}{'texts':>11}{figures}"
     for scenario in _SCENARIOS:
         for name, run in document.get(scenario, {}).items():
             encoded = sum(work["texts"] for work in run["machines"].values())
             wall, machines = run["wall_seconds"], len(run["machines"])
-            yield f"{name:24}{machines:>9}{run['texts']:>11,}{wall:>9.1f}{run['efficiency']:>11.3f}{encoded:>14,}"
+            figures = f"{wall:>9.1f}{run['efficiency']:>11.3f}{run.get('simulated', float('nan')):>11.3f}{encoded:>14,}"
+            yield f"{name:24}{machines:>9}{run['texts']:>11,}{figures}"
 
 
 def targets(document: Document) -> Iterator[Target]:
