@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_820,
-    "cluster": 922,
+    "cluster": 924,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,
@@ -187,8 +187,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
     assert product <= 37_385
-    assert lines_of(ROOT / "tests") <= 44_570
-    assert lines_of(ROOT / "benchmarks") <= 7_750  # 1,160 of them simulate fleets
+    assert lines_of(ROOT / "tests") <= 44_580
+    assert lines_of(ROOT / "benchmarks") <= 7_755  # 1,180 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

@@ -311,7 +311,7 @@ class ClusterRun(Generic[T]):
             return False
         if stretch.is_done:
             return True
-        if event.key in self._told | self._tried:
+        if event.key in self._told or event.key in self._tried:
             return False
         self._tried.add(event.key)
         left.put_back_one(stretch, event.key)

@@ -57,7 +57,7 @@ class RayCluster:
         warn: takes a line about each machine that is not used.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or the address is none.
         TransientError: there is no such cluster, or it does not answer.
     """
 
@@ -72,7 +72,9 @@ class RayCluster:
         self._ray: Any = ray
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except ValueError as error:
+            raise ConfigError(f"{address!r} is no address of a Ray cluster: {_in_a_line(error)}") from None
+        except (ConnectionError, RuntimeError) as error:
             raise TransientError(f"the Ray cluster {address!r} cannot be reached: {_in_a_line(error)}") from None
         self._runs, self._space, self._warn = runs, space, warn
         self._numbers = itertools.count()

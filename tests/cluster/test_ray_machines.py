@@ -12,7 +12,7 @@ from surge_dagster.cluster import ray_cluster
 from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.cluster.machine import CatalogRuns, MachineFacts
 from surge_dagster.cluster.ray_cluster import RayCluster, RayTask
-from surge_dagster.engine.errors import EncoderError, StoreUnavailable, SurgeError
+from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.version import __version__
 
@@ -69,6 +69,18 @@ def test_precision_of_the_first_machine_is_that_of_the_run_also_when_all_machine
     assert "the machine cpu is not used: it has another precision (fp32) than this run (bf16)" in warnings[0]
     cluster._welcome("gpu-again", facts("bf16"))
     assert list(cluster._facts) == ["gpu-again"] and len(warnings) == 1
+
+
+@pytest.mark.parametrize(("error", "kind"), [(ValueError("bad"), ConfigError), (ConnectionError("no"), TransientError)])
+def test_address_that_is_none_is_a_wrong_setting_and_a_cluster_that_does_not_answer_may_later(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[SurgeError]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["ray"], "init", fail)
+    with pytest.raises(kind, match="'nowhere'"):
+        RayCluster("nowhere", cast(CatalogRuns, None), SPACE, lambda line: None)
 
 
 def test_run_that_waits_for_the_machines_of_another_one_says_so(

@@ -195,8 +195,8 @@ def _staged_rows(staging: Staging, partition: Partition, staged: Sequence[Staged
         except StoreUnavailable:
             raise
         except (InvalidFile, FileNotFoundError, TransientError) as error:
-            was_removed = "it was removed; another run may have published the partition"
-            reason = was_removed if isinstance(error, FileNotFoundError) else str(error).removesuffix(". Run again.")
+            removed = "it was removed; another run may have published the partition"
+            reason = removed if isinstance(error, FileNotFoundError) else str(error).removesuffix(". Run again.")
             raise TransientError(
                 f"partition {partition.key!r}: its staged rows {segment.start:,} to {segment.stop:,} cannot be used: "
                 f"{reason}. Run again.",
