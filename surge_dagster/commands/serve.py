@@ -38,7 +38,7 @@ def serve(
         typer.Option(help="Milliseconds within which an accepted query is answered. Default: from the model's speed."),
     ] = None,
     bulk_share: Annotated[
-        float, typer.Option(help="Share of the device that documents keep while queries wait.")
+        float, typer.Option(help="Share of a CPU that documents keep while queries wait; of a GPU, half.")
     ] = 0.1,
     batches: Annotated[
         Path | None, typer.Option(help="Folder for files and batches; without one there are none.", metavar="FOLDER")

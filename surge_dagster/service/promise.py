@@ -30,12 +30,15 @@ from typing import Any
 import numpy as np
 
 from surge_dagster.engine.encoder.costs import speed_texts
+from surge_dagster.engine.encoder.devices import device_kind
 from surge_dagster.engine.errors import ConfigError
 
 HANDLING_SECONDS = 0.002
 # The workers of a CPU are processes that the kernel schedules. A worker that wakes up takes a core from one of a higher
-# niceness at once, or at the next tick: 4 ms in kernels with 250 of them per second, as distributions build them.
-CPU_WAIT_SECONDS = 0.004
+# niceness at once, or at the next tick: 4 ms in kernels with 250 of them per second, as distributions build them. A GPU
+# gives each process slices of about 2 ms in turn.
+DEVICE_WAIT_SECONDS = 0.004
+_SHARE_OF_SLICES = 0.5
 _DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where none was requested
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
 _NICE_STEP, _MOST_NICE = 1.25, 19
@@ -224,6 +227,11 @@ def _texts_of(
     ends = np.cumsum(np.tile(tokens, times))
     rows = max(1, int(np.searchsorted(ends, most_tokens, side="right")))
     return (texts * times)[:rows], int(ends[rows - 1])
+
+
+def kept_share(devices: str, bulk_share: float) -> float:
+    """φ: what was asked for on a CPU; on a GPU the processes of queries and of documents have equal slices of time."""
+    return _SHARE_OF_SLICES if device_kind(devices.split(",")[0]) == "cuda" else bulk_share
 
 
 def niceness_of(bulk_share: float) -> int:

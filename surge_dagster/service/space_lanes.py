@@ -24,10 +24,11 @@ from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.support.waiting import in_background, result_of
 from surge_dagster.service.lane import Lane, LaneCounts, measured
 from surge_dagster.service.promise import (
-    CPU_WAIT_SECONDS,
+    DEVICE_WAIT_SECONDS,
     Promise,
     busy_thread,
     full_pass,
+    kept_share,
     niceness_of,
     pass_sizes,
     time_passes,
@@ -54,7 +55,7 @@ class LaneSettings:
         devices, precision, backend: see `EncoderPool`.
         trust_remote_code: of models that spaces on record name, see `EncodingSpec`; other code is not run.
         promised_seconds: of query lanes; None is what two waiting passes need, as they were timed at the start.
-        bulk_share: of the device, that documents keep beside queries.
+        bulk_share: of a CPU, that documents keep beside queries; of a GPU they keep half.
 
     Raises:
         ConfigError: the share is out of its range.
@@ -169,8 +170,8 @@ class SpaceLanes:
             passes = time_passes(encode, count, sizes, longest_text)
         most = full_pass(passes, sizes)
         envelope = upper_envelope([each for each in passes if each[0] <= most])
-        share, wanted = self._settings.bulk_share, self._settings.promised_seconds
-        promise = Promise(*envelope, most, CPU_WAIT_SECONDS, share, 0.0)
+        share, wanted = kept_share(pool.device, self._settings.bulk_share), self._settings.promised_seconds
+        promise = Promise(*envelope, most, DEVICE_WAIT_SECONDS, share, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
             log.warning("%s promises %.0f ms: less cannot be kept", self._space.name, 1000 * promise.smallest_seconds)
             wanted = promise.smallest_seconds

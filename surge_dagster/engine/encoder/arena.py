@@ -11,6 +11,7 @@ write to goes back to the arena only when the worker has finished with it.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -26,6 +27,8 @@ from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.columns import value_parts
 
 _POLL_SECONDS = 0.05
+_madvise = ctypes.CDLL(None).madvise  # mmap's own method keeps the GIL, for 0.1 s with a slot of 500 MB
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _KEYS = itertools.count()
 # numpy releases the GIL for larger copies; with tiny partitions the reader would then wait for the GIL after each one.
 _COPIED_WITH_GIL_BYTES = 64 * 1024
@@ -62,6 +65,7 @@ class Arena:
         except BaseException:
             os.close(self.fd)
             raise
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._on_close = on_close
         self._changed = threading.Condition()
         self._free = list(range(slots))[::-1]
@@ -92,7 +96,9 @@ class Arena:
         os.close(self.fd)
 
     def _take_back(self, index: int) -> None:
-        self._memory.madvise(mmap.MADV_REMOVE, index * self.layout.slot_bytes, self.layout.slot_bytes)
+        size = self.layout.slot_bytes
+        if _madvise(self._address + index * size, size, mmap.MADV_REMOVE):
+            raise OSError("the memory of a slot cannot be given back")
         with self._changed:
             self._free.append(index)
             self._changed.notify()
@@ -168,8 +174,7 @@ class Slot:
         np.add(offsets[1:], end - offsets.item(0), out=self._arrays.offsets[rows + 1 : rows + 1 + count])
         if known is not None:
             self._put(known, rows)
-        self._rows = rows + count
-        self.text_bytes = end + size
+        self._rows, self.text_bytes = rows + count, end + size
 
     def _put(self, known: KnownVectors, first: int) -> None:
         if self._known is None:
@@ -250,8 +255,7 @@ class Slot:
         self._check(rows, self._rows)
         if self._known is not None:
             self._known[rows : self._rows] = 0
-        self._rows = rows
-        self.text_bytes = int(self._arrays.offsets[rows])
+        self._rows, self.text_bytes = rows, int(self._arrays.offsets[rows])
 
     def release(self) -> None:
         """Gives the slot back to the arena, and its memory to the system; its views are invalid then."""

@@ -23,11 +23,7 @@ _BYTES_PER_TOKEN = 4
 
 def hash_vectors(texts: Iterable[str], dimension: int) -> np.ndarray:
     """float32 [texts, dimension]; the texts include the prompt."""
-    encoded = [text.encode() for text in texts]
-    vectors = np.empty((len(encoded), dimension), np.float32)
-    for start in range(0, len(encoded), _ROWS_PER_STEP):
-        vectors[start : start + _ROWS_PER_STEP] = _vectors(encoded[start : start + _ROWS_PER_STEP], dimension)
-    return vectors
+    return _vectors([text.encode() for text in texts], dimension)
 
 
 def _vectors(encoded: list[bytes], dimension: int) -> np.ndarray:
