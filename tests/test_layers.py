@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_828,
-    "cluster": 924,
+    "cluster": 944,
     "config": 697,
     "consumers": 930,
     "engine.derived": 710,

@@ -13,19 +13,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import Cancelled, SurgeError
+from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.timeline import Span
+from surge_dagster.engine.support.urls import is_object_store
 from surge_dagster.engine.support.waiting import StopSignal
 
 log = logging.getLogger(__name__)
@@ -157,7 +159,7 @@ class ClusterRun(Generic[T]):
         self._begun = time.perf_counter()
         self._under: dict[T, _Under] = {}
         self._told = set[str]()  # keys of due partitions that have a receipt or a failure
-        self._tried = set[str]()  # of those that failed once for a cause that may pass
+        self._tried = set[tuple[str, tuple[PartitionRange, ...]]]()  # that failed once for a cause that may pass
 
     @property
     def space(self) -> Space:
@@ -266,7 +268,8 @@ class ClusterRun(Generic[T]):
         stretch = left.next(self.work[name].bytes_per_second, machines, held, machine=name)
         if stretch is None and not held and not self._force:  # a forced copy removes what the other one has staged
             now = self._now()
-            return oldest_copy([(under.stretch, now - under.begun) for under in self._under.values()])
+            running = [(under.stretch, now - under.begun) for under in self._under.values()]
+            return oldest_copy([each for each in running if not each[0].is_suspect and each[0].is_for(name, machines)])
         return stretch
 
     def _take(self, cluster: Cluster[T], task: T, left: Stretches) -> Iterator[Event]:
@@ -288,9 +291,11 @@ class ClusterRun(Generic[T]):
                 yield from self._new([Failure(key, f"{reason}then run again.", in_source=False)], left)
             return
         stretch, work = under.stretch, self.work[under.machine]
+        if not work.stretches:
+            _require_shared(work.facts.host, outcome.events)
         work.was_at_work(under.begun, self._now())
         work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
-        events = [event for event in outcome.events if not self._tries_again(event, stretch, left)]
+        events = [event for event in outcome.events if not self._tries_again(event, under, left)]
         yield from self._new(events, left)
         if stretch.is_done:
             return
@@ -302,19 +307,22 @@ class ClusterRun(Generic[T]):
         if untold and stretch.ranges and not outcome.stopped and len(events) == len(outcome.events):
             left.end_range(untold[0])
 
-    def _tries_again(self, event: Event, stretch: Stretch, left: Stretches) -> bool:
+    def _tries_again(self, event: Event, under: _Under, left: Stretches) -> bool:
         """Whether a partition failed for a cause that may pass, and is tried once more or was done by another machine.
 
-        Such a cause is a machine that staged the same rows while this one read them.
+        Such a cause is a machine that staged the same rows while this one read them, or one that can read nothing.
         """
-        if not isinstance(event, Failure) or not event.transient or self._stop.stopping.is_set():
+        if not isinstance(event, Failure) or self._stop.stopping.is_set():
             return False
-        if stretch.is_done:
+        if not event.transient and self.work[under.machine].texts:
+            return False
+        if under.stretch.is_done:
             return True
-        if event.key in self._told or event.key in self._tried:
+        tried = event.key, under.stretch.ranges
+        if event.key in self._told or tried in self._tried:
             return False
-        self._tried.add(event.key)
-        left.put_back_one(stretch, event.key)
+        self._tried.add(tried)
+        left.put_back_one(under.stretch, event.key, under.machine)
         return True
 
     def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
@@ -340,6 +348,16 @@ class ClusterRun(Generic[T]):
         report.device, report.hardware, report.precision = facts.device, facts.hardware, facts.precision
         report.workers = sum(work.facts.workers for work in self.work.values())
         log.info("%s encodes: %s, %s", facts.host, facts.device, counted(facts.workers, "worker"))
+
+
+def _require_shared(machine: str, events: Iterable[Event]) -> None:
+    """Refuse a machine whose files only itself has."""
+    path = next((event.path for event in events if isinstance(event, Receipt)), None)
+    if path is not None and not is_object_store(path) and not Path(path).exists():
+        raise ConfigError(
+            f"the machine {machine} published {path}, and this machine has no such file. All machines need one output: "
+            "name a bucket, or a folder that they share"
+        )
 
 
 def _share_of(stretch: Stretch) -> int:

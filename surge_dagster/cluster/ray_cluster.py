@@ -143,6 +143,8 @@ class RayCluster:
         try:
             outcome = self._ray.get(task.outcome)
         except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ConfigError):
+                raise ConfigError(f"the machine {name}: {error.cause}") from None
             if isinstance(error.cause, SurgeError) and not isinstance(error.cause, EncoderError | TransientError):
                 raise error.cause from None
             self._lose(task.machine, task.actor)

@@ -152,10 +152,10 @@ class Stretches:
             self._left.remove(key)
             self._left_weight -= self._weights[key]
 
-    def put_back_one(self, stretch: Stretch, key: str) -> None:
+    def put_back_one(self, stretch: Stretch, key: str, machine: str) -> None:
         """Take back one partition of a stretch, or the rows of it that the stretch has; the others are done."""
         weight = stretch.weight if stretch.ranges else self._weights[key]
-        self._returned.append(Stretch((key,), weight, blame=1, ranges=stretch.ranges))
+        self._returned.append(Stretch((key,), weight, 1, stretch.lost_on | {machine}, stretch.ranges))
 
     def put_back(self, stretch: Stretch, machine: str, *, is_innocent: bool = False) -> str | None:
         """Take back a stretch whose machine was lost.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ import pytest
 
 from surge_dagster.cluster import cluster_run as cluster_run_module
 from surge_dagster.cluster import stretches
-from surge_dagster.cluster.cluster_run import MachineLost, MachineWork
+from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost, MachineWork
 from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome, require_alike
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.staging import STAGING
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.version import __version__
 from tests.cluster.local_cluster import SPEC, FolderRuns, LocalCluster, SmallRuns, cluster_run
 from tests.engine.encoder.faulty_pools import no_leaks
@@ -215,6 +218,46 @@ def test_partition_that_fails_for_a_passing_cause_is_tried_once_more(
     failures = [event.key for event in run.events() if isinstance(event, Failure)]
     assert failures == (["p05"] if times == 2 else []) and len(failed) == times
     assert run.report.partitions_written == 13 - times
+
+
+@pytest.mark.parametrize("is_transient", [True, False])
+def test_machine_that_can_read_nothing_fails_no_partition_while_another_one_can(
+    giant: FolderRuns, pool: EncoderPool, is_transient: bool
+) -> None:
+    def fail(*_: int) -> Iterator[RowBatch]:
+        raise TransientError("no answer") if is_transient else DataError("p", "no such folder", "Mount it.")
+
+    @dataclass(frozen=True)
+    class BlindRuns(FolderRuns):
+        def list_partitions(self) -> list[Partition]:
+            return [replace(partition, read=fail, read_range=fail) for partition in super().list_partitions()]
+
+    cluster = LocalCluster(giant, ["blind", "a"])
+    cluster._machines["blind"] = Machine(BlindRuns({}, giant.output))
+    run = cluster_run(cluster, pool)
+    events = list(run.events())
+    assert not [event for event in events if isinstance(event, Failure)] and run.report.partitions_written == 3
+    assert {machine for machine, _ in cluster.given} == {"blind", "a"} and not run.work["blind"].texts
+
+
+def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused(
+    tmp_path: Path, runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed, own_disk = Machine.embed, tmp_path / "own disk"
+
+    def embed_elsewhere(*arguments: Any, **options: Any) -> StretchOutcome:
+        outcome = embed(*arguments, **options)
+        shutil.rmtree(own_disk, ignore_errors=True)  # as if on another host
+        return outcome
+
+    monkeypatch.setattr(Machine, "embed", embed_elsewhere)
+    cluster = LocalCluster(SmallRuns(CATALOG, own_disk), ["a"])
+    run = ClusterRun(runs.list_partitions(), runs, pool, lambda: cluster, force=False, grace_seconds=20.0)
+    with pytest.raises(
+        ConfigError, match=r"disk/\S+/p\d+\.parquet, and this machine has no such file\. All machines need"
+    ):
+        list(run.events())
+    assert cluster.closed.is_set() and not run.report.partitions_written
 
 
 def test_machine_that_joins_late_gets_work(runs: SmallRuns, pool: EncoderPool) -> None:
