@@ -86,6 +86,7 @@ def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
     assert 0 < document["list_seconds"] < document["seconds"]
 
 
+@pytest.mark.soak
 def test_fleet_benchmark_simulates_both_ways_beside_real_runs() -> None:
     document = run_benchmark("fleet", "--quick")
     assert {row["way"] for row in document["efficiency"]} == {"shards", "ray"}
