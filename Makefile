@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test soak lint eval eval-full bench bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
+.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,9 +82,14 @@ ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 # Four at a time on two cores: many tests wait for processes that start. A file stays together, for what its tests share,
 # and tests/conftest.py says which ones begin. The hundreds of processes that are started compile the project once. Threads
 # of numpy and torch that wait for work do not spin meanwhile, which takes half of the time of tests with small models.
-test: $(TEST_STAMP) ## run the tests
-	@PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 \
+  $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+test: $(TEST_STAMP) ## run the tests, in six minutes on two cores
+	@$(PYTEST) $(ARGS)
+
+test-processes: $(TEST_STAMP) ## run those that start and kill whole processes, or measure them
+	@$(PYTEST) -m "processes and not soak" $(ARGS)
 
 soak: $(TEST_STAMP) ## run the tests that take minutes: many kills, large catalogs
 	@$(BIN)/python -m pytest -m soak -v $(ARGS)

@@ -18,6 +18,8 @@ from benchmarks.fleet_costs import QUICK, measure_costs
 from tests.engine.encoder.conftest import tiny_model
 from tests.extras import require
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 

@@ -187,7 +187,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
     assert product <= 37_415
-    assert lines_of(ROOT / "tests") <= 44_580
+    assert lines_of(ROOT / "tests") <= 44_690
     assert lines_of(ROOT / "benchmarks") <= 7_755  # 1,180 of them simulate fleets
 
 
@@ -210,6 +210,7 @@ with EncoderPool(EncodingSpec("hash://16"), devices="cpu") as pool:
 """
 
 
+@pytest.mark.processes
 def test_core_embeds_a_catalog_with_every_satellite_deleted(tmp_path: Path) -> None:
     shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (tmp_path / PACKAGE).iterdir():

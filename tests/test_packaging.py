@@ -17,6 +17,8 @@ import pytest
 
 from surge_dagster import __all__, __version__
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ARROW_VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"

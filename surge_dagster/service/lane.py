@@ -220,7 +220,7 @@ class Lane:
             return
         waiting = self.waiting_tokens + size
         reading = 0.0 if received_at is None else self._clock() - received_at - HANDLING_SECONDS
-        if not self._pass:
+        if self._computing_since is None and not self._queue:
             reading -= self.promise.full_pass_seconds  # of the pass that the bound takes to be under way
             excess = 0.0  # else a lane that was slow would never learn that it no longer is
         else:

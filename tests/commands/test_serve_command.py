@@ -26,6 +26,8 @@ from tests.command import Command
 from tests.commands.test_cli import write_partition
 from tests.small_catalogs import read_embedded
 
+pytestmark = pytest.mark.processes
+
 PROMPTS = ("--document-prompt", "keep: ", "--query-prompt", "find: ")
 
 

@@ -21,6 +21,8 @@ from tests.consumers.scripts import Follower
 from tests.consumers.test_targets import drop
 from tests.engine.feeds import Output
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 POINTS = 40  # about as many as a hand-over passes
 

@@ -15,6 +15,8 @@ from surge_dagster.demo import local_instance, run_demo
 from tests.catalogs.installed import functions, install
 from tests.dagster.conftest import ROOT, Ran, Workbench
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.timeout(180)
 def test_demo_embeds_checks_and_searches_without_warnings_and_repeating_it_encodes_nothing(

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import dagster as dg
 import psutil
+import pytest
 
 from tests.dagster.conftest import ROOT, Workbench
 from tests.dagster.dev_server import MARK, eventually, processes_with
+
+pytestmark = pytest.mark.processes
 
 
 def living(bench: Workbench) -> list[psutil.Process]:

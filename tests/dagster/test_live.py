@@ -19,6 +19,8 @@ from tests.dagster.camera import camera_on
 from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import numbered_rows, write_partition
 
+pytestmark = pytest.mark.processes
+
 ROWS = 20
 
 

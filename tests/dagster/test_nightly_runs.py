@@ -25,6 +25,8 @@ from tests.dagster.moving_catalog import Moved
 from tests.dagster.nightly_runs import Ended, Production
 from tests.engine.store.object_server import ObjectServer
 
+pytestmark = pytest.mark.processes
+
 _HOURS_OF_TICKS = (7, 8, 8)
 # Checks, the start and the end of a run, in the database that all runs share; the log of one run, in its own.
 _ROWS_OF_A_RUN, _OWN_ROWS_OF_A_RUN = 6, 60

@@ -329,6 +329,7 @@ def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.
     return process
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("gated")
 def test_run_declared_lost_that_still_executes_does_not_replace_newer_files(bench: Workbench) -> None:
     first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}

@@ -1,4 +1,4 @@
-"""Services of these tests time their passes without a busy thread beside them, which takes two seconds of each start."""
+"""Services of these tests time their passes without a busy thread, which takes two seconds of each start."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.engine.encoder.conftest import column, encode, filled_slot
 from tests.engine.encoder.faulty_pools import beyond_signals, faulty_pool, wait_for_end, with_harm
 from tests.signals import interrupted_in_another_thread
 
-pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("faulty_workers", "no_leaks")]
 
 
 def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.engine.encoder.conftest import encode, filled_slot
 from tests.engine.encoder.faulty_pools import SPEC, beyond_signals, faulty_pool, with_harm
 from tests.engine.encoder.small_device import expected_vectors
 
-pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("faulty_workers", "no_leaks")]
 
 
 @pytest.mark.parametrize("harm", ["die", "fail"])

@@ -325,6 +325,7 @@ for number in range(10):
 """
 
 
+@pytest.mark.processes
 def test_concurrent_writers_leave_one_complete_file(folder: Path) -> None:
     first = memory()
     first.remember("shared", TAG, "shared")

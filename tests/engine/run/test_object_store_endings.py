@@ -23,6 +23,8 @@ from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run
 from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer
 from tests.small_catalogs import keys_of, write_catalog
 
+pytestmark = pytest.mark.processes
+
 UNAVAILABLE = Fault("status", 503)
 SILENCE = Fault("stall")
 # The process handles the signal even if the process that runs the tests ignores it.

@@ -30,6 +30,8 @@ from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS,
 from tests.engine.runs import completed, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
+pytestmark = pytest.mark.processes
+
 if TYPE_CHECKING:
     from tests.engine.store.object_server import ObjectServer
 

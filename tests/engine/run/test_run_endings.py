@@ -33,6 +33,8 @@ from tests.engine.runs import completed, failures, finish, in_memory, make_run, 
 from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, partition_of, published_files
 
+pytestmark = pytest.mark.processes
+
 SPEC = EncodingSpec(f"hash://{DIMENSION}")
 LARGE = Thresholds(b_min=100_000, b_max=100_000)
 

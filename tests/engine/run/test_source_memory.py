@@ -19,6 +19,8 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import finish, make_run
 
+pytestmark = pytest.mark.processes
+
 MEGABYTE = 1_000_000
 # Reads every partition in a process of its own and gives the rows and the growth of its resident memory in bytes.
 READER = """

@@ -231,12 +231,12 @@ class TestTempFiles:
         holder.join()
 
     def test_concurrent_runs_may_sweep_and_publish(self, store: LocalStore) -> None:
-        def begin() -> None:
+        def begin(name: str) -> None:
             for _ in range(20):
                 store.sweep("space")
-                put(store, "space/a.parquet", b"x")
+                put(store, f"space/{name}.parquet", b"x")
 
-        do_concurrently(*[begin] * 6)
+        do_concurrently(*[partial(begin, name) for name in "abcdef"])
 
 
 class TestListing:
