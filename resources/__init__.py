@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr
 
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.check_policy import RUN_CHECK
-from surge_dagster.config.settings import EncoderSettings, FileSettings
+from surge_dagster.config.settings import EncoderSettings, FileSettings, absolute_place
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
@@ -76,7 +76,7 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         elif self.query:
             where = f"A query that the project `{self.url.removeprefix(BIGQUERY_SCHEME)}` of BigQuery runs."
         else:
-            where = f"The catalog in `{_place(self.url)}`."
+            where = f"The catalog in `{absolute_place(self.url)}`."
         columns = " and ".join(f"`{name}`" for name in self.partition_by)
         divided = f" The values of {columns} are its partitions." if columns else ""
         return f"{where}{divided} `{self.id}` identifies a row, `{self.text}` is embedded."
@@ -128,7 +128,8 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
     def describe(self) -> str:
         """The output for people, without opening it."""
         via = f", reached at {self.storage.endpoint}" if self.storage.endpoint else ""
-        return f"The output in `{_place(self.url)}`{via}: one {self.format.capitalize()} file per partition and space."
+        place = absolute_place(self.url)
+        return f"The output in `{place}`{via}: one {self.format.capitalize()} file per partition and space."
 
     def open(self) -> Store:
         """Open the store; `ConfigError` when the place cannot be one."""
@@ -137,7 +138,3 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
 
 def _options(storage: StorageOptions, gcs: GivesClient | None) -> StorageOptions:
     return storage if gcs is None else replace(storage, credentials=lambda: gcs.get_client()._credentials)
-
-
-def _place(url: str) -> str:
-    return url if "://" in url else str(Path(url).expanduser().absolute())

@@ -52,7 +52,7 @@ BUDGETS: dict[str, int] = {
     "commands": 910,
     "demo": 180,
     "definitions": 110,
-    "local_run": 265,
+    "local_run": 268,
     "terminal": 120,
     "catalogs": 420,
     "automation": 450,
@@ -61,8 +61,8 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_828,
-    "cluster": 944,
-    "config": 697,
+    "cluster": 1_007,
+    "config": 701,
     "consumers": 930,
     "engine.derived": 710,
     "engine.feed": 740,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_415
-    assert lines_of(ROOT / "tests") <= 44_690
+    assert product <= 37_490
+    assert lines_of(ROOT / "tests") <= 44_730
     assert lines_of(ROOT / "benchmarks") <= 7_755  # 1,180 of them simulate fleets
 
 

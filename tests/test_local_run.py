@@ -66,6 +66,19 @@ def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
     assert len(embedded("whole")) == 6
 
 
+def test_relative_paths_of_a_run_over_a_cluster_travel_as_absolute_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(address: str, runs: Any, *_: Any) -> None:
+        assert (runs.settings.source, runs.settings.output) == (str(tmp_path / "rows.csv"), str(tmp_path / "out"))
+        raise ConfigError("as expected")
+
+    FRAME.write_csv(tmp_path / "rows.csv")
+    monkeypatch.setattr(local_run, "RayCluster", connect)
+    with pytest.raises(ConfigError, match="as expected"):
+        embed("rows.csv", "out", partition_by="kind", cluster="auto", **COLUMNS, **MODEL)
+
+
 def test_frames_are_refused_where_a_cluster_encodes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="machines of a cluster cannot read them"):
         embed({"a": FRAME}, tmp_path / "out", cluster="auto", **COLUMNS, **MODEL)

@@ -20,10 +20,12 @@ from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, Machin
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
+from surge_dagster.engine.files.formats import read_published_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.timeline import Span
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _JOINED_SECONDS = 1.0  # stretches of a machine with no longer pause are one span
+_MOST_TRIES = 3  # of a partition, on machines that have done nothing yet
+_IN_VAIN = 2  # stretches of which every partition failed, after which such a machine gets no more
 _COPIES_SECONDS = 5.0  # for machines to say what they did of stretches that others have done meanwhile
 T = TypeVar("T")
 
@@ -75,6 +79,10 @@ class Cluster(Protocol[T]):
         """Ask for the end of a stretch."""
         ...
 
+    def refuse(self, machine: str) -> None:
+        """Use a machine no more."""
+        ...
+
     def close(self) -> None:
         """End all machines' processes that this run started."""
         ...
@@ -85,7 +93,9 @@ class MachineWork:
     """What a machine has done so far.
 
     Attributes:
-        weight: of its stretches, in bytes of text.
+        weight: of its sound stretches, in bytes of text.
+        sound, in_vain: stretches in which something succeeded, or all partitions failed.
+        has_published: a file, which the driver has found.
         spans: when it was at work, in seconds since the run began, ascending and apart.
         lost_at: likewise, when stretches came back because it was lost.
     """
@@ -94,6 +104,9 @@ class MachineWork:
     stretches: int = 0
     texts: int = 0
     weight: int = 0
+    sound: int = 0
+    in_vain: int = 0
+    has_published: bool = False
     spans: list[Span] = field(default_factory=list)
     lost_at: list[float] = field(default_factory=list)
 
@@ -104,6 +117,10 @@ class MachineWork:
     @property
     def bytes_per_second(self) -> float | None:
         return self.weight / self.seconds if self.spans and self.weight else None
+
+    @property
+    def is_useless(self) -> bool:
+        return self.in_vain >= _IN_VAIN and not self.sound
 
     def was_at_work(self, begun: float, ended: float) -> None:
         """Enter the time of a stretch, in the order of their ends; that of two at once counts once."""
@@ -159,7 +176,7 @@ class ClusterRun(Generic[T]):
         self._begun = time.perf_counter()
         self._under: dict[T, _Under] = {}
         self._told = set[str]()  # keys of due partitions that have a receipt or a failure
-        self._tried = set[tuple[str, tuple[PartitionRange, ...]]]()  # that failed once for a cause that may pass
+        self._tries = Counter[tuple[str, tuple[PartitionRange, ...]]]()  # of what failed, and was put back
 
     @property
     def space(self) -> Space:
@@ -252,6 +269,7 @@ class ClusterRun(Generic[T]):
             cluster.request(max(1, len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
         elif not machines:
             cluster.request(1)
+        machines = {name: machines[name] for name in machines if not self.work[name].is_useless} or machines
         held = Counter[str]()
         for under in self._under.values():
             held[under.machine] += _share_of(under.stretch)
@@ -269,7 +287,7 @@ class ClusterRun(Generic[T]):
         if stretch is None and not held and not self._force:  # a forced copy removes what the other one has staged
             now = self._now()
             running = [(under.stretch, now - under.begun) for under in self._under.values()]
-            return oldest_copy([each for each in running if not each[0].is_suspect and each[0].is_for(name, machines)])
+            return oldest_copy(running, name, machines)
         return stretch
 
     def _take(self, cluster: Cluster[T], task: T, left: Stretches) -> Iterator[Event]:
@@ -277,12 +295,12 @@ class ClusterRun(Generic[T]):
         under = self._under.pop(task)
         copies = [other for other, running in self._under.items() if running.stretch is under.stretch]
         try:
-            outcome = cluster.result(task)
+            outcome = self._outcome(cluster, under.machine, task)
         except MachineLost as lost:
             self.work[under.machine].lost_at.append(self._now())
             what = f"{lost}; {counted(len(under.stretch.keys), 'partition')}"
             if under.stretch.is_done or copies or self._told.issuperset(under.stretch.keys):
-                self._warn(f"{what} done by another machine")
+                self._warn(f"{what} {'left to' if copies and not under.stretch.is_done else 'done by'} another machine")
                 return
             key = left.put_back(under.stretch, under.machine, is_innocent=lost.is_innocent)
             self._warn(f"{what} {'given up' if key else 'done again'}")
@@ -291,38 +309,63 @@ class ClusterRun(Generic[T]):
                 yield from self._new([Failure(key, f"{reason}then run again.", in_source=False)], left)
             return
         stretch, work = under.stretch, self.work[under.machine]
-        if not work.stretches:
-            _require_shared(work.facts.host, outcome.events)
         work.was_at_work(under.begun, self._now())
         work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
-        events = [event for event in outcome.events if not self._tries_again(event, under, left)]
+        failures = {event.key: event for event in outcome.events if isinstance(event, Failure)}
+        is_sound = not failures or any(isinstance(event, Receipt) for event in outcome.events)
+        again = {failure.key for failure in failures.values() if self._tries_again(failure, under, left)}
+        if is_sound:
+            work.sound += not outcome.stopped
+        else:
+            work.in_vain += 1
+            if again and work.is_useless and work.in_vain == _IN_VAIN:
+                reason = next(iter(failures.values())).reason
+                self._warn(f"the machine {work.facts.host} has done nothing, and other machines try its work: {reason}")
+        events = [event for event in outcome.events if not (isinstance(event, Failure) and event.key in again)]
         yield from self._new(events, left)
         if stretch.is_done:
             return
         stretch.is_done = True
         for copy in copies:
             cluster.stop(copy)
-        work.stretches, work.weight = work.stretches + 1, work.weight + stretch.weight
+        work.stretches, work.weight = work.stretches + 1, work.weight + is_sound * stretch.weight
         untold = tuple(key for key in stretch.keys if key not in self._told)
         if untold and stretch.ranges and not outcome.stopped and len(events) == len(outcome.events):
             left.end_range(untold[0])
 
-    def _tries_again(self, event: Event, under: _Under, left: Stretches) -> bool:
-        """Whether a partition failed for a cause that may pass, and is tried once more or was done by another machine.
+    def _outcome(self, cluster: Cluster[T], machine: str, task: T) -> StretchOutcome:
+        """What a stretch came to; a machine whose settings are wrong is lost while another one does its work."""
+        work = self.work[machine]
+        try:
+            outcome = cluster.result(task)
+            receipt = next((event for event in outcome.events if isinstance(event, Receipt)), None)
+            if receipt is not None and not work.has_published:
+                _require_shared(work.facts.host, receipt)
+                work.has_published = True
+        except ConfigError as error:
+            if not any(other.sound for name, other in self.work.items() if name != machine):
+                raise
+            cluster.refuse(machine)
+            raise MachineLost(f"the machine {work.facts.host} is used no more: {error}", is_innocent=True) from None
+        return outcome
 
-        Such a cause is a machine that staged the same rows while this one read them, or one that can read nothing.
+    def _tries_again(self, failure: Failure, under: _Under, left: Stretches) -> bool:
+        """Whether a partition is tried once more, or was done by another machine.
+
+        It may have failed for a cause that passes, such as a machine that staged the same rows while this one read
+        them, or on a machine that can do nothing.
         """
-        if not isinstance(event, Failure) or self._stop.stopping.is_set():
+        if self._stop.stopping.is_set():
             return False
-        if not event.transient and self.work[under.machine].texts:
-            return False
-        if under.stretch.is_done:
+        may_be_the_machine = len(self.work) > 1 and not self.work[under.machine].sound
+        most = _MOST_TRIES if may_be_the_machine else int(failure.transient)
+        if most and under.stretch.is_done:
             return True
-        tried = event.key, under.stretch.ranges
-        if event.key in self._told or tried in self._tried:
+        tried = failure.key, under.stretch.ranges
+        if failure.key in self._told or self._tries[tried] >= most:
             return False
-        self._tried.add(tried)
-        left.put_back_one(under.stretch, event.key, under.machine)
+        self._tries[tried] += 1
+        left.put_back_one(under.stretch, failure.key, under.machine)
         return True
 
     def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
@@ -350,14 +393,23 @@ class ClusterRun(Generic[T]):
         log.info("%s encodes: %s, %s", facts.host, facts.device, counted(facts.workers, "worker"))
 
 
-def _require_shared(machine: str, events: Iterable[Event]) -> None:
+def _require_shared(machine: str, receipt: Receipt) -> None:
     """Refuse a machine whose files only itself has."""
-    path = next((event.path for event in events if isinstance(event, Receipt)), None)
-    if path is not None and not is_object_store(path) and not Path(path).exists():
-        raise ConfigError(
-            f"the machine {machine} published {path}, and this machine has no such file. All machines need one output: "
-            "name a bucket, or a folder that they share"
-        )
+    if is_object_store(receipt.path):
+        return
+    path, found = Path(receipt.path), "has another file there"
+    try:
+        facts = read_published_file(open_store(path.parent), path.name).facts
+        # A copy of its stretch may have replaced it, and is newer.
+        is_old = facts.oldest_encoded_at < receipt.oldest_encoded_at
+        if facts.source_version == receipt.source_version and not is_old:
+            return
+    except (OSError, SurgeError) as error:
+        found = "has no such file" if isinstance(error, FileNotFoundError) else f"cannot read it ({error})"
+    raise ConfigError(
+        f"the machine {machine} published {path}, and this machine {found}. All machines need one output: name a "
+        "bucket, or a folder that they share"
+    )
 
 
 def _share_of(stretch: Stretch) -> int:

@@ -114,7 +114,7 @@ class Machine:
             self._pool,
             at_once=STRETCHES_AT_ONCE,
             outputs=outputs,
-            ranges=ranges,
+            ranges=[each for each in ranges if each.key in partitions],
         )
         try:
             if number in self._stopped:

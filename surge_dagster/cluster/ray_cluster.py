@@ -144,7 +144,7 @@ class RayCluster:
             outcome = self._ray.get(task.outcome)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ConfigError):
-                raise ConfigError(f"the machine {name}: {error.cause}") from None
+                raise ConfigError(f"on the machine {name}: {error.cause}") from None
             if isinstance(error.cause, SurgeError) and not isinstance(error.cause, EncoderError | TransientError):
                 raise error.cause from None
             self._lose(task.machine, task.actor)
@@ -161,6 +161,10 @@ class RayCluster:
 
     def stop(self, task: RayTask) -> None:
         task.actor.stop.remote(task.number)
+
+    def refuse(self, machine: str) -> None:
+        self._starts[machine] = _MOST_STARTS
+        self._lose(machine)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the cluster may have ended
@@ -204,8 +208,7 @@ class RayCluster:
             require_alike(facts, self._space, self._precision)
         except ConfigError as error:
             self._warn(str(error))
-            self._starts[node] = _MOST_STARTS
-            self._lose(node)
+            self.refuse(node)
         except self._ray.exceptions.RayError as error:
             self._warn(f"the machine {self._addresses.get(node, node)} does not start: {_in_a_line(error)}")
             self._lose(node)

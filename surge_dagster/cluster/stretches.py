@@ -21,6 +21,7 @@ from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
 STRETCH_SECONDS = 30.0
+_STUCK_SECONDS = 300.0
 _LEAST_SECONDS = 3.0  # each stretch costs a run's beginning and end
 _FIRST_SPEED = 16 << 10  # of a machine whose speed is not known yet, in bytes of text per second
 # Of the work that is left, what each machine gets at most, as `factoring` of parallel loops does.
@@ -180,12 +181,19 @@ class Stretches:
         return None
 
 
-def oldest_copy(running: Sequence[tuple[Stretch, float]]) -> Stretch | None:
+def oldest_copy(running: Sequence[tuple[Stretch, float]], machine: str = "", machines: int = 1) -> Stretch | None:
     """The stretch that is under way for longest, at one machine alone, and longer than the shortest takes.
+
+    One that may end this machine, or that failed on it, is copied where its machine seems to be stuck.
 
     Args:
         running: with the seconds since it was begun.
     """
     alone = Counter(id(stretch) for stretch, _ in running)
-    slow = [each for each in running if alone[id(each[0])] == 1 and not each[0].is_done and each[1] >= _LEAST_SECONDS]
+    slow = [
+        (stretch, seconds)
+        for stretch, seconds in running
+        if alone[id(stretch)] == 1 and not stretch.is_done and seconds >= _LEAST_SECONDS
+        if seconds >= _STUCK_SECONDS or (stretch.is_for(machine, machines) and not stretch.is_suspect)
+    ]
     return max(slow, key=lambda each: each[1], default=(None, 0.0))[0]

@@ -11,6 +11,7 @@ import json
 import re
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -346,6 +347,11 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
 
     def open_store(self) -> Store:
         return open_store(self.output, self.storage_options.options())
+
+
+def absolute_place(place: str) -> str:
+    """A path that means the same in another working folder; URLs as they are."""
+    return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
 def load_settings(**arguments: Any) -> Settings:

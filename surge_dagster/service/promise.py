@@ -22,6 +22,7 @@ import itertools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +39,6 @@ HANDLING_SECONDS = 0.002
 # niceness at once, or at the next tick: 4 ms in kernels with 250 of them per second, as distributions build them. A GPU
 # gives each process slices of about 2 ms in turn.
 DEVICE_WAIT_SECONDS = 0.004
-_SHARE_OF_SLICES = 0.5
 _DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where none was requested
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
 _NICE_STEP, _MOST_NICE = 1.25, 19
@@ -230,8 +230,10 @@ def _texts_of(
 
 
 def kept_share(devices: str, bulk_share: float) -> float:
-    """φ: what was asked for on a CPU; on a GPU the processes of queries and of documents have equal slices of time."""
-    return _SHARE_OF_SLICES if device_kind(devices.split(",")[0]) == "cuda" else bulk_share
+    """φ: what was asked for on a CPU; on a GPU all processes have equal slices of time, one of queries among them."""
+    workers = Counter(devices.split(","))
+    most = max(workers.values())  # that encode documents on one card
+    return most / (most + 1) if device_kind(next(iter(workers))) == "cuda" else bulk_share
 
 
 def niceness_of(bulk_share: float) -> int:

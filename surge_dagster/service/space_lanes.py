@@ -170,7 +170,7 @@ class SpaceLanes:
             passes = time_passes(encode, count, sizes, longest_text)
         most = full_pass(passes, sizes)
         envelope = upper_envelope([each for each in passes if each[0] <= most])
-        share, wanted = kept_share(pool.device, self._settings.bulk_share), self._settings.promised_seconds
+        share, wanted = kept_share(pool.all_devices, self._settings.bulk_share), self._settings.promised_seconds
         promise = Promise(*envelope, most, DEVICE_WAIT_SECONDS, share, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
             log.warning("%s promises %.0f ms: less cannot be kept", self._space.name, 1000 * promise.smallest_seconds)

@@ -117,6 +117,9 @@ class LocalCluster:
         self.stopped.append(machine)
         self._machines[machine].stop(number)
 
+    def refuse(self, machine: str) -> None:
+        self.names.remove(machine)
+
     def close(self) -> None:
         for machine in self._machines.values():
             machine._pool.close()

@@ -220,42 +220,76 @@ def test_partition_that_fails_for_a_passing_cause_is_tried_once_more(
     assert run.report.partitions_written == 13 - times
 
 
-@pytest.mark.parametrize("is_transient", [True, False])
-def test_machine_that_can_read_nothing_fails_no_partition_while_another_one_can(
-    giant: FolderRuns, pool: EncoderPool, is_transient: bool
+@pytest.mark.parametrize(
+    ("why", "blind"),
+    [("transient", ["blind"]), ("data", ["blind", "blind too"]), ("lists nothing", ["blind", "blind too"])],
+)
+def test_machines_that_can_read_nothing_fail_no_partition_while_another_one_can(
+    giant: FolderRuns, pool: EncoderPool, why: str, blind: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: int) -> Iterator[RowBatch]:
-        raise TransientError("no answer") if is_transient else DataError("p", "no such folder", "Mount it.")
+        raise TransientError("no answer") if why == "transient" else DataError("p", "no such folder", "Mount it.")
 
     @dataclass(frozen=True)
     class BlindRuns(FolderRuns):
         def list_partitions(self) -> list[Partition]:
-            return [replace(partition, read=fail, read_range=fail) for partition in super().list_partitions()]
+            listed = [replace(partition, read=fail, read_range=fail) for partition in super().list_partitions()]
+            return [] if why == "lists nothing" else listed
 
-    cluster = LocalCluster(giant, ["blind", "a"])
-    cluster._machines["blind"] = Machine(BlindRuns({}, giant.output))
+    cluster = LocalCluster(giant, [*blind, "a"])
+    cluster._machines |= {name: Machine(BlindRuns({}, giant.output)) for name in blind}
     run = cluster_run(cluster, pool)
     events = list(run.events())
     assert not [event for event in events if isinstance(event, Failure)] and run.report.partitions_written == 3
-    assert {machine for machine, _ in cluster.given} == {"blind", "a"} and not run.work["blind"].texts
+    assert not any(run.work[name].sound or run.work[name].weight for name in blind)
+    assert sum("has done nothing" in message for message in caplog.messages) == len(blind)
+    in_vain = Counter(machine for machine, _ in cluster.given)
+    assert all(2 <= in_vain[name] <= 6 for name in blind), "they get no more when another one has done something"
 
 
+def test_machine_with_wrong_settings_is_refused_while_another_one_encodes(runs: SmallRuns, pool: EncoderPool) -> None:
+    def refuse(machine: str, keys: Sequence[str]) -> None:
+        if machine == "wrong":
+            raise ConfigError("the output is read-only")
+        if len(cluster.given) == 4:
+            cluster.names.append("wrong")
+
+    cluster = LocalCluster(runs, ["a"], refuse)
+    run = cluster_run(cluster, pool)
+    assert len(list(run)) == 12 and not run.failed
+    assert_all_embedded(runs, pool)
+    assert cluster.names == ["a"] and run.work["wrong"].lost_at
+
+
+@pytest.mark.parametrize(("before", "divided"), [("nothing", True), ("older files", False)])
 def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused(
-    tmp_path: Path, runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+    giant: FolderRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, before: str, divided: bool
 ) -> None:
-    embed, own_disk = Machine.embed, tmp_path / "own disk"
+    if not divided:
+        monkeypatch.setattr(stretches, "_DIVIDED", 1e9)
+    if before == "older files":
+        list(cluster_run(LocalCluster(giant, ["b"]), pool).events())
+        for key in ("giant", "a", "b"):
+            path = partition_folder(giant.output / "catalog", key) / "part-0.parquet"
+            write_rows(path, numbered_rows(f"new {key}", 500, words=12), row_group_size=100)
+    elsewhere, here = giant.output / "own disk", giant.output / "output"
+    shutil.copytree(giant.output / "catalog", elsewhere / "catalog")
+    embed = Machine.embed
 
     def embed_elsewhere(*arguments: Any, **options: Any) -> StretchOutcome:
         outcome = embed(*arguments, **options)
-        shutil.rmtree(own_disk, ignore_errors=True)  # as if on another host
-        return outcome
+        events = [
+            replace(event, path=event.path.replace(str(elsewhere / "output"), str(here)))
+            if isinstance(event, Receipt)
+            else event
+            for event in outcome.events
+        ]
+        return replace(outcome, events=events)
 
     monkeypatch.setattr(Machine, "embed", embed_elsewhere)
-    cluster = LocalCluster(SmallRuns(CATALOG, own_disk), ["a"])
-    run = ClusterRun(runs.list_partitions(), runs, pool, lambda: cluster, force=False, grace_seconds=20.0)
-    with pytest.raises(
-        ConfigError, match=r"disk/\S+/p\d+\.parquet, and this machine has no such file\. All machines need"
-    ):
+    cluster = LocalCluster(FolderRuns({}, elsewhere), ["a"])
+    run = ClusterRun(giant.list_partitions(), giant, pool, lambda: cluster, force=False, grace_seconds=20.0)
+    with pytest.raises(ConfigError, match=r"has (no such|another) file( there)?\. All machines need one output"):
         list(run.events())
     assert cluster.closed.is_set() and not run.report.partitions_written
 

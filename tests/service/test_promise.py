@@ -138,6 +138,8 @@ def test_niceness_gives_bulk_work_its_share_of_a_core(share: float, niceness: in
     assert math.isclose(1 / (1 + 1.25**19), 0.0142, abs_tol=1e-4)
 
 
-@pytest.mark.parametrize(("devices", "share"), [("cpu", 0.1), ("cuda:0", 0.5), ("cuda:0,cuda:1", 0.5)])
+@pytest.mark.parametrize(
+    ("devices", "share"), [("cpu", 0.1), ("cuda:0", 0.5), ("cuda:0,cuda:1", 0.5), ("cuda:0,cuda:0", 2 / 3)]
+)
 def test_bulk_work_keeps_the_slices_that_a_gpu_gives_its_process(devices: str, share: float) -> None:
     assert kept_share(devices, 0.1) == share

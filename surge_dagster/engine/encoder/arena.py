@@ -27,7 +27,7 @@ from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.columns import value_parts
 
 _POLL_SECONDS = 0.05
-_madvise = ctypes.CDLL(None).madvise  # mmap's own method keeps the GIL, for 0.1 s with a slot of 500 MB
+_madvise = ctypes.CDLL(None, use_errno=True).madvise  # mmap's own keeps the GIL, for 0.1 s with a slot of 500 MB
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _KEYS = itertools.count()
 # numpy releases the GIL for larger copies; with tiny partitions the reader would then wait for the GIL after each one.
@@ -98,7 +98,7 @@ class Arena:
     def _take_back(self, index: int) -> None:
         size = self.layout.slot_bytes
         if _madvise(self._address + index * size, size, mmap.MADV_REMOVE):
-            raise OSError("the memory of a slot cannot be given back")
+            raise OSError(ctypes.get_errno(), "the memory of a slot cannot be given back")
         with self._changed:
             self._free.append(index)
             self._changed.notify()
