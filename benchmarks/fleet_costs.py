@@ -293,6 +293,9 @@ class _NullCluster:
     def stop(self, task: tuple[str, Stretch, float]) -> None:
         pass
 
+    def refuse(self, machine: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
