@@ -27,8 +27,9 @@ import psutil
 from benchmarks.dagster import report_in_an_op
 from benchmarks.harness import Document, in_own_process, say, seconds_of
 from benchmarks.paced_runs import embed, paced_pool, ready_partitions
-from surge_dagster.cluster.cluster_run import ClusterRun, MachineWork
+from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import MachineFacts, StretchOutcome
+from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec

@@ -12,32 +12,26 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome
+from surge_dagster.cluster.machine_work import IN_VAIN, MachineWork, require_shared
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
-from surge_dagster.engine.files.formats import read_published_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
-from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
-from surge_dagster.engine.support.timeline import Span
-from surge_dagster.engine.support.urls import is_object_store
 from surge_dagster.engine.support.waiting import StopSignal
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_JOINED_SECONDS = 1.0  # stretches of a machine with no longer pause are one span
 _MOST_TRIES = 3  # of a partition, on machines that have done nothing yet
-_IN_VAIN = 2  # stretches of which every partition failed, after which such a machine gets no more
 _COPIES_SECONDS = 5.0  # for machines to say what they did of stretches that others have done meanwhile
 T = TypeVar("T")
 
@@ -86,49 +80,6 @@ class Cluster(Protocol[T]):
     def close(self) -> None:
         """End all machines' processes that this run started."""
         ...
-
-
-@dataclass(slots=True)
-class MachineWork:
-    """What a machine has done so far.
-
-    Attributes:
-        weight: of its sound stretches, in bytes of text.
-        sound, in_vain: stretches in which something succeeded, or all partitions failed.
-        has_published: a file, which the driver has found.
-        spans: when it was at work, in seconds since the run began, ascending and apart.
-        lost_at: likewise, when stretches came back because it was lost.
-    """
-
-    facts: MachineFacts
-    stretches: int = 0
-    texts: int = 0
-    weight: int = 0
-    sound: int = 0
-    in_vain: int = 0
-    has_published: bool = False
-    spans: list[Span] = field(default_factory=list)
-    lost_at: list[float] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return sum(span.busy_seconds for span in self.spans)
-
-    @property
-    def bytes_per_second(self) -> float | None:
-        return self.weight / self.seconds if self.spans and self.weight else None
-
-    @property
-    def is_useless(self) -> bool:
-        return self.in_vain >= _IN_VAIN and not self.sound
-
-    def was_at_work(self, begun: float, ended: float) -> None:
-        """Enter the time of a stretch, in the order of their ends; that of two at once counts once."""
-        last = self.spans[-1] if self.spans else Span(begun, begun, 0.0)
-        if begun <= last.ended + _JOINED_SECONDS:
-            self.spans[-1:] = [Span(last.begun, ended, last.busy_seconds + ended - max(begun, last.ended))]
-        else:
-            self.spans.append(Span(begun, ended, ended - begun))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,13 +265,10 @@ class ClusterRun(Generic[T]):
         failures = {event.key: event for event in outcome.events if isinstance(event, Failure)}
         is_sound = not failures or any(isinstance(event, Receipt) for event in outcome.events)
         again = {failure.key for failure in failures.values() if self._tries_again(failure, under, left)}
-        if is_sound:
-            work.sound += not outcome.stopped
-        else:
-            work.in_vain += 1
-            if again and work.is_useless and work.in_vain == _IN_VAIN:
-                reason = next(iter(failures.values())).reason
-                self._warn(f"the machine {work.facts.host} has done nothing, and other machines try its work: {reason}")
+        work.in_vain += not is_sound
+        if again and not is_sound and not work.weight and work.in_vain == IN_VAIN:
+            reason = next(iter(failures.values())).reason
+            self._warn(f"the machine {work.facts.host} has done nothing, and other machines try its work: {reason}")
         events = [event for event in outcome.events if not (isinstance(event, Failure) and event.key in again)]
         yield from self._new(events, left)
         if stretch.is_done:
@@ -340,10 +288,10 @@ class ClusterRun(Generic[T]):
             outcome = cluster.result(task)
             receipt = next((event for event in outcome.events if isinstance(event, Receipt)), None)
             if receipt is not None and not work.has_published:
-                _require_shared(work.facts.host, receipt)
+                require_shared(work.facts.host, receipt)
                 work.has_published = True
         except ConfigError as error:
-            if not any(other.sound for name, other in self.work.items() if name != machine):
+            if not any(other.weight for name, other in self.work.items() if name != machine):
                 raise
             cluster.refuse(machine)
             raise MachineLost(f"the machine {work.facts.host} is used no more: {error}", is_innocent=True) from None
@@ -357,7 +305,7 @@ class ClusterRun(Generic[T]):
         """
         if self._stop.stopping.is_set():
             return False
-        may_be_the_machine = len(self.work) > 1 and not self.work[under.machine].sound
+        may_be_the_machine = len(self.work) > 1 and not self.work[under.machine].weight
         most = _MOST_TRIES if may_be_the_machine else int(failure.transient)
         if most and under.stretch.is_done:
             return True
@@ -391,25 +339,6 @@ class ClusterRun(Generic[T]):
         report.device, report.hardware, report.precision = facts.device, facts.hardware, facts.precision
         report.workers = sum(work.facts.workers for work in self.work.values())
         log.info("%s encodes: %s, %s", facts.host, facts.device, counted(facts.workers, "worker"))
-
-
-def _require_shared(machine: str, receipt: Receipt) -> None:
-    """Refuse a machine whose files only itself has."""
-    if is_object_store(receipt.path):
-        return
-    path, found = Path(receipt.path), "has another file there"
-    try:
-        facts = read_published_file(open_store(path.parent), path.name).facts
-        # A copy of its stretch may have replaced it, and is newer.
-        is_old = facts.oldest_encoded_at < receipt.oldest_encoded_at
-        if facts.source_version == receipt.source_version and not is_old:
-            return
-    except (OSError, SurgeError) as error:
-        found = "has no such file" if isinstance(error, FileNotFoundError) else f"cannot read it ({error})"
-    raise ConfigError(
-        f"the machine {machine} published {path}, and this machine {found}. All machines need one output: name a "
-        "bucket, or a folder that they share"
-    )
 
 
 def _share_of(stretch: Stretch) -> int:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from surge_dagster.cluster.cluster_run import MachineWork
+from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import dagster as dg
 
-from surge_dagster.cluster.cluster_run import MachineWork
+from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.counts import counted

@@ -9,8 +9,8 @@ from collections import Counter
 import dagster as dg
 import pytest
 
-from surge_dagster.cluster.cluster_run import MachineWork
 from surge_dagster.cluster.machine import MachineFacts
+from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.timeline import Span
