@@ -16,9 +16,11 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -46,7 +48,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
 
-STAGES = ("environment", "ceilings", "cudnn", "passes", "attention", "tokenizer", "pool", "run", "peer")
+STAGES = ("environment", "ceilings", "cudnn", "passes", "attention", "tokenizer", "pool", "run", "peer", "lanes")
 PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "pyarrow", "triton")
 # Hidden size, inner size, layers, heads.
 SHAPES = {"minilm": (384, 1536, 6, 12), "bge-base": (768, 3072, 12, 12), "e5-large": (1024, 4096, 24, 16)}
@@ -383,6 +385,54 @@ def peer(bench: Bench) -> None:
                 rates[size] = len(texts) / (time.perf_counter() - started)
             size = max(rates, key=lambda size: rates[size])
             bench.say("peer", model=name, mean_tokens=mean, texts_per_s=rates[size], batch_size=size, note="cuDNN off")
+
+
+def lanes(bench: Bench) -> None:
+    """Milliseconds of queries beside bulk work of another process on the same card, as the encoder service has them."""
+    for name, count in list({"minilm": 150_000, "e5-large": 13_000}.items())[: 1 if bench.quick else None]:
+        if bench.left() < (5 if bench.quick else 70):
+            bench.missed.append(f"lanes: {name}")
+            continue
+        bulk, spec = bench.encoders(name, "auto", 1), EncodingSpec(bench.model(name))
+        texts, asked = bench.texts(57, 300 if bench.quick else count), bench.texts(57, 20 if bench.quick else 1_150)
+        with EncoderPool(spec, devices=[str(bench.device)], precision=bench.precisions[0]) as queries:
+            queries.start()
+            arena, small = (
+                pool.arena(slots=1, max_texts=len(each), max_bytes=each.nbytes)
+                for pool, each in ((bulk, texts), (queries, asked))
+            )
+            with arena, small:
+                slot = arena.acquire()
+                slot.append(texts)
+                bulk.encode(slot)
+                alone = bulk.encode(slot).costs.encode_seconds
+                for size, is_beside in product((1, 64, len(asked)), (False, True)):
+                    with ThreadPoolExecutor(1) as threads:
+                        ended, calls = threading.Event(), list[float]()
+                        if is_beside:
+                            threads.submit(_encode_until, ended, bulk, slot, calls)
+                        times = list[float]()
+                        until = time.perf_counter() + (0.1 if bench.quick else 4.0)
+                        while time.perf_counter() < until or (is_beside and not calls):
+                            query = small.acquire()
+                            query.append(asked[:size])
+                            started = time.perf_counter()
+                            queries.encode(query)
+                            times.append(1e3 * (time.perf_counter() - started))
+                            query.release()
+                            time.sleep(0.02)
+                        ended.set()
+                    p50, p99 = np.percentile(times, [50, 99])
+                    kept = alone / float(np.mean(calls)) if calls else 1.0
+                    bench.say("lanes", model=name, texts=size, beside_bulk=is_beside, p50_ms=p50, p99_ms=p99, kept=kept)
+                slot.release()
+
+
+def _encode_until(ended: threading.Event, pool: EncoderPool, slot: Any, seconds: list[float]) -> None:
+    while not ended.is_set():
+        started = time.perf_counter()
+        pool.encode(slot)
+        seconds.append(time.perf_counter() - started)
 
 
 @contextlib.contextmanager

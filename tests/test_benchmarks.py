@@ -78,7 +78,7 @@ def test_gpu_benchmark_measures_everything_where_there_is_no_dagster(tmp_path: P
     assert "Everything was measured." in finished.stdout, finished.stdout[-3000:]
     rows = [json.loads(line) for line in (tmp_path / "carried" / "results" / "results.jsonl").read_text().splitlines()]
     measured = {row["stage"] for row in rows if len(row) > 3}
-    assert measured == {"environment", "ceilings", "passes", "attention", "tokenizer", "pool", "run", "peer"}
+    assert measured == {"environment", "ceilings", "passes", "attention", "tokenizer", "pool", "run", "peer", "lanes"}
     assert all(row["lowest_cosine"] > 0.9999 for row in rows if "lowest_cosine" in row)
 
 

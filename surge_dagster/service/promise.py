@@ -36,8 +36,8 @@ from surge_dagster.engine.errors import ConfigError
 
 HANDLING_SECONDS = 0.002
 # The workers of a CPU are processes that the kernel schedules. A worker that wakes up takes a core from one of a higher
-# niceness at once, or at the next tick: 4 ms in kernels with 250 of them per second, as distributions build them. A GPU
-# gives each process slices of about 2 ms in turn.
+# niceness at once, or at the next tick: 4 ms in kernels with 250 of them per second, as distributions build them. On a
+# GPU a query of one text took at most 2 ms longer beside bulk work (docs/benchmarks.md).
 DEVICE_WAIT_SECONDS = 0.004
 _DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where none was requested
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
