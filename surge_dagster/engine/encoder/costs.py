@@ -33,8 +33,8 @@ _EQUAL = 1e-9
 _REFITS, _LEAST_OBSERVED_SECONDS, _MOST_TIMES_FITTED, _STALLED = 3, 1e-6, 10.0, 5.0
 _NORMAL_95 = 1.96
 _LEAST_SECONDS = 1e-9  # of a text, so that speeds are finite
-_SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
-_MOST_WORDS = 170_000  # of a timed call
+_SIZES = tuple(4**power for power in range(10))  # to 262,144
+_MOST_WORDS, _MOST_WORDS_OF_GPU = 170_000, 2_700_000  # of a timed call
 _LONG_ENOUGH_SECONDS, _TOO_LONG_SECONDS = 0.1, 1.0
 _TEXT = (
     "steel bottle cotton shirt lamp oak table garden hose travel mug wool scarf desk chair ceramic bowl running shoe "
@@ -220,7 +220,7 @@ def _amounts(texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | flo
 _OF_CALL, _OF_SUPERBATCH = np.array([1.0, 0, 0, 0, 0]), np.array([1.0, _LENGTHS, 0, 0, 0])
 
 
-def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]:
+def time_calls(encode: Callable[[list[str]], tuple[float, float]], most_words: int = _MOST_WORDS) -> list[Call]:
     """Time calls with growing numbers of short texts, then of long ones; of each size the faster of two.
 
     All sizes are timed before the first one is timed again, so that a moment in which the machine is busy does not make
@@ -228,16 +228,16 @@ def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]
     """
     calls: dict[tuple[int, int], Call] = {}
     for is_first in (True, False):
-        for least_words, most_words, enough in (_SHORT, _LONG):
+        for least, most, enough in (_SHORT, _LONG):
             if is_first:
-                encode(speed_texts(1, least_words, most_words))  # warms up
+                encode(speed_texts(1, least, most))  # warms up
             for size in _SIZES:
-                if size * most_words > _MOST_WORDS:
+                if size * most > most_words:
                     break
-                texts = speed_texts(size, least_words, most_words)
+                texts = speed_texts(size, least, most)
                 tokens, seconds = encode(texts)
-                call, known = Call(size, sum(map(len, texts)), tokens, seconds), calls.get((most_words, size))
-                faster = calls[most_words, size] = call if known is None or seconds < known.seconds else known
+                call, known = Call(size, sum(map(len, texts)), tokens, seconds), calls.get((most, size))
+                faster = calls[most, size] = call if known is None or seconds < known.seconds else known
                 if faster.seconds > (_LONG_ENOUGH_SECONDS if size >= enough else _TOO_LONG_SECONDS) and size > 1:
                     break
     return list(calls.values())
@@ -265,7 +265,7 @@ def timed_calls(
     """
     measured = [] if anew else known_calls(calibration, f"calls {devices}")
     if not measured:
-        measured = time_calls(encode)
+        measured = time_calls(encode, _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS)
         calibration.observe(f"calls {devices}", map(astuple, measured), anew=anew)
         for of_runs in ("runs", "waits") if anew else ():
             calibration.observe(f"{of_runs} {devices}", [], anew=True)

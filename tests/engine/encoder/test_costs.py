@@ -214,6 +214,13 @@ class TestWhatIsKept:
         measured, _ = timed_calls(calibration, "cuda:0,cuda:1", lambda texts: (len(texts), 1.0))
         assert {one.seconds for one in measured} == {1.0}
 
+    @pytest.mark.parametrize(("devices", "largest"), [("cpu", 16_384), ("cuda:0,cuda:1", 262_144)])
+    def test_gpu_is_timed_with_calls_as_large_as_its_superbatches(self, devices: str, largest: int) -> None:
+        speedy, _ = timed_calls(Calibration("calibration/five.json"), devices, lambda texts: (len(texts), 1e-9))
+        assert max(one.texts for one in speedy) == largest
+        slow, _ = timed_calls(Calibration("calibration/six.json"), devices, lambda texts: (1, len(texts) / 100_000))
+        assert max(one.texts for one in slow) == 16_384
+
     def test_measuring_anew_forgets_what_runs_have_shown(self) -> None:
         calibration = Calibration("calibration/three.json")
         timed_calls(calibration, "cpu", lambda texts: (1, 9.0))
