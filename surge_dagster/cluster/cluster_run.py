@@ -264,8 +264,11 @@ class ClusterRun(Generic[T]):
         work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
         failures = {event.key: event for event in outcome.events if isinstance(event, Failure)}
         is_sound = not failures or any(isinstance(event, Receipt) for event in outcome.events)
-        again = {failure.key for failure in failures.values() if self._tries_again(failure, under, left)}
         work.in_vain += not is_sound
+        if copies and not is_sound:  # the other machine decides, and this one gets it no more
+            stretch.lost_on |= {under.machine}
+            return
+        again = {failure.key for failure in failures.values() if self._tries_again(failure, under, left)}
         if again and not is_sound and not work.weight and work.in_vain == IN_VAIN:
             reason = next(iter(failures.values())).reason
             self._warn(f"the machine {work.facts.host} has done nothing, and other machines try its work: {reason}")

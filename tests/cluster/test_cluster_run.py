@@ -331,6 +331,30 @@ def test_idle_machine_takes_a_copy_of_what_another_is_slow_with(runs: SmallRuns,
     assert set(cluster.stopped) == {"slow"}
 
 
+def test_copy_that_fails_stops_no_machine_and_fails_no_partition(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, embed = threading.Event(), Machine.embed
+
+    def fail_what_the_other_has(
+        self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any
+    ) -> StretchOutcome:
+        machine, stretch = cluster.given[number]
+        if machine == "slow":
+            assert copied.wait(60)
+            return embed(self, number, keys, *more, **options)
+        if any(name == "slow" and other is stretch for name, other in cluster.given):
+            copied.set()
+            return StretchOutcome([Failure(key, "unreadable here") for key in keys], False)
+        return embed(self, number, keys, *more, **options)
+
+    monkeypatch.setattr(Machine, "embed", fail_what_the_other_has)
+    cluster = LocalCluster(runs, ["slow", "fast"])
+    run = cluster_run(cluster, pool)
+    assert len(list(run)) == 12 and not run.failed and "slow" not in cluster.stopped
+    assert_all_embedded(runs, pool)
+
+
 def test_forced_run_copies_nothing_since_a_copy_would_remove_what_the_other_machine_has_staged(
     runs: SmallRuns, pool: EncoderPool
 ) -> None:
