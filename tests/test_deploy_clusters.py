@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from surge_dagster.commands.cli import app
 from tests.extras import require
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +94,27 @@ def test_kubernetes_accepts_the_pods_of_the_cluster() -> None:
         [container] = made.spec.containers
         assert container.readiness_probe.http_get.path == container.liveness_probe.http_get.path
         assert [mount.name for mount in container.volume_mounts] == [volume.name for volume in made.spec.volumes]
+
+
+def test_kubernetes_accepts_the_pod_of_the_encoder_service_and_the_service_its_arguments() -> None:
+    require("integrations", "dagster_k8s")
+    from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict  # pyright: ignore
+    from kubernetes.client.models import V1PodSpec  # pyright: ignore
+
+    commands: Any = get_command(app)
+    serve = commands.commands["serve"]
+    page = (ROOT / "docs" / "serve.md").read_text()
+    pod = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
+    made: Any = k8s_model_from_dict(V1PodSpec, k8s_snake_case_dict(V1PodSpec, pod))
+    [container] = made.containers
+    assert [mount.name for mount in container.volume_mounts] == [volume.name for volume in made.volumes]
+    in_docker = re.search(r"surge-dagster \\\n +(surge-dagster serve .+)", page)
+    assert in_docker is not None
+    for program, name, *arguments in (container.args, in_docker[1].split()):
+        assert (program, name) == ("surge-dagster", "serve")
+        assert serve.make_context(name, arguments).params["host"] == "0.0.0.0"
+    assert container.startup_probe.http_get.port == 8080 == serve.make_context("serve", ["out"]).params["port"]
+    assert "serve]" in (DEPLOY / "docker" / "Dockerfile").read_text(), "the image has the extra"
 
 
 def test_shared_memory_of_a_pod_holds_rays_object_store() -> None:

@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_828,
-    "cluster": 1_015,
+    "cluster": 1_012,
     "config": 701,
     "consumers": 930,
     "engine.derived": 710,
@@ -187,7 +187,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
     assert product <= 37_495
-    assert lines_of(ROOT / "tests") <= 44_740
+    assert lines_of(ROOT / "tests") <= 44_850
     assert lines_of(ROOT / "benchmarks") <= 7_810  # 1,180 of them simulate fleets
 
 

@@ -76,16 +76,8 @@ class Machine:
         self._stopped = set[int]()
 
     def facts(self) -> MachineFacts:
-        pool = self._pool
-        return MachineFacts(
-            socket.gethostname(),
-            __version__,
-            pool.space.vectors_key,
-            pool.precision,
-            pool.device,
-            pool.hardware,
-            pool.workers,
-        )
+        pool, host, key = self._pool, socket.gethostname(), self._pool.space.vectors_key
+        return MachineFacts(host, __version__, key, pool.precision, pool.device, pool.hardware, pool.workers)
 
     def embed(
         self, number: int, keys: Sequence[str], ranges: Sequence[PartitionRange] = (), *, again: bool = False
