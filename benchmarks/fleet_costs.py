@@ -297,6 +297,9 @@ class _NullCluster:
     def refuse(self, machine: str) -> None:
         pass
 
+    def is_starting(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

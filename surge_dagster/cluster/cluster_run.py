@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _MOST_TRIES = 3  # of a partition, on machines that have done nothing yet
+_MOST_REFUSED = 10  # machines, before one has done anything
 _COPIES_SECONDS = 5.0  # for machines to say what they did of stretches that others have done meanwhile
 T = TypeVar("T")
 
@@ -75,6 +76,10 @@ class Cluster(Protocol[T]):
 
     def refuse(self, machine: str) -> None:
         """Use a machine no more."""
+        ...
+
+    def is_starting(self) -> bool:
+        """Whether a machine is being started."""
         ...
 
     def close(self) -> None:
@@ -128,6 +133,7 @@ class ClusterRun(Generic[T]):
         self._under: dict[T, _Under] = {}
         self._told = set[str]()  # keys of due partitions that have a receipt or a failure
         self._tries = Counter[tuple[str, tuple[PartitionRange, ...]]]()  # of what failed, and was put back
+        self._refusals: list[ConfigError] = []  # why machines are used no more
 
     @property
     def space(self) -> Space:
@@ -213,6 +219,8 @@ class ClusterRun(Generic[T]):
 
     def _hand_out(self, cluster: Cluster[T], left: Stretches) -> None:
         machines = cluster.machines()
+        if self._refusals and not machines and not cluster.is_starting() and not self._has_worked():
+            raise self._refusals[0]
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
             self._describe(machines[name])
@@ -220,7 +228,8 @@ class ClusterRun(Generic[T]):
             cluster.request(max(1, len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
         elif not machines:
             cluster.request(1)
-        machines = {name: machines[name] for name in machines if not self.work[name].is_useless} or machines
+        now = self._now()
+        machines = {name: machines[name] for name in machines if not self.work[name].is_useless(now)} or machines
         held = Counter[str]()
         for under in self._under.values():
             held[under.machine] += _share_of(under.stretch)
@@ -228,7 +237,7 @@ class ClusterRun(Generic[T]):
             if held[name] == count and (stretch := self._next(name, count, len(machines), left)) is not None:
                 again = stretch.blame > 0 or any(under.stretch is stretch for under in self._under.values())
                 task = cluster.embed(name, stretch, again=again)
-                self._under[task] = _Under(name, stretch, self._now())
+                self._under[task] = _Under(name, stretch, now)
                 held[name] += _share_of(stretch)
         self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
 
@@ -285,7 +294,7 @@ class ClusterRun(Generic[T]):
             left.end_range(untold[0])
 
     def _outcome(self, cluster: Cluster[T], machine: str, task: T) -> StretchOutcome:
-        """What a stretch came to; a machine whose settings are wrong is lost while another one does its work."""
+        """What a stretch came to; a machine whose settings are wrong is lost, and others do its work if they can."""
         work = self.work[machine]
         try:
             outcome = cluster.result(task)
@@ -294,11 +303,16 @@ class ClusterRun(Generic[T]):
                 require_shared(work.facts.host, receipt)
                 work.has_published = True
         except ConfigError as error:
-            if not any(other.weight for name, other in self.work.items() if name != machine):
+            self._refusals.append(error)
+            if len(self._refusals) >= _MOST_REFUSED and not self._has_worked():
                 raise
             cluster.refuse(machine)
             raise MachineLost(f"the machine {work.facts.host} is used no more: {error}", is_innocent=True) from None
         return outcome
+
+    def _has_worked(self) -> bool:
+        """Whether a machine has done something, so that the settings are not wrong for all of them."""
+        return any(work.weight for work in self.work.values())
 
     def _tries_again(self, failure: Failure, under: _Under, left: Stretches) -> bool:
         """Whether a partition is tried once more, or was done by another machine.

@@ -13,7 +13,8 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.support.urls import is_object_store
 
-IN_VAIN = 2  # stretches of which every partition failed, after which a machine that has done nothing gets no more
+IN_VAIN = 2  # stretches of which every partition failed, after which a machine that has done nothing has to wait
+_WAIT_SECONDS = 60.0  # for its next one: it may be that the partitions were bad, and not the machine
 _JOINED_SECONDS = 1.0  # stretches of a machine with no longer pause are one span
 
 
@@ -46,10 +47,9 @@ class MachineWork:
     def bytes_per_second(self) -> float | None:
         return self.weight / self.seconds if self.spans and self.weight else None
 
-    @property
-    def is_useless(self) -> bool:
-        """Whether it has done nothing, and gets no more while another machine may do something."""
-        return self.in_vain >= IN_VAIN and not self.weight
+    def is_useless(self, now: float) -> bool:
+        """Whether it has done nothing, not even in its last trial, and gets no more while another machine does."""
+        return self.in_vain >= IN_VAIN and not self.weight and now < self.spans[-1].ended + _WAIT_SECONDS
 
     def was_at_work(self, begun: float, ended: float) -> None:
         """Enter the time of a stretch, in the order of their ends; that of two at once counts once."""

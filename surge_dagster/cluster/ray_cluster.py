@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,18 @@ _PATIENCE_SECONDS = 120.0  # without any machine that encodes
 _START_SECONDS = 900.0  # likewise where there is none, which an autoscaler may be starting
 _CLOSE_SECONDS = 5.0
 _MOST_REQUESTED = 1_000  # an autoscaler has a limit of its own
+
+
+@contextlib.contextmanager
+def _asking_ray() -> Iterator[None]:
+    """Make a passing error of what Ray raises where the cluster itself is gone; its client raises bare exceptions."""
+    try:
+        yield
+    except SurgeError:
+        raise
+    except Exception as error:
+        message = f"the Ray cluster does not answer any more: {_in_a_line(error)}. Run again when it does: what is"
+        raise TransientError(f"{message} published stays") from error
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,6 +103,7 @@ class RayCluster:
         self._requested, self._last_request = 0, None
         self._looked_at, self._without_since = 0.0, time.monotonic()
 
+    @_asking_ray()
     def machines(self) -> dict[str, MachineFacts]:
         if time.monotonic() >= self._looked_at + _LOOK_SECONDS:
             self._looked_at = time.monotonic()
@@ -112,6 +125,7 @@ class RayCluster:
             )
         return dict(self._facts)
 
+    @_asking_ray()
     def request(self, machines: int) -> None:
         # Ray keeps the request until the next one, also when the driver is killed.
         if machines != self._requested:
@@ -125,10 +139,12 @@ class RayCluster:
             else:
                 request_resources(bundles=bundles)
 
+    @_asking_ray()
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> RayTask:
         actor, number = self._actors[machine], next(self._numbers)
         return RayTask(machine, actor, number, actor.embed.remote(number, stretch.keys, stretch.ranges, again=again))
 
+    @_asking_ray()
     def wait(self, tasks: Sequence[RayTask], seconds: float) -> list[RayTask]:
         if not tasks:
             time.sleep(seconds)
@@ -138,6 +154,7 @@ class RayCluster:
         done = set(ready)
         return [task for task in tasks if task.outcome in done]
 
+    @_asking_ray()
     def result(self, task: RayTask) -> StretchOutcome:
         name = self._addresses.get(task.machine, task.machine)
         try:
@@ -160,19 +177,24 @@ class RayCluster:
         return outcome
 
     def stop(self, task: RayTask) -> None:
-        task.actor.stop.remote(task.number)
+        with contextlib.suppress(Exception):  # the cluster may have ended
+            task.actor.stop.remote(task.number)
 
     def refuse(self, machine: str) -> None:
-        self._starts[machine] = _MOST_STARTS
+        self._starts[machine], self._innocent[machine] = _MOST_STARTS, self._actors.get(machine)
         self._lose(machine)
 
+    def is_starting(self) -> bool:
+        return bool(self._starting)
+
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # the cluster may have ended
+        with contextlib.suppress(Exception):  # likewise
             self.request(0)
             self._ray.get(self._last_request, timeout=_CLOSE_SECONDS)
         for node in list(self._actors):
             self._lose(node)
-        self._ray.shutdown()
+        with contextlib.suppress(Exception):
+            self._ray.shutdown()
 
     def _look(self) -> None:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]

@@ -22,8 +22,8 @@ HEARTBEAT_TAG = ".dagster/surge/heartbeat"
 _BEAT_SECONDS, _SILENT_SECONDS = 60.0, 300.0
 _ENDED = "ended"  # the run may go on with steps that are not of this project
 # Where no tick came for longer, machines slept, the clock was set, or the database was away, and runs could not renew
-# their heartbeats either. A run has a minute and more for that before the rest of the five minutes is over.
-_LONGEST_PAUSE_SECONDS = 120.0
+# their heartbeats either: it counts as a minute, as does each of ticks that are always that rare.
+_LONGEST_PAUSE_SECONDS, _COUNTED_SECONDS = 120, 60
 _ID_CHARACTERS = 12  # of a run: Dagster keeps the cursor of each tick for a week
 
 
@@ -65,17 +65,16 @@ def declare_silent_runs(
     """
     now = round(now)
     ticked, seen = json.loads(cursor) if cursor else (now, {})
-    if not 0 <= now - ticked <= _LONGEST_PAUSE_SECONDS:
-        seen = {}
+    pause = now - ticked
+    not_counted = min(pause, 0) if pause <= _LONGEST_PAUSE_SECONDS else pause - _COUNTED_SECONDS
     first_seen: dict[str, tuple[str, int]] = {}
     for run in runs:
         run_id, _, beat = run.tags.get(HEARTBEAT_TAG, "").partition(" ")
         if run_id != run.run_id or beat == _ENDED:
             continue
         short_id = run_id[:_ID_CHARACTERS]
-        known, since = seen.get(short_id, (None, now))
-        if known != beat:
-            since = now
+        known, since = seen.get(short_id, (None, 0))
+        since = since + not_counted if known == beat else now
         if now - since < _SILENT_SECONDS:
             first_seen[short_id] = beat, since
             continue

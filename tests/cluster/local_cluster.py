@@ -120,6 +120,9 @@ class LocalCluster:
     def refuse(self, machine: str) -> None:
         self.names.remove(machine)
 
+    def is_starting(self) -> bool:
+        return False
+
     def close(self) -> None:
         for machine in self._machines.values():
             machine._pool.close()

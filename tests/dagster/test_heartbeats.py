@@ -114,8 +114,12 @@ def test_run_whose_heartbeat_stands_still_for_five_minutes_is_declared_failed(
     assert "on the host gpu-7, has shown no sign of life for five minutes" in (failed.dagster_event.message or "")
 
 
-@pytest.mark.parametrize("jump", [timedelta(minutes=3), -timedelta(hours=1)], ids=["paused", "set back"])
-def test_sensor_that_was_off_or_whose_clock_was_set_counts_anew(bench: Workbench, jump: timedelta) -> None:
+@pytest.mark.parametrize(
+    ("jump", "left"), [(timedelta(hours=1), 1), (-timedelta(hours=1), 2)], ids=["paused or set", "set back"]
+)
+def test_pause_of_the_sensor_counts_as_a_minute_and_a_clock_that_was_set_back_as_none(
+    bench: Workbench, jump: timedelta, left: int
+) -> None:
     """The machine may have slept or the database have been away: then no run could renew its heartbeat either."""
     run = bench.pretend_run(NAMES.refresh_job, STARTED)
     beating(bench.instance, run, 3)
@@ -123,13 +127,23 @@ def test_sensor_that_was_off_or_whose_clock_was_set_counts_anew(bench: Workbench
     for minutes in (0, 1.5, 1.5):
         bench.ahead += timedelta(minutes=minutes)
         cursor = bench.tick(LOST_RUNS, cursor).cursor
-    for pause in (jump, *[timedelta(minutes=1)] * 4):
+    for pause in (jump, *[timedelta(minutes=1)] * left):
+        assert statuses(bench.instance, [run]) == ["STARTED"]
         bench.ahead += pause
         cursor = bench.tick(LOST_RUNS, cursor).cursor
-        assert statuses(bench.instance, [run]) == ["STARTED"]
-    bench.ahead += timedelta(minutes=1)
-    bench.tick(LOST_RUNS, cursor)
     assert statuses(bench.instance, [run]) == ["FAILURE"]
+
+
+def test_run_of_a_dead_machine_is_found_though_the_sensor_is_always_late() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = job_of("job", dg.op(name="nothing")(lambda: None), "")
+        dead, alive = (instance.create_run_for_job(job, status=STARTED) for _ in range(2))
+        cursor = None
+        for tick in range(6):
+            assert statuses(instance, [dead, alive]) == ["STARTED", "STARTED"]
+            runs = [beating(instance, dead, 3), beating(instance, alive, tick)]
+            cursor = declare_silent_runs(instance, runs, cursor, 180 * tick)
+        assert statuses(instance, [dead, alive]) == ["FAILURE", "STARTED"]
 
 
 @pytest.mark.parametrize("renewed", [True, False])
