@@ -166,6 +166,7 @@ class PacedRuns:
 
     catalog: str
     output: str
+    refused: tuple[()] = ()
 
     def open_pool(self) -> EncoderPool:
         return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")

@@ -255,6 +255,7 @@ class _NullRuns:
     """See `CatalogRuns`; nothing is encoded."""
 
     output: Path
+    refused: tuple[()] = ()
 
     def open_pool(self) -> EncoderPool:
         return EncoderPool(EncodingSpec("hash://16"), devices="cpu")

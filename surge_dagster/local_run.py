@@ -133,6 +133,7 @@ class _CatalogRuns:
     settings: Settings
     record: CatalogRecord
     force: bool
+    refused: tuple[()] = ()
 
     def open_pool(self) -> EncoderPool:
         return self.settings.encoder_pool()

@@ -15,7 +15,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome
+from surge_dagster.cluster.machine import (
+    STRETCHES_AT_ONCE,
+    CatalogRuns,
+    MachineFacts,
+    StretchOutcome,
+    listed_outputs,
+)
 from surge_dagster.cluster.machine_work import IN_VAIN, MachineWork, require_shared
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -127,13 +133,13 @@ class ClusterRun(Generic[T]):
         self.preparing = "the files of the output are being compared with the source"
         self.work: dict[str, MachineWork] = {}
         self._partitions, self._connect, self._force = list(partitions), connect, force
-        self._stop, self._warn = StopSignal(grace_seconds), warn
+        self._stop, self._warn, self._runs = StopSignal(grace_seconds), warn, runs
         self._local = runs.new_run(self._partitions, pool)
         self._begun = time.perf_counter()
         self._under: dict[T, _Under] = {}
         self._told = set[str]()  # keys of due partitions that have a receipt or a failure
         self._tries = Counter[tuple[str, tuple[PartitionRange, ...]]]()  # of what failed, and was put back
-        self._refusals: list[ConfigError] = []  # why machines are used no more
+        self._refusals: dict[str, ConfigError] = {}  # by machine, which is used no more
 
     @property
     def space(self) -> Space:
@@ -161,7 +167,7 @@ class ClusterRun(Generic[T]):
         gauge = MemoryGauge()
         try:
             with gauge:
-                outputs = self._local.listed_outputs()
+                outputs = listed_outputs(self._runs, self._local)
                 due, fresh_keys = list[Partition](), set[str]()
                 with contextlib.suppress(Cancelled):
                     for decision in decide(self._partitions, outputs, self._stop, force=self._force):
@@ -220,7 +226,7 @@ class ClusterRun(Generic[T]):
     def _hand_out(self, cluster: Cluster[T], left: Stretches) -> None:
         machines = cluster.machines()
         if self._refusals and not machines and not cluster.is_starting() and not self._has_worked():
-            raise self._refusals[0]
+            raise next(iter(self._refusals.values()))
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
             self._describe(machines[name])
@@ -303,7 +309,7 @@ class ClusterRun(Generic[T]):
                 require_shared(work.facts.host, receipt)
                 work.has_published = True
         except ConfigError as error:
-            self._refusals.append(error)
+            self._refusals[machine] = error
             if len(self._refusals) >= _MOST_REFUSED and not self._has_worked():
                 raise
             cluster.refuse(machine)
@@ -312,7 +318,7 @@ class ClusterRun(Generic[T]):
 
     def _has_worked(self) -> bool:
         """Whether a machine has done something, so that the settings are not wrong for all of them."""
-        return any(work.weight for work in self.work.values())
+        return any(work.weight for name, work in self.work.items() if name not in self._refusals)
 
     def _tries_again(self, failure: Failure, under: _Under, left: Stretches) -> bool:
         """Whether a partition is tried once more, or was done by another machine.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
@@ -27,6 +28,11 @@ STRETCHES_AT_ONCE = 2
 
 class CatalogRuns(Protocol):
     """How runs over a catalog are made, on any machine that has the package; it travels, so it holds settings alone."""
+
+    @property
+    def refused(self) -> Sequence[PublishedFile]:
+        """Files that look fresh and were found to be damaged, or unlike their source."""
+        ...
 
     def open_pool(self) -> EncoderPool: ...
 
@@ -100,7 +106,7 @@ class Machine:
         outputs = None
         with contextlib.suppress(IndexError):  # another thread has it
             outputs = None if again else self._idle_outputs.pop()
-        outputs = outputs or self._runs.new_run([], self._pool).listed_outputs()
+        outputs = outputs or listed_outputs(self._runs, self._runs.new_run([], self._pool))
         run = self._running[number] = self._runs.new_run(
             [partitions[key] for key in keys if key in partitions],
             self._pool,
@@ -122,6 +128,16 @@ class Machine:
         self._stopped.add(number)
         if (run := self._running.get(number)) is not None:
             run.stop()
+
+
+def listed_outputs(runs: CatalogRuns, run: EmbeddingRun) -> OutputState:
+    """The files of a run's space; those that were refused are no valid ones, unless somebody has replaced them."""
+    outputs = run.listed_outputs()
+    for file in runs.refused:
+        found = outputs.files([file.facts.partition_key]).get(file.stored.name)
+        if isinstance(found, PublishedFile) and found.stored == file.stored:
+            outputs.refuse(found, "it is damaged, or unlike its source")
+    return outputs
 
 
 def memory_limit(setting: int | None, at_once: int) -> int | None:

@@ -7,12 +7,13 @@ actor is started again when it comes back. The actors end with the process that 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.cluster.machine import (
@@ -28,6 +29,8 @@ from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, T
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _START_AGAIN_SECONDS = 10.0  # after an actor has ended
 _MOST_STARTS = 5  # in a row, of one node
@@ -37,16 +40,22 @@ _CLOSE_SECONDS = 5.0
 _MOST_REQUESTED = 1_000  # an autoscaler has a limit of its own
 
 
-@contextlib.contextmanager
-def _asking_ray() -> Iterator[None]:
+def _asking_ray(method: Callable[Concatenate[RayCluster, P], R]) -> Callable[Concatenate[RayCluster, P], R]:
     """Make a passing error of what Ray raises where the cluster itself is gone; its client raises bare exceptions."""
-    try:
-        yield
-    except SurgeError:
-        raise
-    except Exception as error:
-        message = f"the Ray cluster does not answer any more: {_in_a_line(error)}. Run again when it does: what is"
-        raise TransientError(f"{message} published stays") from error
+
+    @functools.wraps(method)
+    def asked(cluster: RayCluster, *arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            if not cluster._ray.is_initialized():  # which would look for another cluster for a minute
+                raise ConnectionError("its head ended, or the network to it")
+            return method(cluster, *arguments, **options)
+        except SurgeError:
+            raise
+        except Exception as error:
+            message = f"the Ray cluster does not answer any more: {_in_a_line(error)}. Run again when it does: what is"
+            raise TransientError(f"{message} published stays") from error
+
+    return asked
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,7 +112,7 @@ class RayCluster:
         self._requested, self._last_request = 0, None
         self._looked_at, self._without_since = 0.0, time.monotonic()
 
-    @_asking_ray()
+    @_asking_ray
     def machines(self) -> dict[str, MachineFacts]:
         if time.monotonic() >= self._looked_at + _LOOK_SECONDS:
             self._looked_at = time.monotonic()
@@ -125,7 +134,7 @@ class RayCluster:
             )
         return dict(self._facts)
 
-    @_asking_ray()
+    @_asking_ray
     def request(self, machines: int) -> None:
         # Ray keeps the request until the next one, also when the driver is killed.
         if machines != self._requested:
@@ -139,12 +148,12 @@ class RayCluster:
             else:
                 request_resources(bundles=bundles)
 
-    @_asking_ray()
+    @_asking_ray
     def embed(self, machine: str, stretch: Stretch, *, again: bool) -> RayTask:
         actor, number = self._actors[machine], next(self._numbers)
         return RayTask(machine, actor, number, actor.embed.remote(number, stretch.keys, stretch.ranges, again=again))
 
-    @_asking_ray()
+    @_asking_ray
     def wait(self, tasks: Sequence[RayTask], seconds: float) -> list[RayTask]:
         if not tasks:
             time.sleep(seconds)
@@ -154,7 +163,7 @@ class RayCluster:
         done = set(ready)
         return [task for task in tasks if task.outcome in done]
 
-    @_asking_ray()
+    @_asking_ray
     def result(self, task: RayTask) -> StretchOutcome:
         name = self._addresses.get(task.machine, task.machine)
         try:
@@ -177,8 +186,7 @@ class RayCluster:
         return outcome
 
     def stop(self, task: RayTask) -> None:
-        with contextlib.suppress(Exception):  # the cluster may have ended
-            task.actor.stop.remote(task.number)
+        self._tell(lambda: task.actor.stop.remote(task.number))
 
     def refuse(self, machine: str) -> None:
         self._starts[machine], self._innocent[machine] = _MOST_STARTS, self._actors.get(machine)
@@ -188,13 +196,18 @@ class RayCluster:
         return bool(self._starting)
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # likewise
-            self.request(0)
-            self._ray.get(self._last_request, timeout=_CLOSE_SECONDS)
+        self._tell(lambda: self.request(0))
+        self._tell(lambda: self._ray.get(self._last_request, timeout=_CLOSE_SECONDS))
         for node in list(self._actors):
             self._lose(node)
         with contextlib.suppress(Exception):
             self._ray.shutdown()
+
+    def _tell(self, call: Callable[[], object]) -> None:
+        """Ask Ray for what does not matter where the cluster has ended."""
+        with contextlib.suppress(Exception):
+            if self._ray.is_initialized():
+                call()
 
     def _look(self) -> None:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
@@ -245,8 +258,7 @@ class RayCluster:
         self._starting.pop(node, None)
         self._start_again_at[node] = time.monotonic() + _START_AGAIN_SECONDS
         if (actor := self._actors.pop(node, None)) is not None:
-            with contextlib.suppress(Exception):  # it has ended
-                self._ray.kill(actor)
+            self._tell(lambda: self._ray.kill(actor))
 
 
 def _in_a_line(error: Exception) -> str:

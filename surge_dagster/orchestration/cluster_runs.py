@@ -15,6 +15,7 @@ from surge_dagster.config.settings import EncoderSettings, FileSettings, absolut
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event
@@ -40,9 +41,10 @@ class ResourceRuns:
     encoder: dict[str, Any]
     output: dict[str, Any]
     force: bool
+    refused: Sequence[PublishedFile]
 
     @classmethod
-    def of(cls, resources: CatalogResources, force: bool) -> Self:
+    def of(cls, resources: CatalogResources, force: bool, refused: Sequence[PublishedFile]) -> Self:
         catalog, output = resources.catalog, resources.output
         if asset_key(catalog.url) is not None or catalog.bigquery or catalog.gcs or output.gcs:
             raise ConfigError(
@@ -57,6 +59,7 @@ class ResourceRuns:
             {name: getattr(output, name) for name in FileSettings.model_fields.keys() | places}
             | {"url": absolute_place(output.url)},
             force,
+            refused,
         )
 
     def open_pool(self) -> EncoderPool:
@@ -106,9 +109,10 @@ def cluster_run_of(
     warn: Callable[[str], None],
     *,
     force: bool,
+    refused: Sequence[PublishedFile],
 ) -> ClusterRun[Any]:
-    """A run on the machines of the cluster that the setting names; see `ClusterRun`."""
-    runs = ResourceRuns.of(resources, force)
+    """A run on the machines of the cluster that the setting names; see `ClusterRun` and `CatalogRuns`."""
+    runs = ResourceRuns.of(resources, force, refused)
     connect = partial(RayCluster, resources.encoder.cluster, runs, pool.space, warn)
     grace_seconds = PUBLISH_SHARE * resources.encoder.grace_seconds
     return ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=warn)

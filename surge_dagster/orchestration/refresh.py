@@ -175,7 +175,8 @@ class Refresh:
             options = {"force": force, "outputs": work.outputs, "ranges": self._ranges(work.todo)}
             run = run_of(resources, work.todo, self._store, pool, **options)
         else:
-            run = cluster_run_of(resources, work.todo, pool, self._context.log.warning, force=force)
+            warn, refused = self._context.log.warning, work.refused
+            run = cluster_run_of(resources, work.todo, pool, warn, force=force, refused=refused)
             self._outcome.machines = run.work
         self._outcome.report = run.report
         to_do, space = counted(len(work.todo), "partition"), run.space

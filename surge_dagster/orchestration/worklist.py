@@ -109,6 +109,7 @@ class Worklist:
     fresh: list[Receipt] = field(default_factory=list)  # of files that stay as they are and are on record
     adopted: list[Receipt] = field(default_factory=list)  # of files that were read back and are not on record
     differing: list[str] = field(default_factory=list)  # how files differ from their sources that looked fresh
+    refused: list[PublishedFile] = field(default_factory=list)  # these files
     failures: list[Failure] = field(default_factory=list)  # partitions whose files cannot be read now
 
 
@@ -147,6 +148,7 @@ def make_worklist(
                 work.failures.append(failure)
             case difference:
                 work.differing.append(difference)
+                work.refused.append(file)
                 outputs.refuse(file, difference)
                 if config.select.takes("missing", to_partition_key(key) in record.failed):
                     work.todo.append(partition)

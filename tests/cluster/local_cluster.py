@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
-from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome
+from surge_dagster.cluster.machine import CatalogRuns, Machine, MachineFacts, StretchOutcome
 from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -31,6 +31,7 @@ class SmallRuns:
 
     catalog: Mapping[str, Rows]
     output: Path
+    refused: tuple[()] = ()
 
     def open_pool(self) -> EncoderPool:
         return EncoderPool(SPEC, devices="cpu")
@@ -67,7 +68,7 @@ class LocalCluster:
             it has, where it raises `MachineLost`.
     """
 
-    runs: SmallRuns
+    runs: CatalogRuns
     names: list[str]
     before: Callable[[str, Sequence[str]], None] = lambda machine, keys: None
     given: list[tuple[str, Stretch]] = field(default_factory=list)

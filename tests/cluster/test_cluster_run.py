@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from surge_dagster.cluster import cluster_run as cluster_run_module
-from surge_dagster.cluster import stretches
+from surge_dagster.cluster import machine_work, stretches
 from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
 from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome, require_alike
 from surge_dagster.cluster.machine_work import MachineWork
@@ -253,18 +253,59 @@ def test_machines_that_can_read_nothing_fail_no_partition_while_another_one_can(
     assert all(2 <= in_vain[name] <= 6 for name in blind), "they get no more when another one has done something"
 
 
-def test_machine_with_wrong_settings_is_refused_while_another_one_encodes(runs: SmallRuns, pool: EncoderPool) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_machine_with_wrong_settings_is_refused_while_another_one_encodes(
+    runs: SmallRuns, pool: EncoderPool, first: bool
+) -> None:
+    refused = threading.Event()
+
     def refuse(machine: str, keys: Sequence[str]) -> None:
         if machine == "wrong":
             raise ConfigError("the output is read-only")
-        if len(cluster.given) == 4:
+        if len(cluster.given) == 4 and not first:
             cluster.names.append("wrong")
+        assert not first or refused.wait(60), "nothing is done before"
 
-    cluster = LocalCluster(runs, ["a"], refuse)
+    cluster = LocalCluster(runs, ["wrong", "a"] if first else ["a"], refuse)
+    refuse_machine = cluster.refuse
+    cluster.refuse = lambda machine: (refuse_machine(machine), refused.set())[0]
     run = cluster_run(cluster, pool)
     assert len(list(run)) == 12 and not run.failed
     assert_all_embedded(runs, pool)
     assert cluster.names == ["a"] and run.work["wrong"].lost_at
+
+
+def test_settings_that_are_wrong_for_many_machines_end_the_run(runs: SmallRuns, pool: EncoderPool) -> None:
+    def refuse(machine: str, keys: Sequence[str]) -> None:
+        cluster.names.append(f"{machine}'")
+        raise ConfigError("the output is read-only")
+
+    cluster = LocalCluster(runs, ["a", "b"], refuse)
+    with pytest.raises(ConfigError, match="the output is read-only"):
+        list(cluster_run(cluster, pool).events())
+
+
+def test_machine_that_met_bad_partitions_first_is_tried_again(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_work, "_WAIT_SECONDS", 0.05)
+    bad, embed, tried = {"p11", "p10", "p09", "p08"}, Machine.embed, threading.Event()
+
+    def fail_bad(self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any) -> StretchOutcome:
+        machine, _ = cluster.given[number]
+        if bad.issuperset(keys):
+            return StretchOutcome([Failure(key, "unreadable") for key in keys], False)
+        if machine == "unlucky":
+            tried.set()
+        elif "unlucky" in run.work and run.work["unlucky"].in_vain >= 2:
+            assert tried.wait(60)
+        return embed(self, number, keys, *more, **options)
+
+    monkeypatch.setattr(Machine, "embed", fail_bad)
+    cluster = LocalCluster(runs, ["unlucky", "a"])
+    run = cluster_run(cluster, pool)
+    assert {event.key for event in run.events() if isinstance(event, Failure)} == bad
+    assert run.work["unlucky"].weight and run.report.partitions_written == 8
 
 
 @pytest.mark.parametrize(("before", "divided"), [("nothing", True), ("older files", False)])

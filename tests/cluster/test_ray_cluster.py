@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import hosts
-from tests.cluster.ray_hosts import MACHINE, RayHosts
+from tests.cluster.ray_hosts import BIN, MACHINE, MODEL, RayHosts
 from tests.extras import require
 from tests.service.lanes import until
 
@@ -75,3 +76,20 @@ def test_run_whose_driver_ends_is_continued_by_the_next_and_leaves_no_machine_at
     assert process.returncode == 0, log.read_text()
     assert done > 0 and "150 partitions written" not in log.read_text()
     cluster.verify(catalog)
+
+
+def test_run_whose_head_ends_says_so_in_a_line(cluster: RayHosts, catalog: Path, tmp_path: Path) -> None:
+    head, driver, _ = cluster.hosts
+    command = (BIN / "surge-dagster", "embed", catalog, tmp_path / "output", "--model", MODEL)
+    log = tmp_path / "log"
+    with (
+        log.open("w") as file,
+        driver.popen(
+            *command, "--cluster", f"ray://{head.address}:10001", "--json", stdout=file, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        until(lambda: files(catalog) or process.poll() is not None)
+        head.kill()
+    said = log.read_text()
+    assert process.returncode == 1 and "the Ray cluster does not answer any more: " in said, said
+    assert "Traceback" not in said, said

@@ -12,6 +12,7 @@ from surge_dagster.cluster import ray_cluster
 from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.cluster.machine import CatalogRuns, MachineFacts
 from surge_dagster.cluster.ray_cluster import RayCluster, RayTask
+from surge_dagster.cluster.stretches import Stretch
 from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.version import __version__
@@ -48,6 +49,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> RayCluster:
 
     ray = SimpleNamespace(
         init=lambda *_, **__: None,
+        is_initialized=lambda: True,
         get=get,
         kill=lambda actor: None,
         wait=lambda tasks, timeout: ([], tasks),
@@ -110,3 +112,29 @@ def test_stretch_beside_one_that_met_an_outage_is_no_more_to_blame_than_that(
         with pytest.raises(MachineLost) as lost:
             cluster.result(RayTask("cpu", actor, number, outcome))
         assert lost.value.is_innocent == is_innocent
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_cluster_that_goes_away_is_a_passing_error_and_hides_no_other(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        assert not is_known, "Ray looks for another cluster, for a minute each time"
+        raise Exception("Ray Client is not connected.\nPlease connect by calling `ray.init`.")
+
+    actor = SimpleNamespace(embed=SimpleNamespace(remote=fail), stop=SimpleNamespace(remote=fail))
+    cluster._actors["cpu"], stretch, task = actor, Stretch(("a",), 1), RayTask("cpu", actor, 0, "outcome")
+    monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: not is_known)
+    for name in ("get", "wait", "nodes", "kill", "shutdown"):
+        monkeypatch.setattr(sys.modules["ray"], name, fail, raising=False)
+    for call in (
+        lambda: cluster.machines(),
+        lambda: cluster.embed("cpu", stretch, again=False),
+        lambda: cluster.wait([task], 1.0),
+        lambda: cluster.result(task),
+        lambda: cluster.request(3),
+    ):
+        with pytest.raises(TransientError, match="the Ray cluster does not answer any more: "):
+            call()
+    cluster.stop(task)
+    cluster.close()

@@ -129,7 +129,7 @@ class Fleet:
                 self.change()
             return holds()
 
-        until(held, 180)
+        until(held, 600)  # of a machine that other work keeps busy
 
     def published(self) -> set[tuple[str, int]]:
         """Each file, with the time of its publication."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.orchestration import cluster_runs
+from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from surge_dagster.orchestration.records import failed_on_record
+from tests.cluster.local_cluster import LocalCluster
 from tests.dagster.conftest import NAMES, Workbench, requested, shown
 from tests.dagster.test_failures import damage_when_published
 
@@ -32,7 +36,15 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
     assert shown(bench) == ({"a", "b"}, set())
 
 
-def test_file_that_is_not_on_record_and_damaged_is_encoded_again(bench: Workbench) -> None:
+@pytest.mark.parametrize("cluster", ["none", "auto"])
+def test_file_that_is_not_on_record_and_damaged_is_encoded_again(
+    bench: Workbench, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(address: str, runs: ResourceRuns, *_: object) -> LocalCluster:
+        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a"])  # as they travel
+
+    monkeypatch.setattr(cluster_runs, "RayCluster", connect)
+    bench.settings["cluster"] = cluster
     bench.fill("ab", 50)
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
