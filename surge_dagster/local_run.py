@@ -14,7 +14,14 @@ from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.config.catalog_settings import CatalogSettings
-from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, absolute_place, load_settings
+from surge_dagster.config.settings import (
+    EncoderSettings,
+    FileSettings,
+    Settings,
+    absolute_model,
+    absolute_place,
+    load_settings,
+)
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.change_files import ChangeFeed
@@ -182,7 +189,7 @@ def run_catalog(
         )
     if settings.cluster != "none":
         places = {name: absolute_place(getattr(settings, name)) for name in ("source", "output")}
-        settings = settings.model_copy(update=places)
+        settings = settings.model_copy(update={**places, "model": absolute_model(settings.model)})
     runs = _CatalogRuns(settings, record, force)
     with settings.encoder_pool() as pool:
         if settings.cluster == "none":

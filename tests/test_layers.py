@@ -52,17 +52,17 @@ BUDGETS: dict[str, int] = {
     "commands": 910,
     "demo": 180,
     "definitions": 110,
-    "local_run": 269,
+    "local_run": 276,
     "terminal": 120,
     "catalogs": 420,
     "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_646,
+    "orchestration": 3_647,
     "event_storage": 90,
     "resources": 370,
     "service": 3_828,
     "cluster": 1_080,
-    "config": 701,
+    "config": 706,
     "consumers": 930,
     "engine.derived": 710,
     "engine.feed": 740,
@@ -186,9 +186,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_565
-    assert lines_of(ROOT / "tests") <= 45_010
-    assert lines_of(ROOT / "benchmarks") <= 7_810  # 1,180 of them simulate fleets
+    assert product <= 37_580
+    assert lines_of(ROOT / "tests") <= 45_020
+    assert lines_of(ROOT / "benchmarks") <= 7_811  # 1,180 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

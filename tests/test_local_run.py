@@ -12,6 +12,7 @@ import pytest
 
 from surge_dagster import DeletionRefused, PartitionsFailed, embed, local_run, open_embeddings
 from surge_dagster.commands import cli
+from surge_dagster.config.settings import absolute_model
 from surge_dagster.engine.errors import ConfigError
 from tests.command import Command
 
@@ -77,6 +78,15 @@ def test_relative_paths_of_a_run_over_a_cluster_travel_as_absolute_ones(
     monkeypatch.setattr(local_run, "RayCluster", connect)
     with pytest.raises(ConfigError, match="as expected"):
         embed("rows.csv", "out", partition_by="kind", cluster="auto", **COLUMNS, **MODEL)
+
+
+def test_model_of_a_cluster_is_a_folder_that_means_the_same_elsewhere_or_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert absolute_model("model") == str(tmp_path / "model")
+    assert absolute_model("intfloat/e5-large") == "intfloat/e5-large"
 
 
 def test_frames_are_refused_where_a_cluster_encodes(tmp_path: Path) -> None:

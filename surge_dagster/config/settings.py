@@ -354,6 +354,11 @@ def absolute_place(place: str) -> str:
     return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
+def absolute_model(model: str) -> str:
+    """Likewise of a model in a folder; names of a hub as they are."""
+    return absolute_place(model) if Path(model).expanduser().is_dir() else model
+
+
 def load_settings(**arguments: Any) -> Settings:
     """Read the settings; an argument that is None counts as not given."""
     given = {name: value for name, value in arguments.items() if value is not None}

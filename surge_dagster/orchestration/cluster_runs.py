@@ -11,7 +11,7 @@ from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.config.catalog_settings import CatalogSettings
-from surge_dagster.config.settings import EncoderSettings, FileSettings, absolute_place
+from surge_dagster.config.settings import EncoderSettings, FileSettings, absolute_model, absolute_place
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
@@ -55,7 +55,8 @@ class ResourceRuns:
         return cls(
             {name: getattr(catalog, name) for name in CatalogSettings.model_fields.keys() | places}
             | {"url": absolute_place(catalog.url)},
-            {name: getattr(resources.encoder, name) for name in EncoderSettings.model_fields},
+            {name: getattr(resources.encoder, name) for name in EncoderSettings.model_fields}
+            | {"model": absolute_model(resources.encoder.model)},
             {name: getattr(output, name) for name in FileSettings.model_fields.keys() | places}
             | {"url": absolute_place(output.url)},
             force,
