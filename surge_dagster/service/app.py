@@ -35,7 +35,7 @@ from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.metrics import Metrics
 from surge_dagster.service.openapi import openapi_document
-from surge_dagster.service.requests import parse_request, require_offered
+from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_offered
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
@@ -104,8 +104,12 @@ class _Endpoints:
         self._steps = set[asyncio.Future[Any]]()
         most = settings.max_waiting_bytes
         self._bodies: dict[Task, HeldBytes] = {"query": HeldBytes(most), "document": HeldBytes(most)}
-        # Of their own, so that large requests keep no answer waiting. Two, since tokens are counted in parallel.
-        self._accepting = ThreadPoolExecutor(2, "surge-accept")
+        # Of their own, so that large requests keep no answer waiting, and documents, which take seconds, no query.
+        self._parsing = ThreadPoolExecutor(1, "surge-parse")
+        self._accepting: dict[Task, ThreadPoolExecutor] = {
+            "query": ThreadPoolExecutor(2, "surge-accept-queries"),
+            "document": ThreadPoolExecutor(1, "surge-accept-documents"),
+        }
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
         self._document = openapi_document(needs_key=self.keys is not None)
@@ -136,13 +140,14 @@ class _Endpoints:
     ) -> _Begun:
         """Reads the request, and puts its texts into the queue of their lane."""
         body = await read_body(request, self._settings, count)
-        begin = partial(self._begin, body, task, time.monotonic(), answer)
+        received_at, in_thread = time.monotonic(), asyncio.get_running_loop().run_in_executor
         if len(body) <= _LARGE_BODY:
-            return begin()
-        return await self._unless_left(request, asyncio.get_running_loop().run_in_executor(self._accepting, begin))
+            return self._begin(parse_request(body), task, received_at, answer)
+        asked = await self._unless_left(request, in_thread(self._parsing, parse_request, body))
+        pool = self._accepting[asked.input_type or task]
+        return await self._unless_left(request, in_thread(pool, self._begin, asked, task, received_at, answer))
 
-    def _begin(self, body: bytes, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
-        asked = parse_request(body)
+    def _begin(self, asked: EmbeddingRequest, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
         served = self._spaces.find(asked.model)
         task = asked.input_type or task
         require_offered(asked, served, task)

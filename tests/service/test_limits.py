@@ -111,8 +111,8 @@ def test_upload_has_one_time_for_all_of_its_parts(tmp_path: Path) -> None:
     assert answer.startswith(b"HTTP/1.1 408") and error_of(answer)["code"] == "request_timeout"
 
 
-def large(name: str) -> bytes:
-    return sized(json.dumps({"model": "current", "input": [name, "x" * 8_000]}).encode())
+def large(name: str, **more: str) -> bytes:
+    return sized(json.dumps({"model": "current", "input": [name, "x" * 8_000], **more}).encode())
 
 
 def test_documents_of_clients_that_have_gone_are_dropped_before_they_are_accepted(
@@ -157,6 +157,24 @@ def test_documents_whose_client_goes_while_they_are_accepted_are_never_encoded()
         lane.gate.set()
         wait_until(lambda: bool(lane.accepted))
     assert lane.held.empty()
+
+
+def test_large_queries_do_not_wait_for_documents_that_are_accepted() -> None:
+    spaces = FakeSpaces()
+    spaces.only.documents.gate = threading.Event()
+    documents = large("document").replace(b"/v1/", b"/documents/v1/"), large("document", input_type="document")
+    queries = large("query"), large("query", input_type="query").replace(b"/v1/", b"/documents/v1/")
+    with running(spaces.as_served()) as service, ExitStack() as clients:
+        waiting = [clients.enter_context(connected(service.url)) for _ in range(4)]
+        for client, sent in zip(waiting, documents * 2, strict=True):
+            client.sendall(sent)
+        assert spaces.only.documents.reached.get(timeout=60) == "document"
+        for sent in queries:
+            client = clients.enter_context(connected(service.url))
+            client.sendall(sent)
+            assert client.recv(12) == b"HTTP/1.1 200"
+        spaces.only.documents.gate.set()
+        assert [client.recv(12) for client in waiting] == [b"HTTP/1.1 200"] * 4
 
 
 def test_bodies_that_wait_are_bounded_and_keep_no_short_text_out() -> None:
