@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -26,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.service.answers import ModelList, embeddings_body, model_of
+from surge_dagster.service.answers import ModelList, embeddings_body, model_of, ranges
 from surge_dagster.service.batch_routes import batch_routes
 from surge_dagster.service.batches import Batches
 from surge_dagster.service.bodies import HeldBytes, read_body
@@ -130,8 +129,8 @@ class _Endpoints:
 
         space = asked.served.space.name
         headers = {"surge-space": space}
-        if encoded.truncated.any():
-            headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
+        if rows := ranges(encoded.truncated):
+            headers["surge-truncated-rows"] = rows
         content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
         return Response(content, headers=headers, media_type=_JSON)
 

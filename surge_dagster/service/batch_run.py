@@ -17,12 +17,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.support.waiting import TURN_SECONDS
 from surge_dagster.service import errors
-from surge_dagster.service.answers import embeddings_body
+from surge_dagster.service.answers import embeddings_body, ranges
 from surge_dagster.service.batch_lines import (
     Batch,
     BatchError,
@@ -183,8 +181,7 @@ class BatchRun:
             rows, start = slice(start, stop), stop
             found, tokens = vectors[line.request.dimensions][rows], int(encoded.tokens[rows].sum())
             body = embeddings_body(found, line.request.encoding_format, name, tokens)
-            cut = ",".join(map(str, np.flatnonzero(encoded.truncated[rows])))
-            yield "output", answered(self.batch.id, line, 200, body, cut)
+            yield "output", answered(self.batch.id, line, 200, body, ranges(encoded.truncated[rows]))
 
 
 def _groups(lines: Iterator[Line], alone: Task | None) -> Iterator[list[Line]]:
