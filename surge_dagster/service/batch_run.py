@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -85,8 +85,7 @@ class BatchRun:
             BatchFailed: which lines are wrong.
         """
         with self.files.content(self.batch.input_file_id).open("rb") as source:
-            lines = (line for line in read_lines(source) if line[0] % _CHECKED_LINES or self.check() is None)
-            total, problems = check_lines(lines, self._served(), self.batch.task)
+            total, problems = check_lines(self._lines(source), self._served(), self.batch.task)
         if problems:
             raise BatchFailed(problems)
         counts = RequestCounts(total=total)
@@ -124,11 +123,15 @@ class BatchRun:
                 raise
             raise BatchFailed([BatchError(code="model_not_found", message=str(error))]) from None
 
+    def _lines(self, source: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Ends with the work also where very many lines are blank."""
+        return read_lines(raw for number, raw in enumerate(source) if number % _CHECKED_LINES or self.check() is None)
+
     def _left(self, alone: Task | None = None) -> Iterator[list[Line]]:
         """Groups of the lines that have no answer; each line of the task `alone` is one."""
         batch, counts = self.batch, self.batch.request_counts
         with self.files.content(batch.input_file_id).open("rb") as source:
-            left = islice(read_lines(source), counts.completed + counts.failed, None)
+            left = islice(self._lines(source), counts.completed + counts.failed, None)
             yield from _groups((parse_line(*numbered, batch.task) for numbered in left), alone)
 
     def _keep(self, answers: Sequence[tuple[str, bytes]]) -> None:
