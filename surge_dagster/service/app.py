@@ -104,11 +104,8 @@ class _Endpoints:
         most = settings.max_waiting_bytes
         self._bodies: dict[Task, HeldBytes] = {"query": HeldBytes(most), "document": HeldBytes(most)}
         # Of their own, so that large requests keep no answer waiting, and documents, which take seconds, no query.
-        self._parsing = ThreadPoolExecutor(1, "surge-parse")
-        self._accepting: dict[Task, ThreadPoolExecutor] = {
-            "query": ThreadPoolExecutor(2, "surge-accept-queries"),
-            "document": ThreadPoolExecutor(1, "surge-accept-documents"),
-        }
+        self._parsing = ThreadPoolExecutor(1, "parsing")
+        self._accepting = {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")}
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
         self._document = openapi_document(needs_key=self.keys is not None)
