@@ -81,6 +81,13 @@ def embeddings_body(vectors: np.ndarray, encoding_format: str | None, space: str
     return b'{"object":"list","data":[%b],%b' % (data, json.dumps(rest).encode()[1:])
 
 
+def ranges(chosen: np.ndarray) -> str:
+    """Indexes of what is true, as `3,5-9`: a header that named all of 2,048 would be longer than proxies take."""
+    rows = np.flatnonzero(chosen)
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 def model_of(served: ServedSpace, created: int) -> Model:
     space, promise = served.space, served.queries.promise
     facts = ("dimension", "max_length", "normalize", "query_prompt", "document_prompt")

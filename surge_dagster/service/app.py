@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -26,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.service.answers import ModelList, embeddings_body, model_of
+from surge_dagster.service.answers import ModelList, embeddings_body, model_of, ranges
 from surge_dagster.service.batch_routes import batch_routes
 from surge_dagster.service.batches import Batches
 from surge_dagster.service.bodies import HeldBytes, read_body
@@ -35,7 +34,7 @@ from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.metrics import Metrics
 from surge_dagster.service.openapi import openapi_document
-from surge_dagster.service.requests import parse_request, require_offered
+from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_offered
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
@@ -104,8 +103,9 @@ class _Endpoints:
         self._steps = set[asyncio.Future[Any]]()
         most = settings.max_waiting_bytes
         self._bodies: dict[Task, HeldBytes] = {"query": HeldBytes(most), "document": HeldBytes(most)}
-        # Of their own, so that large requests keep no answer waiting. Two, since tokens are counted in parallel.
-        self._accepting = ThreadPoolExecutor(2, "surge-accept")
+        # Of their own, so that large requests keep no answer waiting, and documents, which take seconds, no query.
+        self._parsing = ThreadPoolExecutor(1, "parsing")
+        self._accepting = {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")}
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
         self._document = openapi_document(needs_key=self.keys is not None)
@@ -126,8 +126,8 @@ class _Endpoints:
 
         space = asked.served.space.name
         headers = {"surge-space": space}
-        if encoded.truncated.any():
-            headers["surge-truncated-rows"] = ",".join(map(str, np.flatnonzero(encoded.truncated)))
+        if rows := ranges(encoded.truncated):
+            headers["surge-truncated-rows"] = rows
         content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
         return Response(content, headers=headers, media_type=_JSON)
 
@@ -136,13 +136,14 @@ class _Endpoints:
     ) -> _Begun:
         """Reads the request, and puts its texts into the queue of their lane."""
         body = await read_body(request, self._settings, count)
-        begin = partial(self._begin, body, task, time.monotonic(), answer)
+        received_at, in_thread = time.monotonic(), asyncio.get_running_loop().run_in_executor
         if len(body) <= _LARGE_BODY:
-            return begin()
-        return await self._unless_left(request, asyncio.get_running_loop().run_in_executor(self._accepting, begin))
+            return self._begin(parse_request(body), task, received_at, answer)
+        asked = await self._unless_left(request, in_thread(self._parsing, parse_request, body))
+        pool = self._accepting[asked.input_type or task]
+        return await self._unless_left(request, in_thread(pool, self._begin, asked, task, received_at, answer))
 
-    def _begin(self, body: bytes, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
-        asked = parse_request(body)
+    def _begin(self, asked: EmbeddingRequest, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
         served = self._spaces.find(asked.model)
         task = asked.input_type or task
         require_offered(asked, served, task)

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -108,7 +108,7 @@ class _Fields(BaseModel):
     body: dict[str, Any]
 
 
-def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def read_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Number and content of each line; lines of blanks are left out."""
     return ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.batch_lines import Batch, BatchRequest, field_error
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.bodies import HeldBytes, bounded, read_body
+from surge_dagster.service.bodies import HeldBytes, bounded, read_body, require_type
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import PURPOSES, FileObject
 from surge_dagster.service.requests import require_few_values
@@ -39,6 +39,7 @@ def batch_routes(root: str, task: Task, batches: Batches | None, settings: Servi
     found = cast(Batches, batches)  # without them no endpoint uses it
 
     async def create_file(request: Request) -> Response:
+        require_type(request, "multipart/form-data")  # a form of another type with many fields blocks all requests
         seconds = settings.body_seconds * settings.max_file_bytes / settings.max_body_bytes
         remedy = "Divide the file among several."
         with uploads.of_request() as count:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.support.waiting import TURN_SECONDS
 from surge_dagster.service import errors
-from surge_dagster.service.answers import embeddings_body
+from surge_dagster.service.answers import embeddings_body, ranges
 from surge_dagster.service.batch_lines import (
     Batch,
     BatchError,
@@ -87,8 +85,7 @@ class BatchRun:
             BatchFailed: which lines are wrong.
         """
         with self.files.content(self.batch.input_file_id).open("rb") as source:
-            lines = (line for line in read_lines(source) if line[0] % _CHECKED_LINES or self.check() is None)
-            total, problems = check_lines(lines, self._served(), self.batch.task)
+            total, problems = check_lines(self._lines(source), self._served(), self.batch.task)
         if problems:
             raise BatchFailed(problems)
         counts = RequestCounts(total=total)
@@ -126,11 +123,15 @@ class BatchRun:
                 raise
             raise BatchFailed([BatchError(code="model_not_found", message=str(error))]) from None
 
+    def _lines(self, source: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Ends with the work also where very many lines are blank."""
+        return read_lines(raw for number, raw in enumerate(source) if number % _CHECKED_LINES or self.check() is None)
+
     def _left(self, alone: Task | None = None) -> Iterator[list[Line]]:
         """Groups of the lines that have no answer; each line of the task `alone` is one."""
         batch, counts = self.batch, self.batch.request_counts
         with self.files.content(batch.input_file_id).open("rb") as source:
-            left = islice(read_lines(source), counts.completed + counts.failed, None)
+            left = islice(self._lines(source), counts.completed + counts.failed, None)
             yield from _groups((parse_line(*numbered, batch.task) for numbered in left), alone)
 
     def _keep(self, answers: Sequence[tuple[str, bytes]]) -> None:
@@ -183,8 +184,7 @@ class BatchRun:
             rows, start = slice(start, stop), stop
             found, tokens = vectors[line.request.dimensions][rows], int(encoded.tokens[rows].sum())
             body = embeddings_body(found, line.request.encoding_format, name, tokens)
-            cut = ",".join(map(str, np.flatnonzero(encoded.truncated[rows])))
-            yield "output", answered(self.batch.id, line, 200, body, cut)
+            yield "output", answered(self.batch.id, line, 200, body, ranges(encoded.truncated[rows]))
 
 
 def _groups(lines: Iterator[Line], alone: Task | None) -> Iterator[list[Line]]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from surge_dagster.service.spaces import ServedSpaces
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 10.0
+_MOST_BLANK_LINES = 1_000  # before the first request, since nothing else is done while they are read
 
 
 class Batches:
@@ -85,9 +87,9 @@ class Batches:
         with self._changes:
             self.files.get(asked.input_file_id)
             with self.files.content(asked.input_file_id).open("rb") as file:
-                first = next(read_lines(file), None)
+                first = next(read_lines(islice(file, _MOST_BLANK_LINES)), None)
             if first is None:
-                message = "The file has no lines. Send one request in each line."
+                message = f"The file has no request in its first {_MOST_BLANK_LINES:,} lines. Send one in each line."
                 raise ClientError(400, message, "empty_file", "input_file_id")
             space = self._spaces.find(parse_line(*first).request.model).space
             if task == "document":

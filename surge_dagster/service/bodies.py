@@ -64,6 +64,14 @@ def bounded(request: Request, count: Callable[[int], None], limit: int, seconds:
     return Request(request.scope, receive)
 
 
+def require_type(request: Request, expected: str) -> None:
+    """Refuse a body of another type, before it is read; raises `ClientError`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != expected:
+        message = f"The body is of type {kind!r}. Send {expected}, and the header Content-Type that says so."
+        raise ClientError(415, message, "unsupported_media_type")
+
+
 async def read_body(request: Request, settings: ServiceSettings, count: Callable[[int], None]) -> bytes:
     """The body of a request that holds JSON.
 
@@ -71,10 +79,7 @@ async def read_body(request: Request, settings: ServiceSettings, count: Callable
         ClientError: it is of another type, compressed, too large, or takes too long.
         Overloaded: `count` does.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"The body is of type {kind!r}. Send JSON, with the header Content-Type: application/json."
-        raise ClientError(415, message, "unsupported_media_type")
+    require_type(request, "application/json")
     if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         message = f"The body has the Content-Encoding {encoding!r}. Send it without compression."
         raise ClientError(415, message, "unsupported_content_encoding")

@@ -19,7 +19,7 @@ class ApiKeys:
     """The keys of a file, which is read again when it has changed; a change that makes it wrong is logged and ignored.
 
     A line is a digest, as in the output of `printf %s "$KEY" | sha256sum`; what follows it, and all after `#`, is a
-    comment.
+    comment. Where all lines were taken out of a file that can be read, no key is accepted.
 
     Raises:
         ConfigError: the file cannot be read, has no digest, or a line that is none.
@@ -32,13 +32,13 @@ class ApiKeys:
         self._read()
 
     def accept(self, key: bytes) -> bool:
-        """Whether this is one of the keys."""
+        """Whether this is one of the keys; the empty one, whose digest an unset `$KEY` gives, never is."""
         try:
             self._read()
         except ConfigError as error:
             log.warning("%s; the keys stay as they were", error)
         digest = hashlib.sha256(key).hexdigest()
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all are compared
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0 and key != b""  # all are compared
 
     def _read(self) -> None:
         try:
@@ -48,14 +48,14 @@ class ApiKeys:
             seen = None
         if seen == self._seen:
             return
-        self._seen = seen
+        is_first, self._seen = self._seen == (), seen
         try:
             lines = [line.split("#")[0].split() for line in self._path.read_text("utf-8-sig").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the API keys in {self._path} cannot be read: {error}") from None
         digests = {number: words[0].lower() for number, words in enumerate(lines, 1) if words}
         wrong = next((number for number, digest in digests.items() if not _DIGEST.fullmatch(digest)), None)
-        if wrong or not digests:
+        if wrong or (is_first and not digests):
             came = f"line {wrong} is none" if wrong else "it has none"
             raise ConfigError(
                 f"{self._path}: expected the SHA-256 of an API key in hex in each line, and {came}. "

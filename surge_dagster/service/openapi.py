@@ -22,7 +22,7 @@ _WHEN = {
 }
 _OF_VECTORS = {
     "surge-space": {"description": "name of the space of the vectors", "schema": _TEXT},
-    "surge-truncated-rows": {"description": "indexes of the texts that were cut, where there are any", "schema": _TEXT},
+    "surge-truncated-rows": {"description": "indexes of texts that were cut, if any, as 3,5-9", "schema": _TEXT},
 }
 _LISTED = {
     "after": _TEXT,

@@ -164,12 +164,12 @@ class ServiceServer(uvicorn.Server):
 
 def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
     class Bounded(HttpToolsProtocol):
-        """Ends a connection that neither begins a request nor reads what was written to it, or whose headers are long.
+        """Ends a connection that begins no request, reads nothing of its answer, or sends much beside its body.
 
         uvicorn bounds the time between two requests alone, and forgets even that when one byte of the next one arrives.
         """
 
-        _header_bytes: int | None = None  # of one read before; None where no headers are under way
+        _overhead = 0  # bytes of the request beside those of its body, less an eighth of these
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -184,19 +184,47 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
                 self._next_look = self.loop.call_later(settings.header_seconds, self._look, state)
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._header_bytes is not None:
-                self._header_bytes += len(data)
-                if self._header_bytes > settings.max_header_bytes:
-                    self.send_400_response(f"The headers are larger than {settings.max_header_bytes:,} bytes.")
+            while data:
+                self._overhead += len(data)
+                self._received, self._again = data, b""
+                super().data_received(data)
+                data = self._again
+            if self._overhead > settings.max_header_bytes:
+                self.send_400_response("")
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._header_bytes = 0
+        def send_400_response(self, msg: str) -> None:
+            if not self.transport.is_closing():
+                most = f"{settings.max_header_bytes:,} bytes and an eighth of its body"
+                super().send_400_response(f"No HTTP request, or its headers and chunk sizes have more than {most}.")
+
+        def _should_upgrade(self) -> bool:
+            return any(name == b"upgrade" for name, _ in self.headers)
+
+        def handle_websocket_upgrade(self) -> None:
+            """Has the request parsed again, as one that asks for no other protocol: else it would lose its body."""
+            upgrade, version = sys.exception(), self.scope["http_version"].encode()
+            head = [b"%b %b HTTP/%b" % (self.scope["method"].encode(), self.url, version)]
+            head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+            assert upgrade is not None
+            self._again = b"\r\n".join(head) + b"\r\n\r\n" + self._received[upgrade.args[0] :]
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if "method" not in self.scope:  # else it is a trailer, which nobody reads
+                super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
-            self._header_bytes = None
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > settings.max_header_bytes:  # also where they came with the end of another request
+                raise ValueError  # which is answered with 400
             super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._overhead -= len(body) + len(body) // 8
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._overhead = 0
+            super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._next_look.cancel()

@@ -43,13 +43,14 @@ class Load:
 
     Attributes:
         answers: with the right vectors, by the side that was asked.
-        wrong: what became of all other requests that were not told when to come back.
+        refused: statuses of the requests that were told when to come back.
+        wrong: what became of all others.
     """
 
     def __init__(self, address: str, spaces: Mapping[str, int], *, may_break: bool = False) -> None:
         self._address, self._spaces, self._may_break = address, spaces, may_break
         self.answers: dict[str, list[Answer]] = {side: [] for side in _PATHS}
-        self.wrong = list[str]()
+        self.refused, self.wrong = list[int](), list[str]()
         self._ended = threading.Event()
         each = [(side, random.Random(number)) for side in _PATHS for number in range(_CLIENTS)]
         self._clients = [threading.Thread(target=self._ask, args=client) for client in each]
@@ -87,6 +88,7 @@ class Load:
                 self._ended.wait(_REST_SECONDS)
                 continue
             if answer.status in (429, 503) and "retry-after-ms" in answer.headers:
+                self.refused.append(answer.status)
                 self._ended.wait(_REST_SECONDS)
             elif answer.status == 200 and self._is_right(side, texts, space := answer.headers["surge-space"], content):
                 self.answers[side].append(Answer(sent_at, time.monotonic(), space))

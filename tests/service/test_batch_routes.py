@@ -99,7 +99,8 @@ def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("sent", "status", "code"),
     [
-        ({"data": {"purpose": "batch"}}, 400, "missing_required_parameter"),
+        ({"data": {"purpose": "batch"}}, 415, "unsupported_media_type"),
+        ({"files": {"other": b"x"}}, 400, "missing_required_parameter"),
         ({"files": {"file": b"x"}}, 400, "invalid_value"),
         ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, 400, "invalid_value"),
         ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 5000}}, 413, "request_too_large"),

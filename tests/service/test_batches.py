@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -176,6 +177,20 @@ def test_file_with_wrong_lines_fails_before_any_is_encoded(
     assert found == [(number, code, param) for number, (_, code, param) in enumerate(WRONG, 3)]
     assert "line 1, too" in next(each.message for each in batch.errors.data if each.code == "duplicate_custom_id")
     assert spaces.documents.accepted == []
+
+
+def test_very_many_blank_lines_end_with_the_work_and_before_the_first_request_they_are_refused(
+    batches: Batches, spaces: Spaces
+) -> None:
+    with pytest.raises(ClientError, match="no request in its first 1,000 lines"):
+        made(batches, [*[""] * 1_000, line("a")])
+    few, many, checks = [""] * 999, [" "] * 10_000, list[int]()
+    batch = made(batches, [*few, line("a"), *many, line("b"), *many])
+    counted = partial(batches._change, batch.id)
+    work = batch_run.BatchRun(batch, spaces.as_served(), batches.files, lambda: checks.append(1), counted)
+    work.validate()
+    assert len(checks) >= 20 and [len(group) for group in work._left()] == [2] and len(checks) >= 40
+    assert run(batches, batch).request_counts.completed == 2
 
 
 def test_not_every_wrong_line_of_many_is_named(batches: Batches) -> None:

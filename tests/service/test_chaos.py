@@ -6,6 +6,7 @@ import contextlib
 import resource
 import selectors
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -166,10 +167,14 @@ def test_switches_under_load_are_followed_and_no_answer_is_of_another_space_than
             times.append(time.monotonic())
             until(lambda: load.wrong or answers_of(names[number % 2], times[-1]))  # noqa: B023
     assert load.wrong == []
+    assert 503 not in load.refused, "both spaces are loaded"
+    delays = list[float]()
     for number, (begun, ended) in enumerate(zip(times[1::2], [*times[2::2], time.monotonic()], strict=True)):
         old, new = names[number % 2], names[(number + 1) % 2]
         followed = min(answer.received_at for answer in answers_of(new, begun))
+        delays.append(followed - begun)
         assert not [answer for answer in answers_of(old, followed) if answer.received_at < ended]
+    assert statistics.median(delays) < 1
 
 
 def test_idle_clients_are_ended_and_leave_nothing_behind_while_others_are_answered(tmp_path: Path) -> None:

@@ -58,6 +58,25 @@ def test_keys_are_read_again_when_the_file_has_changed(file: Path, caplog: pytes
     assert keys.accept(b"four") and not keys.accept(b"three")
 
 
+@pytest.mark.parametrize("content", ["", "# all keys are taken back\n"])
+def test_file_that_was_emptied_leaves_no_key(file: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys = ApiKeys(file)
+    file.write_text(content)
+    assert not keys.accept(b"one") and not keys.accept(b"")
+    file.unlink()
+    assert not keys.accept(b"one")
+    assert len(caplog.records) == 1, "of the file that is missing"
+    file.write_text(digest("one"))
+    assert keys.accept(b"one")
+
+
+def test_empty_key_is_none_whatever_the_file_has(file: Path) -> None:
+    file.write_text(f"{digest('')}  -\n{digest('one')}\n")
+    client = TestClient(service_app(FakeSpaces().as_served(), ServiceSettings(api_keys=file)))
+    for sent, status in ((b"Bearer ", 401), (b"Bearer", 401), (b"Bearer one", 200)):
+        assert client.get("/v1/models", headers=[(b"authorization", sent)]).status_code == status
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

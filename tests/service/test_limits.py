@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import select
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -110,8 +111,8 @@ def test_upload_has_one_time_for_all_of_its_parts(tmp_path: Path) -> None:
     assert answer.startswith(b"HTTP/1.1 408") and error_of(answer)["code"] == "request_timeout"
 
 
-def large(name: str) -> bytes:
-    return sized(json.dumps({"model": "current", "input": [name, "x" * 8_000]}).encode())
+def large(name: str, **more: str) -> bytes:
+    return sized(json.dumps({"model": "current", "input": [name, "x" * 8_000], **more}).encode())
 
 
 def test_documents_of_clients_that_have_gone_are_dropped_before_they_are_accepted(
@@ -158,6 +159,24 @@ def test_documents_whose_client_goes_while_they_are_accepted_are_never_encoded()
     assert lane.held.empty()
 
 
+def test_large_queries_do_not_wait_for_documents_that_are_accepted() -> None:
+    spaces = FakeSpaces()
+    spaces.only.documents.gate = threading.Event()
+    documents = large("document").replace(b"/v1/", b"/documents/v1/"), large("document", input_type="document")
+    queries = large("query"), large("query", input_type="query").replace(b"/v1/", b"/documents/v1/")
+    with running(spaces.as_served()) as service, ExitStack() as clients:
+        waiting = [clients.enter_context(connected(service.url)) for _ in range(4)]
+        for client, sent in zip(waiting, documents * 2, strict=True):
+            client.sendall(sent)
+        assert spaces.only.documents.reached.get(timeout=60) == "document"
+        for sent in queries:
+            client = clients.enter_context(connected(service.url))
+            client.sendall(sent)
+            assert client.recv(12) == b"HTTP/1.1 200"
+        spaces.only.documents.gate.set()
+        assert [client.recv(12) for client in waiting] == [b"HTTP/1.1 200"] * 4
+
+
 def test_bodies_that_wait_are_bounded_and_keep_no_short_text_out() -> None:
     spaces = FakeSpaces()
     lane = spaces.only.queries
@@ -188,10 +207,70 @@ def test_headers_that_do_not_come_are_given_up(service: Running, begun: bytes, i
         assert read_all(client) == b""
 
 
-def test_headers_over_the_limit_are_refused(service: Running) -> None:
+@pytest.mark.parametrize("before", [b"", sized(GOOD)])
+@pytest.mark.parametrize("after", [b"", b"\r\nContent-Length: %d\r\n\r\n%b" % (len(GOOD), GOOD)])
+def test_headers_over_the_limit_are_refused(service: Running, before: bytes, after: bytes) -> None:
     with connected(service.url) as client:
-        client.sendall(HEAD + b"X-Filler: " + b"x" * 5_000)
-        assert read_all(client).startswith(b"HTTP/1.1 400")
+        client.sendall(before)
+        if before:
+            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+        client.sendall(HEAD + b"X-Filler: " + b"x" * 5_000 + after)
+        answer = read_all(client)
+    assert answer.startswith(b"HTTP/1.1 400") and b"4,000 bytes" in answer
+
+
+def test_headers_over_the_limit_are_refused_behind_another_request_too(service: Running) -> None:
+    with connected(service.url) as client:
+        client.sendall(sized(GOOD) + HEAD + b"X-Filler: " + b"x" * 5_000 + b"\r\n\r\n")
+        assert read_all(client).endswith(b"an eighth of its body.")
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [(b"0\r\n", b"a: b\r\n"), (b"0\r\na: ", b"bbbbbb"), (b"1;", b"cccccc"), (b"", b"1\r\n \r\n")],
+    ids=["trailers", "a trailer", "a chunk's extension", "tiny chunks"],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_endless_bytes_beside_a_body_are_ended_long_before_their_time(method: str, begin: bytes, more: bytes) -> None:
+    head = CHUNKED if method == "POST" else b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with (
+        running(FakeSpaces().as_served(), header_seconds=60, body_seconds=60) as service,
+        connected(service.url) as client,
+    ):
+        with pytest.raises(ConnectionError):
+            client.sendall(head + begin)
+            for _ in range(300):  # 18 MB, more than sockets hold
+                client.sendall(more * 10_000)
+        assert_answers(service.url)
+
+
+def test_body_in_many_small_chunks_is_read() -> None:
+    with running(FakeSpaces().as_served()) as service, connected(service.url) as client:
+        client.sendall(CHUNKED + chunk(b" " * 64) * 6_000 + chunk(GOOD) + chunk(b""))
+        assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_few_tiny_chunks_and_trailers_are_read(service: Running) -> None:
+    with connected(service.url) as client:
+        for _ in range(2):
+            chunks = b"".join(chunk(GOOD[place : place + 1]) for place in range(len(GOOD)))
+            client.sendall(CHUNKED + chunks + b"0\r\nContent-Type: text/plain\r\n\r\n")
+            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("size", [1, 64, 10_000], ids="{} bytes each".format)
+def test_request_that_offers_another_protocol_is_answered_as_any_other(service: Running, size: int) -> None:
+    """As the client of the JDK does without TLS."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    offered = HEAD + offer + b"Content-Length: %d\r\n\r\n%b" % (len(GOOD), GOOD)
+    chunked = HEAD + offer + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(GOOD) + chunk(b"")
+    last = sized(GOOD).replace(b"Host: x", b"Host: x\r\nConnection: close")
+    requests = offered + chunked + offered + last
+    with connected(service.url) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for place in range(0, len(requests), size):
+            client.sendall(requests[place : place + size])
+        assert re.findall(rb"HTTP/1.1 (\d+)", read_all(client)) == [b"200"] * 4
 
 
 def test_compressed_body_is_refused_before_it_is_read(service: Running) -> None:

@@ -165,8 +165,13 @@ def test_large_answer_is_the_same_as_small_ones(client: TestClient) -> None:
 
 def test_truncated_texts_are_named_in_a_header(client: TestClient) -> None:
     long = "word " * (LONGEST + 1)
-    answer = post(client, input=["short", long, long], truncate=True)
-    assert answer.headers["surge-truncated-rows"] == "1,2"
+    for texts, rows in (
+        ([long], "0"),
+        (["short", long, long], "1-2"),
+        ([long, "short", "short", long, "short", long, long, long, "short"], "0,3,5-7"),
+        ([long] * MAX_TEXTS, f"0-{MAX_TEXTS - 1}"),
+    ):
+        assert post(client, input=texts, truncate=True).headers["surge-truncated-rows"] == rows
     assert "surge-truncated-rows" not in post(client, input=["short"], truncate=True).headers
 
 

@@ -7,8 +7,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,29 @@ def test_switches_are_followed_with_warm_lanes_and_old_spaces_are_answered_by_na
         until(lambda: spaces.find("current").queries is warm.queries)
         assert spaces.is_ready
     assert not spaces.is_alive
+
+
+def test_switch_is_followed_at_the_next_look_of_which_there_are_two_each_second(
+    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[tuple[float, Callable[[], None]]]()
+
+    def noted(seconds: float, look: Callable[[], None], name: str) -> AbstractContextManager[None]:
+        looks.append((seconds, look))
+        return nullcontext()
+
+    made = three_spaces.copy_to(tmp_path, (A, B))
+    a, b, _ = three_spaces.names()
+    switch(made.store, a)
+    monkeypatch.setattr(spaces_module, "every", noted)
+    with serving(made.store) as spaces:
+        until(lambda: len(spaces.served()) == 2)
+        [(seconds, look)] = looks
+        assert seconds <= 0.5
+        for name in (b, a, b):
+            switch(made.store, name)
+            look()
+            assert spaces.find("current").space.name == name
 
 
 def test_space_without_requests_for_long_is_drained(
