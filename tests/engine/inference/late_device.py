@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,25 +10,33 @@ from surge_dagster.engine.inference.device import HostDevice
 
 
 class LateDevice(HostDevice):
-    """A device whose copies to the host happen when a mark behind them is waited for, as late as they may."""
+    """A device whose copies to the host happen when a mark behind them is waited for, as late as they may.
+
+    Until then their buffers hold nan, also after they held something else: a real device may write to them at any time.
+
+    Attributes:
+        queue: copies that have not happened yet.
+        landings: buffers that were asked for.
+    """
 
     queues = True
 
     def __init__(self) -> None:
-        self.queue: list[Callable[[], None]] = []
+        self.queue: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.launching = False
-        self.marks = self.reached = 0
+        self.marks = self.reached = self.landings = 0
 
     def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        self.landings += 1
         return _Landing.of(torch.full((rows, columns), torch.nan, dtype=dtype), self)
 
     def mark(self) -> Any:
-        return _LateMark(self, len(self.queue))
+        return _LateMark(self)
 
 
 class _LateMark:
-    def __init__(self, device: LateDevice, place: int) -> None:
-        self._device, self._place = device, place
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
         device.marks += 1
         self._number = device.marks
 
@@ -40,9 +47,13 @@ class _LateMark:
     def wait(self) -> None:
         assert not self._device.launching, "the host waits for the device inside a chunk"
         self._device.reached = max(self._device.reached, self._number)
-        for number in range(self._place):
-            self._device.queue[number]()
-            self._device.queue[number] = lambda: None
+        with torch.inference_mode():
+            for number, (landing, content) in list(self._device.queue.items()):
+                if number < self._number:
+                    torch.Tensor.copy_(landing, content)
+                    del self._device.queue[number]
+                else:
+                    landing.fill_(torch.nan)
 
     def seconds_since(self, earlier: _LateMark) -> float:
         return 0.0
@@ -62,11 +73,6 @@ class _Landing(torch.Tensor):
 
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # pyright: ignore
         assert non_blocking
-        content = source.clone()
-
-        def arrive() -> None:
-            with torch.inference_mode():
-                torch.Tensor.copy_(self, content)
-
-        self.late.queue.append(arrive)
+        self.late.queue[self.late.marks] = self, source.clone()
+        self.fill_(torch.nan)
         return self

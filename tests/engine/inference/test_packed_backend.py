@@ -156,7 +156,7 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
 
     device = LateDevice()
     backend, space, expected = _loaded(tiny_model("bert_cls", tmp_path), device)
-    count, ticks = len(texts()), [0]
+    count, ticks, device.landings = len(texts()), [0], 0
     matrix = np.full((4 * count, space.dimension), 7, np.float32)
     flags = np.zeros(len(matrix), np.uint8)
     in_a_row = np.arange(count)
@@ -165,23 +165,25 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     def tick() -> None:
         ticks[0] += 1
 
-    def launch(places: np.ndarray) -> Callable[[], Any]:
+    def launch(first: int, places: np.ndarray) -> tuple[Callable[[], Any], np.ndarray, np.ndarray]:
+        """Of the texts from `first` on and those before it; with their places and their vectors."""
         device.launching, ticks[0] = True, 0
-        finish = backend.launch(backend.prepare(texts()), Rows(matrix, flags, places), tick)
+        finish = backend.launch(backend.prepare(texts()[first:] + texts()[:first]), Rows(matrix, flags, places), tick)
         device.launching = False
         assert ticks[0] == 0, "a pass that is only queued is no progress"
-        return finish
+        return finish, places, np.roll(expected, -first, axis=0)
 
-    under_way = (in_a_row, launch(in_a_row))
-    for places in (mixed, in_a_row, mixed):
-        following = (places, launch(places))
-        earlier, finish = under_way
+    under_way = launch(0, in_a_row)
+    for first, places in ((3, mixed), (5, in_a_row), (7, mixed)):
+        following = launch(first, places)
+        finish, earlier, own = under_way
         matrix[earlier] = np.nan
         assert finish().tokens > 0
         assert ticks[0] > 1, "progress is told for each pass"
-        assert parity.lowest_cosine(matrix[earlier], expected) > 0.999999
+        assert parity.lowest_cosine(matrix[earlier], own) > 0.999999
         under_way = following
-    under_way[1]()
+    under_way[0]()
+    assert device.landings == 2, "a chunk lands in a buffer that an earlier one has left"
     untouched = np.setdiff1d(np.arange(len(matrix)), [in_a_row, mixed])
     assert np.all(matrix[untouched] == 7)
     assert flags.any()
