@@ -23,7 +23,7 @@ from surge_dagster.engine.inference import torch_backend
 from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.torch_backend import load_model
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from tests.engine.encoder.conftest import faulty_workers, filled_slot, tiny_model
+from tests.engine.encoder.conftest import TINY_MODELS, faulty_workers, filled_slot, tiny_model
 
 # Torch takes seconds to import, which not every process that collects tests needs to spend.
 if TYPE_CHECKING:
@@ -33,17 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["faulty_workers"]
 pytestmark = pytest.mark.timeout(400)
 
-PACKED = (
-    "bert_several_poolings",
-    "bert_prompt_left_out_of_the_mean",
-    "bert_truncated_on_the_left",
-    "xlm_roberta_with_dense",
-    "modernbert_cls",
-    "distilbert_mean",
-    "qwen3_last_token",
-    "gemma3_overflowing_fp16",
-    "llama_weighted_mean",
-)
+REFUSED = ("mpnet_mean", "t5_with_dense", "router", "static_embedding")
+PACKED = [name for name in TINY_MODELS if name not in REFUSED]
 COMPILES = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles with g++ or clang++"
 )
@@ -111,16 +102,20 @@ def test_model_comes_to_its_device_in_the_precision_that_it_has_there(
 
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_passes_give_the_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    from tests.engine.inference.late_device import HostWaits
+
     backend, space, expected = _loaded(tiny_model(name, tmp_path))
     for budget in (1, 200, 1_000_000):
         backend.token_budget = budget
-        found, costs = encode_texts(backend, texts(), space.dimension, space.dtype)
+        with HostWaits() as waits:
+            found, costs = encode_texts(backend, texts(), space.dimension, space.dtype)
+        assert waits.found == []
         assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
         assert np.allclose(np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.001, atol=1e-4)
         assert costs.tokens <= costs.padded_tokens
 
 
-@pytest.mark.parametrize("name", ["mpnet_mean", "t5_with_dense", "static_embedding"])
+@pytest.mark.parametrize("name", REFUSED)
 def test_models_that_cannot_be_packed_are_refused_and_padded_instead(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
@@ -162,6 +157,7 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
 
     device = LateDevice()
     backend, space, expected = _loaded(tiny_model("bert_cls", tmp_path), device)
+    assert any(vectors is backend._of_empty_text for vectors in device.uploaded)
     count, ticks, device.landings = len(texts()), [0], 0
     matrix = np.full((4 * count, space.dimension), 7, np.float32)
     flags = np.zeros(len(matrix), np.uint8)
@@ -195,46 +191,15 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     assert flags.any()
 
 
-@pytest.mark.parametrize("name", ["bert_several_poolings", "modernbert_cls", "xlm_roberta_with_dense", "t5_with_dense"])
-def test_queuing_a_chunk_asks_the_device_for_no_value(name: str, tmp_path: Path) -> None:
-    """An `item()` or a `nonzero()` lets the host wait for everything queued so far."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from surge_dagster.engine.inference import host_waits
-
-    aten, asked = torch.ops.aten, list[str]()
-    questions = (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero)
-
-    class Asked(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.overloadpacket in questions and args[0] is not host_waits.NO:
-                asked.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    backend: Any
-    if name == "t5_with_dense":
-        space = EncodingSpec(str(tiny_model(name, tmp_path))).resolve()
-        backend = torch_backend.load_torch(space, _settings())
-    else:
-        backend, space, _ = _loaded(tiny_model(name, tmp_path))
-    matrix = np.empty((len(texts()), space.dimension), np.float32)
-    prepared = backend.prepare(texts())
-    with Asked():
-        work = getattr(backend, "launch", backend.forward)
-        work(prepared, Rows.of_all(matrix, np.empty(len(matrix), np.uint8)), lambda: None)
-    assert not asked
-
-
 def test_pooling_sums_the_tokens_of_each_text_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from surge_dagster.engine.inference.host_waits import SumsInOrder
+    from surge_dagster.engine.inference.host_waits import PackedPooling
 
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_: pytest.fail("lets the host wait"))
     numbers = torch.tensor([0, 0, 0, 2, 2, 4])
     values = torch.tensor([[1e8], [1.0], [-1e8], [2.0], [3.0], [5.0]])
-    with SumsInOrder():
+    with PackedPooling(6, 6):
         found = torch.zeros(6, 1).index_add(0, numbers, values)
     assert found.ravel().tolist() == [0, 0, 5, 0, 5, 0], "1e8 + 1 is 1e8 in fp32: no other order"
 
