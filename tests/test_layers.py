@@ -66,7 +66,7 @@ BUDGETS: dict[str, int] = {
     "consumers": 930,
     "engine.derived": 710,
     "engine.feed": 740,
-    "engine.inference": 1_515,
+    "engine.inference": 1_522,
     "engine.plan": 1_315,
     "engine.readers": 625,
     "engine.remote": 500,
@@ -74,7 +74,7 @@ BUDGETS: dict[str, int] = {
     "engine.verify": 630,
     "engine.run": 4_105,
     "engine.output": 770,
-    "engine.encoder": 3_715,
+    "engine.encoder": 3_712,
     "engine.sources": 2_345,
     "engine.files": 1_045,
     "engine.model": 1_135,
@@ -187,7 +187,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
     assert product <= 37_622
-    assert lines_of(ROOT / "tests") <= 45_400
+    assert lines_of(ROOT / "tests") <= 45_450
     assert lines_of(ROOT / "benchmarks") <= 7_811  # 1,180 of them simulate fleets
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,9 @@ def worker_environment(choice: DeviceChoice) -> dict[str, str]:
         settings |= {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         settings["TORCHINDUCTOR_CACHE_DIR"] = str(disk_cache.place("compiled"))
         # Without it batches of different lengths fragment the GPU's memory. Newer versions of torch use the first name.
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-            settings[name] = os.environ.get(name, "expandable_segments:True")
+        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        requested = next((os.environ[name] for name in names if name in os.environ), "expandable_segments:True")
+        settings |= dict.fromkeys(names, requested)
     return settings
 
 
@@ -184,7 +186,8 @@ def _usable_gpus() -> tuple[list[str], str]:
     """CUDA devices as torch will number them, or why there are none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        count = len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
+        # CUDA ignores what follows the first invalid one, such as -1.
+        count = len(list(takewhile(re.compile(r"\s*(\d|GPU-|MIG-)").match, visible.split(","))))
         why_not = "CUDA_VISIBLE_DEVICES hides every GPU"
     else:
         count, why_not = _installed_gpus(), "no NVIDIA GPU found"

@@ -26,7 +26,7 @@ from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.device import CudaDevice, Device, HostDevice, Mark
-from surge_dagster.engine.inference.host_waits import SumsInOrder
+from surge_dagster.engine.inference.host_waits import PackedPooling
 from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
@@ -75,9 +75,10 @@ class PackedBackend(TokenBackend):
         is_compiled: bool,
     ) -> None:
         self._space, self._model, self._device = space, model, device
-        self._of_empty_text = _vector_of_empty_text(model, space)
+        # What the model gives for no token at all: such a text has no place in a pass.
+        self._of_empty_text = device.upload(reference_vectors(model, space, ["", "a"])[0])
         self._position_offset = _take_packed_texts(model)
-        self._prompt_length, self._pad_id = facts.prompt_length, facts.pad_id
+        self._prompt_length, self._pad_id = facts.prompt_length or 0, facts.pad_id
         self._queued: deque[Mark] = deque()  # behind each pass and each chunk
         self._landings: list[torch.Tensor] = []  # those that no chunk has
         self.machine, self.budget_candidates = device.name, _BUDGETS
@@ -107,7 +108,7 @@ class PackedBackend(TokenBackend):
             kind, dimension = torch.from_numpy(rows.matrix).dtype, rows.matrix.shape[1]
             vectors = torch.empty((len(lengths), dimension), dtype=kind, device=self._device.torch_device)
             if not lengths.all():
-                vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(vectors)
+                vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(kind)
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
             work = self._compute(packs, ChunkPasses(self._pass_of(prepared, vectors)), lambda: self._tell(progress))
             landing = self._take_landing(vectors)
@@ -144,12 +145,11 @@ class PackedBackend(TokenBackend):
 
         def run_pass(pack: Pack) -> float:
             starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
-            places, rows = pack.places, pack.rows
             found = self._embed(ids, self._device.upload(starts), self._device.upload(pack.lengths), pack)
-            found = found[self._device.upload(places)]
+            found = found[self._device.upload(pack.places)]
             if self._space.normalize:
                 found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
-            vectors.index_copy_(0, self._device.upload(rows), found.to(vectors.dtype))
+            vectors.index_copy_(0, self._device.upload(pack.rows), found.to(vectors.dtype))
             self._queued.append(self._device.mark())
             return 0.0
 
@@ -180,16 +180,15 @@ class PackedBackend(TokenBackend):
             "max_length_q": pack.longest,
             "max_length_k": pack.longest,
             "seq_idx": sequences.int()[None],
+            "prompt_length": self._prompt_length,
         }
         if pack.in_cells:
             cells = sequences.view(-1, 1, CELL)
             apart = torch.zeros(len(cells), 1, CELL, CELL, dtype=self._dtype, device=ids.device)
             features["apart"] = apart.masked_fill_(cells[..., None] != cells[:, :, None], -torch.inf)
-        if self._prompt_length is not None:
-            features["prompt_length"] = self._prompt_length
         transformer, *others = self._model
         features = transformer(features)
-        with SumsInOrder():
+        with PackedPooling(pack.padded_tokens, int(np.maximum(pack.lengths - self._prompt_length, 0).sum())):
             for module in others:
                 features = module(features)
         return features["sentence_embedding"][:, : self._space.dimension].float()
@@ -237,11 +236,6 @@ def _put(landing: torch.Tensor, rows: Rows) -> None:
         torch.from_numpy(rows.matrix[rows.places[0] : rows.places[-1] + 1]).copy_(landing)
     else:
         torch.from_numpy(rows.matrix).index_copy_(0, torch.from_numpy(rows.places), landing)
-
-
-def _vector_of_empty_text(model: SentenceTransformer, space: Space) -> torch.Tensor:
-    """What the model gives for no token at all: such a text has no place in a pass."""
-    return torch.from_numpy(reference_vectors(model, space, ["", "a"])[0])
 
 
 def _take_packed_texts(model: SentenceTransformer) -> int:

@@ -27,6 +27,14 @@ def test_auto_takes_every_visible_gpu(two_gpus: None) -> None:
     assert choose_precision("auto", choose_devices("auto")) == "fp16"
 
 
+@pytest.mark.parametrize(("visible", "count"), [("0,-1,1", 1), (" 2, 0", 2), ("GPU-8932f937,MIG-1,,3", 2)])
+def test_gpus_are_counted_up_to_the_first_invalid_one(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert len(choose_devices("cuda").devices) == count
+
+
 def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     choice = choose_devices("auto")
@@ -99,6 +107,14 @@ def test_workers_of_gpus_leave_cores_to_launching_and_keep_what_they_compile(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
     monkeypatch.setattr(devices, "usable_cores", lambda: 16)
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name in names:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "backend:cudaMallocAsync")
+            settings = devices.worker_environment(choose_devices("cuda"))
+            assert [settings[one] for one in names] == ["backend:cudaMallocAsync"] * 2
     settings = devices.worker_environment(choose_devices("cuda"))
     assert (settings["RAYON_NUM_THREADS"], settings["OMP_NUM_THREADS"], settings["OMP_WAIT_POLICY"]) == (
         "6",

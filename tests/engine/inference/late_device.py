@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from surge_dagster.engine.inference.device import HostDevice
+from surge_dagster.engine.inference.host_waits import NO, YES
 
 
 class LateDevice(HostDevice):
-    """A device whose copies to the host happen when a mark behind them is waited for, as late as they may."""
+    """A device whose copies to the host happen when a mark behind them is waited for, as late as they may.
+
+    Until then their buffers hold nan, also after they held something else: a real device may write to them at any time.
+
+    Attributes:
+        queue: copies that have not happened yet.
+        landings: buffers that were asked for.
+        uploaded: what lies on the device besides the model and what it computed.
+    """
 
     queues = True
 
     def __init__(self) -> None:
-        self.queue: list[Callable[[], None]] = []
+        self.queue: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.uploaded: list[torch.Tensor] = []
         self.launching = False
-        self.marks = self.reached = 0
+        self.marks = self.reached = self.landings = 0
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        self.uploaded.append(super().upload(array))
+        return self.uploaded[-1]
 
     def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        self.landings += 1
         return _Landing.of(torch.full((rows, columns), torch.nan, dtype=dtype), self)
 
     def mark(self) -> Any:
-        return _LateMark(self, len(self.queue))
+        return _LateMark(self)
 
 
 class _LateMark:
-    def __init__(self, device: LateDevice, place: int) -> None:
-        self._device, self._place = device, place
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
         device.marks += 1
         self._number = device.marks
 
@@ -40,9 +56,13 @@ class _LateMark:
     def wait(self) -> None:
         assert not self._device.launching, "the host waits for the device inside a chunk"
         self._device.reached = max(self._device.reached, self._number)
-        for number in range(self._place):
-            self._device.queue[number]()
-            self._device.queue[number] = lambda: None
+        with torch.inference_mode():
+            for number, (landing, content) in list(self._device.queue.items()):
+                if number < self._number:
+                    torch.Tensor.copy_(landing, content)
+                    del self._device.queue[number]
+                else:
+                    landing.fill_(torch.nan)
 
     def seconds_since(self, earlier: _LateMark) -> float:
         return 0.0
@@ -62,11 +82,30 @@ class _Landing(torch.Tensor):
 
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # pyright: ignore
         assert non_blocking
-        content = source.clone()
-
-        def arrive() -> None:
-            with torch.inference_mode():
-                torch.Tensor.copy_(self, content)
-
-        self.late.queue.append(arrive)
+        self.late.queue[self.late.marks] = self, source.clone()
+        self.fill_(torch.nan)
         return self
+
+
+class HostWaits(TorchDispatchMode):
+    """Collects the calls that would let the host wait for a GPU, and those that add up numbers in any order there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten, kind, kwargs = torch.ops.aten, func.overloadpacket, kwargs or {}
+        if kind in (aten._local_scalar_dense, aten.item, aten.is_nonzero):
+            waits = not any(args[0] is answer for answer in (YES, NO))
+        elif kind is aten.repeat_interleave:
+            waits = isinstance(args[-1], torch.Tensor) and kwargs.get("output_size") is None
+        elif kind in (aten.index, aten.index_put, aten.index_put_):
+            # A single value for the chosen places is filled in without counting them.
+            is_filled = len(args) > 2 and args[2].numel() == 1
+            waits = not is_filled and any(one is not None and one.dtype is torch.bool for one in args[1])
+        else:
+            waits = kind in (aten.nonzero, aten.masked_select, aten.unique_consecutive, aten._unique2, aten.index_add)
+        if waits:
+            self.found.append(str(func))
+        return func(*args, **kwargs)

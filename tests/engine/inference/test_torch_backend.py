@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.inference.model_parts import tokenizer_facts
-from surge_dagster.engine.inference.torch_backend import TorchBackend, load_model
+from surge_dagster.engine.inference.torch_backend import TorchBackend, load_model, load_torch
 from surge_dagster.engine.model.spec import EncodingSpec
-from tests.engine.encoder.conftest import tiny_model
+from tests.engine.encoder.conftest import TINY_MODELS, tiny_model
 
 TEXTS = ["", "a", "steel bottle", "word " * 80, *(f"oak table {'lamp ' * (number % 9)}" for number in range(40))]
 PLACES = np.arange(len(TEXTS))[::-1] * 2 + 1
@@ -41,13 +41,39 @@ def encode(backend: TorchBackend, dimension: int, progress: Any = lambda: None) 
     return rows.matrix[PLACES]
 
 
-@pytest.mark.parametrize("name", ["mpnet_mean", "t5_with_dense", "bert_truncated_on_the_left", "llama_weighted_mean"])
+@pytest.mark.parametrize(
+    "name", ["mpnet_mean", "t5_with_dense", "bert_prompt_left_out_of_the_mean", "llama_weighted_mean"]
+)
 def test_vectors_are_read_when_the_device_has_copied_them(name: str, tmp_path: Path) -> None:
     backend, device, expected = late_backend(tiny_model(name, tmp_path))
     assert backend.machine == device.name and backend.budget_candidates[-1] == 262_144
     for _ in range(2):  # the second chunk lands in the buffer of the first
         found = encode(backend, expected.shape[1])
         assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
+
+
+# What sentence-transformers encodes itself is not queued.
+@pytest.mark.parametrize("name", [name for name in TINY_MODELS if name not in ("router", "static_embedding")])
+def test_queued_passes_ask_the_device_for_no_value(name: str, tmp_path: Path) -> None:
+    from tests.engine.inference.late_device import HostWaits
+
+    space = EncodingSpec(str(tiny_model(name, tmp_path))).resolve()
+    backend = load_torch(space, BackendSettings("cpu", "fp32", 1, token_budget=60))
+    assert isinstance(backend, TorchBackend)
+    with HostWaits() as waits:
+        encode_texts(backend, TEXTS, space.dimension, space.dtype)
+    assert waits.found == []
+
+
+def test_passes_without_padding_keep_the_shorter_way_of_libraries() -> None:
+    import torch
+
+    from surge_dagster.engine.inference.host_waits import KnownPadding
+
+    for is_padded in (False, True):
+        with KnownPadding(torch.Size([2, 3]), is_padded=is_padded):
+            answers = [bool(torch.zeros(shape).all()) for shape in ((2, 3), (2,))]
+            assert answers == [not is_padded] * 2 and not torch.zeros(3).all()
 
 
 def test_passes_are_queued_two_ahead_of_the_device(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 Up to some number of tokens, the saturation point, a pass takes nearly the same time. It depends on the model, the
 kernels and the device; smaller passes waste the device, much larger ones only need memory and, on a CPU, caches. So a
-first start measures tokens per second at a few budgets, through the backend's own `forward` on short texts of three
-lengths, and takes the smallest budget within 3 % of the best rate.
+first start measures tokens per second at a few budgets, through the backend's own `forward` on copies of one short
+text, and takes the smallest budget within 3 % of the best rate. With one length all budgets have the same work, and the
+passes of every backend are full; the lengths of a mixture would differ with the number of passes.
 
 Every budget is measured in two rounds and its better rate counts: a short slowdown of the machine affects one round,
 not one budget. This takes less than three seconds; a model that is too slow for it keeps the backend's default.
@@ -21,11 +22,7 @@ _ROUNDS = 2
 _SECONDS_OF_A_ROUND = 1.3
 # Small budgets are measured over as many tokens as this many passes of the smallest one, on each stream.
 _SMALLEST_PASSES = 4
-_TEXTS = (
-    "steel travel mug with lid",
-    "cotton shirt, long sleeves, garden green, size 42",
-    "oak table lamp with a linen shade: warm light for a desk, a shelf or a quiet corner, with a cable of two metres",
-)
+_TEXT = "cotton shirt, long sleeves, garden green, size 42"
 
 
 def set_token_budget(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> None:
@@ -67,9 +64,9 @@ def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
     """
     default = backend.token_budget
     smallest = backend.budget_candidates[0]
-    lengths = [int(length) for length in backend.prepare(list(_TEXTS)).lengths]
+    length = max(1, int(backend.prepare([_TEXT]).lengths[0]))
     # A first pass on each stream warms up and shows how many budgets can be measured in time.
-    fastest, _ = _run(backend, space, lengths, smallest, backend.streams)
+    fastest, _ = _run(backend, space, length, smallest, backend.streams)
     rates: dict[int, float] = {}
     candidates = backend.budget_candidates
     for round_number in range(_ROUNDS):
@@ -78,7 +75,7 @@ def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
             passes = backend.streams * max(1, _SMALLEST_PASSES * smallest // budget)
             if round_number == 0 and spent + passes * budget / fastest > _SECONDS_OF_A_ROUND:
                 break
-            rate, seconds = _run(backend, space, lengths, budget, passes)
+            rate, seconds = _run(backend, space, length, budget, passes)
             if backend.token_budget < budget:
                 # Memory ran out: this budget and larger ones are not measured again in the next round.
                 rates = {fitting: rate for fitting, rate in rates.items() if fitting < budget}
@@ -92,12 +89,10 @@ def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
     return rates
 
 
-def _run(backend: BudgetedBackend, space: Space, lengths: list[int], budget: int, passes: int) -> tuple[float, float]:
+def _run(backend: BudgetedBackend, space: Space, length: int, budget: int, passes: int) -> tuple[float, float]:
     """Tokens per second and seconds of so many full passes; lowers the backend's budget to `budget` or less."""
-    texts: list[str] = []
-    for number in range(passes):
-        kind = number % len(_TEXTS)
-        texts += [_TEXTS[kind]] * max(1, budget // max(1, lengths[kind]))
+    # Packed passes of a chunk are equal, and each is a text below its budget: with one text more they would be halved.
+    texts = [_TEXT] * (passes * max(1, budget // length - 1))
     backend.token_budget = budget
     _, metrics = encode_texts(backend, texts, space.dimension, space.dtype)
     seconds = max(metrics.forward_seconds, 1e-6)

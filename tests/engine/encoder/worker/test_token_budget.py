@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.calibration import Calibration
@@ -17,6 +19,7 @@ from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, P
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, set_token_budget
 from surge_dagster.engine.encoder.worker.tokenization import Tokens
+from surge_dagster.engine.inference.packing import pack_texts
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.small_device import DIMENSION, Device, SmallDeviceBackend
 
@@ -37,8 +40,11 @@ class TimedBackend(SmallDeviceBackend):
         self.token_seconds = token_seconds
         self.slow_calls: set[int] = set()
         self.calls = 0
+        self.shares: list[dict[int, float]] = []
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
+        lengths, counts = np.unique(prepared.lengths, return_counts=True)
+        self.shares.append(dict(zip(lengths.tolist(), (counts / counts.sum()).tolist(), strict=True)))
         before = len(self.device.passes)
         metrics = super().forward(prepared, rows, progress)
         tokens = sum(self.pass_price + tokens for tokens in self.device.passes[before:])
@@ -98,6 +104,23 @@ def test_every_budget_is_measured_with_full_passes_in_both_rounds(space: Space) 
     assert backend.calls == 1 + 2 * len(_CANDIDATES)
     for budget in _CANDIDATES:
         assert sum(0.9 * budget <= tokens <= budget for tokens in backend.device.passes) >= 2
+    assert backend.shares == [backend.shares[0]] * backend.calls, "of another mix of lengths, rates do not compare"
+
+
+def test_packed_passes_are_measured_at_the_size_that_their_budget_allows(space: Space) -> None:
+    class PackedDevice(TimedBackend):
+        budget_candidates = (65_536, 131_072, 262_144)
+        passes: ClassVar[list[tuple[int, int]]] = []
+
+        def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
+            packs = pack_texts(prepared.lengths, self.token_budget, cells=True)
+            self.passes.extend((self.token_budget, pack.tokens) for pack in packs)
+            return Costs(len(prepared.ids), len(prepared.ids), forward_seconds=0.001, copy_seconds=0)
+
+    backend = PackedDevice(pass_price=0)
+    backend.token_budget = 65_536
+    assert len(measure_rates(backend, space)) == 3
+    assert all(0.99 * budget <= tokens <= budget for budget, tokens in backend.passes)
 
 
 def test_budget_is_cached_and_the_next_start_measures_nothing(space: Space) -> None:

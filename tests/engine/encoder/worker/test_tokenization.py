@@ -7,6 +7,7 @@ import string
 from functools import cache
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.worker import word_cache
+from surge_dagster.engine.encoder.worker import main, word_cache
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.spec import EncodingSpec
 
@@ -96,6 +97,7 @@ _CHOICES = [
     "y" * 101,
     "don't",
     "\x0b",
+    "\x7f",
     "東京 ",
     "\t",
     "##a",
@@ -127,6 +129,27 @@ def test_texts_put_together_from_words_have_the_library_s_ids(
     assert _equal(tokenizer.encode_bytes(data, starts, stops), tokenizer.encode(texts))
     of_chosen = tokenizer.encode_bytes(data, starts[chosen], stops[chosen])
     assert _equal(of_chosen, tokenizer.encode([texts[row] for row in chosen]))
+
+
+def test_texts_of_printable_ascii_only_are_put_together(document: str) -> None:
+    words = _tokenizer(document)._words
+    assert words is not None
+    data, starts, stops = _in_bytes(["steel\tmug\r\n", "", "~!", "a\x7fb", "a\x1fb", "\x0b", "é", "[SEP]"])
+    assert words.fitting(data, np.append(starts, stops[-1])).tolist() == [True] * 3 + [False] * 5
+
+
+def test_worker_makes_no_strings_for_a_backend_that_takes_bytes() -> None:
+    data, starts, _ = _in_bytes(["oak", "", "東京", "steel"])
+    arrays: Any = SimpleNamespace(data=data, offsets=np.append(starts, len(data)))
+    work = main._Work(np.array([0, 2, 3]), arrays)
+
+    def from_bytes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
+        return [data[start:stop].tobytes().decode() for start, stop in zip(starts, stops, strict=True)]
+
+    backend: Any = SimpleNamespace(prepare=lambda texts: ["strings", *texts])
+    assert main._prepare(backend, work) == ["strings", "oak", "東京", "steel"]
+    backend.prepare_bytes = from_bytes
+    assert main._prepare(backend, work) == ["oak", "東京", "steel"]
 
 
 def test_words_are_tokenized_once_and_kept_within_bounds(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
