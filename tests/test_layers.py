@@ -186,7 +186,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_622
+    assert product <= 37_623
     assert lines_of(ROOT / "tests") <= 45_450
     assert lines_of(ROOT / "benchmarks") <= 7_811  # 1,180 of them simulate fleets
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-YES, NO = torch.tensor(True), torch.tensor(False)  # on the host
+NO = torch.tensor(False)  # on the host
 
 
 class PackedPooling(TorchFunctionMode):
@@ -33,20 +33,14 @@ class PackedPooling(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class KnownPadding(TorchFunctionMode):
-    """Answers what libraries ask about the tokens of a pass of this shape, to take a shorter way where they can.
+class MaskWithPadding(TorchFunctionMode):
+    """Answers transformers, which asks whether a pass's mask, of this shape, leaves out any token: it does."""
 
-    `mask.all()` holds without padding, and so do positions in a row. No sum has the number that it is compared with:
-    the longer way is right in any case.
-    """
-
-    def __init__(self, shape: torch.Size, *, is_padded: bool) -> None:
+    def __init__(self, shape: torch.Size) -> None:
         super().__init__()
-        self._shape, self._all = shape, NO if is_padded else YES
+        self._shape = shape
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.all and len(args) == 1 and not kwargs and args[0].shape == self._shape[: args[0].dim()]:
-            return self._all
-        if func is torch.Tensor.__eq__ and isinstance(args[1], int) and not args[0].dim():
+        if func is torch.Tensor.all and len(args) == 1 and not kwargs and args[0].shape == self._shape:
             return NO
         return func(*args, **(kwargs or {}))

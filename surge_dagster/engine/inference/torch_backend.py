@@ -108,7 +108,7 @@ class TorchBackend(PaddedBackend):
     @contextlib.contextmanager
     def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
         torch = self._torch
-        from surge_dagster.engine.inference.host_waits import KnownPadding
+        from surge_dagster.engine.inference.host_waits import MaskWithPadding
 
         with torch.inference_mode():
             started = time.perf_counter()
@@ -125,7 +125,7 @@ class TorchBackend(PaddedBackend):
             def run_pass(batch: TokenBatch) -> float:
                 part = slice(batch.first, batch.first + len(batch.rows))
                 batch_ids, mask = self._gather(ids, starts[part], lengths[part], batch)
-                with KnownPadding(batch_ids.shape, is_padded=mask is not None):
+                with contextlib.nullcontext() if mask is None else MaskWithPadding(mask.shape):
                     vectors = self._embed(batch_ids, mask)
                 computed = time.perf_counter()
                 results.index_copy_(0, places[part], vectors.to(results.dtype))
