@@ -109,7 +109,7 @@ def test_every_budget_is_measured_with_full_passes_in_both_rounds(space: Space) 
 
 def test_packed_passes_are_measured_at_the_size_that_their_budget_allows(space: Space) -> None:
     class PackedDevice(TimedBackend):
-        budget_candidates = (65_536, 131_072, 262_144)
+        budget_candidates: tuple[int, ...] = (65_536, 131_072, 262_144)
         passes: ClassVar[list[tuple[int, int]]] = []
 
         def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
