@@ -310,9 +310,9 @@ def _driver_seconds(folder: Path, machines: int, stretches: int) -> float:
     runs = _NullRuns(folder / "driven")
     partitions = ready_partitions(stretches, 1)
     cluster = _NullCluster(machines)
-    # Machines so slow that each stretch is a partition.
+    # Machines so slow that each stretch is a partition, and whose files nobody has written.
     slow = patch("surge_dagster.cluster.stretches._FIRST_SPEED", 1), patch.object(MachineWork, "bytes_per_second", None)
-    with runs.open_pool() as pool, slow[0], slow[1]:
+    with runs.open_pool() as pool, slow[0], slow[1], patch("surge_dagster.cluster.cluster_run.require_shared"):
         run = ClusterRun(partitions, runs, pool, lambda: cluster, force=True, grace_seconds=1.0)
         begun = time.process_time()
         count = sum(isinstance(event, Receipt) for event in run.events())

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -300,7 +301,8 @@ def _serving(command: list[str], ready: str) -> Iterator[tuple[str, subprocess.P
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen([*command, str(port)], stdout=sys.stderr) as process:
+    env = {**os.environ, "DO_NOT_TRACK": "1"}  # infinity-emb would send usage elsewhere
+    with subprocess.Popen([*command, str(port)], stdout=sys.stderr, env=env) as process:
         try:
             asyncio.run(_wait_until_ready(url + ready, process))
             yield url, process

@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_647,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_872,
+    "service": 3_888,
     "cluster": 1_080,
     "config": 706,
     "consumers": 930,
@@ -186,9 +186,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_623
+    assert product <= 37_639
     assert lines_of(ROOT / "tests") <= 45_450
-    assert lines_of(ROOT / "benchmarks") <= 7_811  # 1,180 of them simulate fleets
+    assert lines_of(ROOT / "benchmarks") <= 7_813  # 1,180 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

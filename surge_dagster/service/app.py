@@ -112,7 +112,8 @@ class _Endpoints:
         self.metrics = Metrics(spaces)
 
     async def embeddings(self, request: Request, task: Task) -> Response:
-        answer = Future[Encoded]()
+        answer, answered_at = Future[Encoded](), list[float]()
+        answer.add_done_callback(lambda _: answered_at.append(time.monotonic()))
         with self._bodies[task].of_request() as count:
             try:
                 asked = request.state.begun = await self._begun(request, task, answer, count)
@@ -129,6 +130,7 @@ class _Endpoints:
         if rows := ranges(encoded.truncated):
             headers["surge-truncated-rows"] = rows
         content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
+        asked.lane.count_sending(time.monotonic() - answered_at[0])
         return Response(content, headers=headers, media_type=_JSON)
 
     async def _begun(
@@ -136,12 +138,13 @@ class _Endpoints:
     ) -> _Begun:
         """Reads the request, and puts its texts into the queue of their lane."""
         body = await read_body(request, self._settings, count)
-        received_at, in_thread = time.monotonic(), asyncio.get_running_loop().run_in_executor
+        received_at = getattr(request.state, "received_at", time.monotonic())
+        in_thread = asyncio.get_running_loop().run_in_executor
+        begin = partial(self._begin, task=task, received_at=received_at, answer=answer)
         if len(body) <= _LARGE_BODY:
-            return self._begin(parse_request(body), task, received_at, answer)
+            return begin(parse_request(body))
         asked = await self._unless_left(request, in_thread(self._parsing, parse_request, body))
-        pool = self._accepting[asked.input_type or task]
-        return await self._unless_left(request, in_thread(pool, self._begin, asked, task, received_at, answer))
+        return await self._unless_left(request, in_thread(self._accepting[asked.input_type or task], begin, asked))
 
     def _begin(self, asked: EmbeddingRequest, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
         served = self._spaces.find(asked.model)

@@ -30,7 +30,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.errors import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
-from surge_dagster.service.promise import HANDLING_SECONDS, Promise
+from surge_dagster.service.promise import ANSWER_SECONDS, HANDLING_SECONDS, Promise
 from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
 from surge_dagster.service.tokens import TokenCounter
 
@@ -92,6 +92,7 @@ class Lane:
         self._pass: list[Part] = []  # under way
         self._computing_since: float | None = None
         self._excess_seconds = 0.0  # of a pass, beyond what it should take
+        self._sending_seconds = 0.0  # from the end of a pass until its last answer was sent
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
@@ -173,6 +174,10 @@ class Lane:
         answer.add_done_callback(lambda _: self._drop(request) if answer.cancelled() else None)
         return answer
 
+    def count_sending(self, seconds: float) -> None:
+        """Learn how long an answer waited until those before it were sent; a pass may have hundreds."""
+        self._sending_seconds = max(self._sending_seconds, seconds)
+
     def start(self) -> None:
         """Start the pool, and the lane's thread. The first request does so too, where nothing else did."""
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
@@ -222,12 +227,14 @@ class Lane:
         reading = 0.0 if received_at is None else self._clock() - received_at - HANDLING_SECONDS
         if self._computing_since is None and not self._queue:
             reading -= self.promise.full_pass_seconds  # of the pass that the bound takes to be under way
-            excess = 0.0  # else a lane that was slow would never learn that it no longer is
+            excess = sending = 0.0  # else a lane that was slow would never learn that it no longer is
         else:
             excess = self._excess_seconds * self.promise.passes(waiting)
+            sending = max(self._sending_seconds, ANSWER_SECONDS * len(self._queue))
         late = {
             "the pass under way is late": self._late_seconds(),
             "the device is slower than at the start": excess,
+            "many answers are sent, one after the other": sending,
             "the request was read, and its tokens were counted, slowly": max(0.0, reading),
         }
         if (seconds := self.promise.retry_after(waiting, sum(late.values()))) is not None:
@@ -340,6 +347,7 @@ class Lane:
         longest = self._longest_seconds(sum(part.size for part in self._pass))
         excess = min(seconds - longest, self.promise.promised_seconds if self.promise else 0.0)
         self._excess_seconds = max(excess, _KEPT_EXCESS * self._excess_seconds)
+        self._sending_seconds *= _KEPT_EXCESS
 
     def _longest_seconds(self, tokens: int) -> float:
         """What a pass takes at most, as it was timed at the start."""

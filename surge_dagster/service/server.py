@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
@@ -224,6 +225,7 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
 
         def on_message_complete(self) -> None:
             self._overhead = 0
+            self.scope.setdefault("state", {})["received_at"] = time.monotonic()
             super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:

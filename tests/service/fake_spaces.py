@@ -39,6 +39,8 @@ class FakeLane:
     gate: threading.Event | None = None
     reached: SimpleQueue[str] = field(default_factory=SimpleQueue)
     accepted: list[list[str]] = field(default_factory=list)
+    received_at: float | None = None
+    sending: list[float] = field(default_factory=list)
     waiting_tokens: int = 5
     waiting_requests: int = 1
     is_alive: bool = True
@@ -57,6 +59,7 @@ class FakeLane:
             self.reached.put(texts[0])
             self.gate.wait()
         self.accepted.append(list(texts))
+        self.received_at = received_at
         future: Future[Encoded] = answer or Future()
         if future.cancelled():
             return future
@@ -67,6 +70,9 @@ class FakeLane:
         else:
             future.set_result(self.encoded(texts))
         return future
+
+    def count_sending(self, seconds: float) -> None:
+        self.sending.append(seconds)
 
     def encoded(self, texts: Sequence[str]) -> Encoded:
         words = np.array([len(text.split()) for text in texts])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from surge_dagster.service import app as app_module
 from surge_dagster.service.app import service_app
 from surge_dagster.service.errors import LaneDown, Overloaded
 from surge_dagster.service.settings import ServiceSettings
@@ -130,6 +133,26 @@ def test_promise_counts_until_the_answer_is_sent_whatever_it_is(
     post(client, "/documents/v1/embeddings")
     [line] = re.findall("^surge_promise_broken_total{.*", client.get("/metrics").text, re.MULTILINE)
     assert line.split()[-1] == f"{broken:.1f}"
+
+
+def test_promise_counts_from_the_last_byte_of_a_request_and_the_lane_learns_how_long_its_answer_took(
+    spaces: FakeSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, lane = time.monotonic, spaces.only.queries
+    later = SimpleNamespace(  # than the bytes came
+        monotonic=lambda: now() + 10, time=time.time, perf_counter=time.perf_counter
+    )
+    monkeypatch.setattr(app_module, "time", later)
+    lane.holds = True
+    with serving(spaces.as_served()) as url, connected(url) as client:
+        client.sendall(POST % (len(REQUEST), REQUEST))
+        future = lane.held.get(timeout=60)
+        answered_at = later.monotonic()
+        future.set_result(lane.encoded(["red"]))
+        assert client.recv(12) == b"HTTP/1.1 200"
+    assert lane.received_at is not None and lane.received_at < now()
+    [sending] = lane.sending
+    assert 0 < sending < later.monotonic() - answered_at
 
 
 def test_two_services_of_a_process_count_apart(client: TestClient, spaces: FakeSpaces) -> None:

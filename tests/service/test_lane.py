@@ -60,6 +60,12 @@ def test_passes_take_every_text_once_in_order_and_as_many_as_fit(requests: list[
     assert len(queue) == 0
 
 
+@pytest.fixture(autouse=True)
+def answers_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promises of these tests are of a few short passes."""
+    monkeypatch.setattr(lane_module, "ANSWER_SECONDS", 0.0)
+
+
 def hold(lane: Lane, path: Path) -> Future[Encoded]:
     """A request whose pass ends when `path` exists; returns once it is under way."""
     held = lane.accept([f"wait {path}"])
@@ -149,6 +155,36 @@ def test_request_is_refused_when_it_could_not_be_answered_in_time_and_accepted_o
         for number in ("0", "2", "again"):
             assert_encoded(accepted[("0", "1", "2", "again").index(number)].result(), texts_of(number, 16))
         assert_encoded(lane.accept(["now"]).result(), ["now"])
+
+
+def test_request_is_refused_where_the_answers_before_its_own_take_too_long_to_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "ANSWER_SECONDS", 0.005)
+    clock = Clock()
+    with open_lane(promise=promised(3), clock=clock) as lane:
+        hold(lane, tmp_path / "go")
+        assert lane.promise
+        spare = lane.promise.promised_seconds - lane.promise.bound(1)
+        accepted = [lane.accept(["one"]) for _ in range(int(spare / 0.005) + 1)]
+        with pytest.raises(Overloaded, match="many answers are sent, one after the other: the request would take"):
+            lane.accept(["one more"])
+        (tmp_path / "go").touch()
+        for answer in accepted:
+            assert_encoded(answer.result(), ["one"])
+
+
+def test_lane_learns_how_long_answers_took_and_forgets_it(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_lane(promise=promised(3), clock=clock) as lane:
+        hold(lane, tmp_path / "go")
+        lane.count_sending(0.1)
+        with pytest.raises(Overloaded, match="many answers are sent"):
+            lane.accept(["one"])
+        (tmp_path / "go").touch()
+        until(lambda: lane._computing_since is None and lane._sending_seconds == 0.05)
+        assert_encoded(lane.accept(["idle"]).result(), ["idle"])
+        until(lambda: lane._sending_seconds == 0.025)
 
 
 def test_pass_that_takes_too_long_counts_as_waiting_time_and_later_ones_are_expected_to(tmp_path: Path) -> None:
