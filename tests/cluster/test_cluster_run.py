@@ -30,7 +30,8 @@ from tests.small_catalogs import assert_embedded, numbered_rows, partition_folde
 
 __all__ = ["no_leaks"]
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+# Each machine is a pool with processes of its own.
+pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.processes]
 
 CATALOG = {f"p{number:02}": numbered_rows(f"p{number:02}", 5 + 7 * number) for number in range(12)}
 
