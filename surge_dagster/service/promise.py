@@ -36,7 +36,7 @@ from surge_dagster.engine.errors import ConfigError
 
 HANDLING_SECONDS = 0.002
 # Of each request that waits: the answers of a pass, which may be hundreds, are written one after the other, beside the
-# refusals of what comes meanwhile. No promise was broken with it at four times the capacity (docs/benchmarks.md).
+# refusals of what comes meanwhile; at four times the capacity on two cores (docs/benchmarks.md).
 ANSWER_SECONDS = 0.005
 # The workers of a CPU are processes that the kernel schedules. A worker that wakes up takes a core from one of a higher
 # niceness at once, or at the next tick: 4 ms in kernels with 250 of them per second, as distributions build them. On a
