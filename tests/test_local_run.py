@@ -72,10 +72,12 @@ def test_relative_paths_of_a_run_over_a_cluster_travel_as_absolute_ones(
 ) -> None:
     def connect(address: str, runs: Any, *_: Any) -> None:
         assert (runs.settings.source, runs.settings.output) == (str(tmp_path / "rows.csv"), str(tmp_path / "out"))
+        assert runs.settings.model == "hash://24"
         raise ConfigError("as expected")
 
     FRAME.write_csv(tmp_path / "rows.csv")
     monkeypatch.setattr(local_run, "RayCluster", connect)
+    monkeypatch.setattr(local_run, "absolute_model", {"hash://16": "hash://24"}.get)
     with pytest.raises(ConfigError, match="as expected"):
         embed("rows.csv", "out", partition_by="kind", cluster="auto", **COLUMNS, **MODEL)
 

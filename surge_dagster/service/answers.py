@@ -81,7 +81,7 @@ def embeddings_body(vectors: np.ndarray, encoding_format: str | None, space: str
     return b'{"object":"list","data":[%b],%b' % (data, json.dumps(rest).encode()[1:])
 
 
-def ranges(chosen: np.ndarray) -> str:
+def row_ranges(chosen: np.ndarray) -> str:
     """Indexes of what is true, as `3,5-9`: a header that named all of 2,048 would be longer than proxies take."""
     rows = np.flatnonzero(chosen)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []

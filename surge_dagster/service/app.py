@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.service.answers import ModelList, embeddings_body, model_of, ranges
+from surge_dagster.service.answers import ModelList, embeddings_body, model_of, row_ranges
 from surge_dagster.service.batch_routes import batch_routes
 from surge_dagster.service.batches import Batches
 from surge_dagster.service.bodies import HeldBytes, read_body
@@ -127,7 +127,7 @@ class _Endpoints:
 
         space = asked.served.space.name
         headers = {"surge-space": space}
-        if rows := ranges(encoded.truncated):
+        if rows := row_ranges(encoded.truncated):
             headers["surge-truncated-rows"] = rows
         content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
         asked.lane.count_sending(time.monotonic() - answered_at[0])

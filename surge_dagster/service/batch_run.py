@@ -20,7 +20,7 @@ from itertools import islice
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.support.waiting import TURN_SECONDS
 from surge_dagster.service import errors
-from surge_dagster.service.answers import embeddings_body, ranges
+from surge_dagster.service.answers import embeddings_body, row_ranges
 from surge_dagster.service.batch_lines import (
     Batch,
     BatchError,
@@ -184,7 +184,7 @@ class BatchRun:
             rows, start = slice(start, stop), stop
             found, tokens = vectors[line.request.dimensions][rows], int(encoded.tokens[rows].sum())
             body = embeddings_body(found, line.request.encoding_format, name, tokens)
-            yield "output", answered(self.batch.id, line, 200, body, ranges(encoded.truncated[rows]))
+            yield "output", answered(self.batch.id, line, 200, body, row_ranges(encoded.truncated[rows]))
 
 
 def _groups(lines: Iterator[Line], alone: Task | None) -> Iterator[list[Line]]:

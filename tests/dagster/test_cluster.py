@@ -23,11 +23,12 @@ from tests.small_catalogs import assert_embedded, numbered_rows
 def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connected = list[str]()
+    connected, asked = list[str](), list[str]()
 
     def connect(address: str, runs: ResourceRuns, space: Space, warn: Callable[[str], None]) -> Any:
         connected.append(address)
         assert space.requested.model == "hash://16"
+        asked.append(runs.encoder["model"])
         return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a", "b"], lose_b)  # as they travel
 
     def lose_b(machine: str, keys: Sequence[str]) -> None:
@@ -35,6 +36,7 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
             raise MachineLost("the machine 10.0.0.7 was lost")
 
     monkeypatch.setattr(cluster_runs, "RayCluster", connect)
+    monkeypatch.setattr(cluster_runs, "absolute_model", lambda model: asked.append(f"absolute {model}") or model)
     monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
     monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)  # one partition each
     bench.settings["cluster"] = "ray://head:10001"
@@ -52,6 +54,7 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
     again = bench.refresh()
     assert again.success and again.materialized() == {}
     assert connected == ["ray://head:10001"], "nothing was due the second time"
+    assert asked[:2] == ["absolute hash://16", "hash://16"], "what travels is asked for"
 
 
 @pytest.mark.soak  # Ray tries for half a minute

@@ -61,12 +61,21 @@ def test_copies_to_and_from_a_gpu_go_through_pinned_memory_and_do_not_wait(monke
     freed.assert_called_once_with()
 
 
+# As libtorch_cpu.so of torch 2.6.0 declares it, the oldest one that is allowed.
+OLDEST = (
+    "aten::_flash_attention_forward(Tensor query, Tensor key, Tensor value, Tensor? cum_seq_q, Tensor? cum_seq_k, "
+    "SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, bool return_debug_mask, *, float? scale=None, "
+    "SymInt? window_size_left=None, SymInt? window_size_right=None, Tensor? seqused_k=None, Tensor? alibi_slopes=None)"
+    " -> (Tensor output, Tensor softmax_logsumexp, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)"
+)
+
+
+@pytest.mark.parametrize("torch_version", ["oldest", "installed"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("window", [-1, 4])
 def test_flash_attention_is_given_what_its_arguments_are_named_for(
-    is_causal: bool, window: int, monkeypatch: pytest.MonkeyPatch
+    is_causal: bool, window: int, torch_version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.6.0, the oldest one allowed, declares the same arguments in its native_functions.yaml."""
     import torch
 
     from surge_dagster.engine.inference.packed_attention import packed_attention
@@ -74,7 +83,9 @@ def test_flash_attention_is_given_what_its_arguments_are_named_for(
     class OnGpu(torch.Tensor):
         is_cuda = True  # pyright: ignore
 
-    declared = torch.ops.aten._flash_attention_forward.default._schema.arguments
+    installed: Any = torch.ops.aten._flash_attention_forward.default._schema
+    schema: Any = torch._C.parse_schema(OLDEST) if torch_version == "oldest" else installed
+    declared = schema.arguments
     positional = [one.name for one in declared if not one.kwarg_only]
     named = {one.name for one in declared if one.kwarg_only}
     given: dict[str, Any] = {}
