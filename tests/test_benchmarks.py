@@ -123,7 +123,8 @@ def test_fleet_benchmark_simulates_both_ways_beside_real_runs() -> None:
         done = {outcome["done_bytes"] for outcome in row["outcomes"]}
         assert done == {row["catalog_bytes"]}, row
     assert all(0 < efficiency <= 1 for end in document["ends"] for efficiency in end["efficiencies"].values())
-    assert 0 < document["real"]["real"] <= 1 and 0 < document["real"]["simulated"] <= 1
+    assert [row["sigma"] for row in document["real"]] == [1.72]
+    assert all(0 < row[name] <= 1 for row in document["real"] for name in ("real", "simulated"))
 
 
 @pytest.mark.soak

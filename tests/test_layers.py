@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_647,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_888,
+    "service": 3_934,
     "cluster": 1_080,
     "config": 706,
     "consumers": 930,
@@ -186,9 +186,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_639
-    assert lines_of(ROOT / "tests") <= 45_450
-    assert lines_of(ROOT / "benchmarks") <= 7_813  # 1,180 of them simulate fleets
+    assert product <= 37_685
+    assert lines_of(ROOT / "tests") <= 45_480
+    assert lines_of(ROOT / "benchmarks") <= 7_817  # 1,180 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

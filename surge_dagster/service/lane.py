@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 MOST_TEXT_BYTES = 16 << 20
 # Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
 _BYTES_PER_TOKEN = 16
-_KEPT_EXCESS = 0.5  # of the largest excess of the passes before the last one
+_KEPT_EXCESS = 0.9  # of the largest excess of the passes before the last one
 _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
 _NOBODYS_TEXT = pa.array(["a"], pa.large_string())
-_STUCK_SECONDS = 1.0  # by which a pass is late when its worker no longer counts as alive
+_STUCK_SECONDS = 0.3  # by which a pass is late when its worker no longer counts as alive
 
 
 @dataclass(slots=True)

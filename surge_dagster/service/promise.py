@@ -5,7 +5,7 @@ those of the request included, it is answered within
 
     D(B) = P + (⌈B/K⌉ + 1)·S(K)/(1 - φ) + P·[φ > 0] + h
 
-K are the tokens of a full pass, from which larger ones are hardly faster; one may be under way when the request comes.
+K are the tokens of a full pass, from which larger ones are little faster; one may be under way when the request comes.
 φ is the share of the device that bulk work keeps, P the longest wait for the device, h the handling outside of passes.
 A request is accepted only if D(B) is within the promise: those that are accepted keep it, and the others are refused
 early, with a time to come back.
@@ -44,9 +44,11 @@ ANSWER_SECONDS = 0.005
 DEVICE_WAIT_SECONDS = 0.004
 _DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where none was requested
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
-_NICE_STEP, _MOST_NICE = 1.25, 19
-LEAST_SHARE, MOST_SHARE = 0.015, 0.5
-_FAST_ENOUGH = 0.9  # of the most tokens per second
+_NICE_STEP = 1.25
+# Of workers for queries: who answers and refuses requests comes first, else requests wait unread where cores are short.
+QUERY_NICENESS = 4
+LEAST_SHARE, MOST_SHARE = 0.035, 0.5
+_FAST_ENOUGH = 0.9  # of the tokens per second of the largest pass: a larger K has a longer promise
 _ROUNDS, _ENOUGH_SECONDS, _MOST_SECONDS = 3, 5.0, 20.0
 _WORDS = ((6, 10), (60, 100), (6, 40))  # of titles, of paragraphs, and of texts of many lengths
 _TEXTS = 64
@@ -117,6 +119,7 @@ class Promise:
         """All of it by name, with what a client can plan by."""
         return asdict(self) | {
             "handling_seconds": HANDLING_SECONDS,
+            "answer_seconds": ANSWER_SECONDS,
             "smallest_seconds": self.smallest_seconds,
             "largest_tokens": self.largest_tokens,
         }
@@ -159,12 +162,11 @@ def pass_sizes(saturation_tokens: int, longest_text: int) -> list[int]:
     return sorted({max(round(share * saturation_tokens), longest_text) for share in (1 / 16, 1 / 4, 1)})
 
 
-def full_pass(passes: Sequence[tuple[int, float]], sizes: Sequence[int]) -> int:
-    """K: the smallest of the sizes at which tokens take hardly longer than at the best one."""
-    tokens, seconds = np.array(passes, float).T
-    of_size = np.searchsorted(sizes, tokens)
-    rates = np.bincount(of_size, tokens) / np.maximum(np.bincount(of_size, seconds), 1e-9)
-    return sizes[int(np.argmax(rates >= _FAST_ENOUGH * rates.max()))]
+def full_pass(envelope: tuple[float, float], least: int, most: int) -> int:
+    """K: tokens of the smallest pass, from `least` to `most`, that encodes nearly as many per second as the largest."""
+    pass_seconds, token_seconds = envelope
+    wanted = _FAST_ENOUGH * most / max(1e-12, pass_seconds + token_seconds * most)  # tokens per second
+    return min(max(least, math.ceil(wanted * pass_seconds / (1 - wanted * token_seconds))), max(least, most))
 
 
 def time_passes(
@@ -233,17 +235,23 @@ def _texts_of(
 
 
 def kept_share(devices: str, bulk_share: float) -> float:
-    """φ: what was asked for on a CPU; on a GPU all processes have equal slices of time, one of queries among them."""
+    """φ: what niceness gives on a CPU; on a GPU all processes have equal slices of time, one of queries among them."""
     workers = Counter(devices.split(","))
     most = max(workers.values())  # that encode documents on one card
-    return most / (most + 1) if device_kind(next(iter(workers))) == "cuda" else bulk_share
+    if device_kind(next(iter(workers))) == "cuda":
+        return most / (most + 1)
+    return 1 / (1 + _NICE_STEP ** (bulk_niceness(bulk_share) - QUERY_NICENESS))
 
 
-def niceness_of(bulk_share: float) -> int:
-    """The niceness at which workers get this share of a core beside others of niceness 0."""
+def bulk_niceness(bulk_share: float) -> int:
+    """The highest niceness at which workers get at least this share of a core beside those for queries.
+
+    Raises:
+        ConfigError: the share is out of its range.
+    """
     if not LEAST_SHARE <= bulk_share <= MOST_SHARE:
         raise ConfigError(
             f"bulk_share, the share of bulk work, is {LEAST_SHARE:g} (the least that the scheduler gives) to "
             f"{MOST_SHARE:g}, not {bulk_share:g}"
         )
-    return min(_MOST_NICE, max(0, round(math.log((1 - bulk_share) / bulk_share) / math.log(_NICE_STEP))))
+    return QUERY_NICENESS + int(math.log((1 - bulk_share) / bulk_share) / math.log(_NICE_STEP))

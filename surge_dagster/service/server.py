@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import ipaddress
 import math
 import os
 import resource
+import select
+import selectors
 import signal
 import socket
 import sys
@@ -29,6 +32,7 @@ from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
 _BACKLOG = 2048
+READ_AT_ONCE = 8  # clients, each of which may take two milliseconds on a busy machine
 _SWITCH_SECONDS = 0.0005  # in which a lane gets its turn from a thread that answers requests
 _ANSWERING_SECONDS = 3.0  # of the time to drain, for the answers to requests that are given up
 
@@ -46,6 +50,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
     """
     app = service_app(spaces, settings)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else a query waits for threads that count tokens of documents
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else a thousand idle clients keep others out
     with bound_socket(settings) as listener, spaces, _run_listener(spaces, settings, say) as runs:
@@ -59,6 +64,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         if runs is not None:
             say(f"runs of this user on this machine encode here: {runs.start().path}")
+        gc.freeze()  # a look for garbage at all that is loaded would stop answers for a quarter of a second
         with app.state.batches or nullcontext():
             ServiceServer(app, settings).run(sockets=[listener])
         say("stopped")
@@ -83,9 +89,9 @@ def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
     Raises:
         ConfigError: it cannot be bound, or other machines could reach it without an API key.
     """
-    family, address = _address(settings) if settings.uds is None else (socket.AF_UNIX, str(settings.uds))
+    family, proto, address = _address(settings) if settings.uds is None else (socket.AF_UNIX, 0, str(settings.uds))
     with ExitStack() as held:
-        listener = held.enter_context(socket.socket(family))
+        listener = held.enter_context(socket.socket(family, proto=proto))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with _in_words(settings):
             if settings.uds is not None:  # which does not say whether somebody is about to listen there
@@ -110,18 +116,18 @@ def _in_words(settings: ServiceSettings) -> Iterator[None]:
         raise ConfigError(f"{address} cannot be bound: {reason}. Give another, or end what uses it.") from None
 
 
-def _address(settings: ServiceSettings) -> tuple[socket.AddressFamily, Any]:
+def _address(settings: ServiceSettings) -> tuple[socket.AddressFamily, int, Any]:
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"the host {settings.host!r} has no address: {error.strerror}. Name another.") from None
-    family, _, _, _, address = found[0]
+    family, _, proto, _, address = found[0]
     if settings.api_keys is None and not ipaddress.ip_address(address[0]).is_loopback:
         raise ConfigError(
             f"{settings.host} can be reached from other machines, and the service has no API keys: give them with "
             "--api-keys FILE, or listen on 127.0.0.1 or a Unix socket (--uds PATH)."
         )
-    return family, address
+    return family, proto, address
 
 
 def _shown(listener: socket.socket) -> str:
@@ -130,6 +136,27 @@ def _shown(listener: socket.socket) -> str:
         return f"the Unix socket {address}"
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     return f"http://{host}:{address[1]}"
+
+
+class ReadsInTurns(selectors.EpollSelector):
+    """Lets an event loop read from few clients before it goes on with what is ready, such as answers.
+
+    Else it reads from all that have sent something: under overload each step of an answer would wait for hundreds of
+    refusals. The kernel names those first that have waited longest.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoll = select.epoll.fromfd(os.dup(self.fileno()))
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = list[tuple[selectors.SelectorKey, int]]()
+        for descriptor, events in self._epoll.poll(timeout, READ_AT_ONCE):
+            key = self.get_key(descriptor)
+            can_read = selectors.EVENT_READ if events & ~select.EPOLLOUT else 0
+            can_write = selectors.EVENT_WRITE if events & ~select.EPOLLIN else 0
+            ready.append((key, (can_read | can_write) & key.events))
+        return ready
 
 
 class ServiceServer(uvicorn.Server):
@@ -148,9 +175,14 @@ class ServiceServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=settings.idle_seconds,
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         )
         super().__init__(config)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ReadsInTurns())) as runner:
+            runner.run(self.serve(sockets=sockets))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
@@ -167,10 +199,11 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
     class Bounded(HttpToolsProtocol):
         """Ends a connection that begins no request, reads nothing of its answer, or sends much beside its body.
 
-        uvicorn bounds the time between two requests alone, and forgets even that when one byte of the next one arrives.
+        uvicorn bounds the time between two requests alone, and forgets it when one byte of the next one arrives.
         """
 
         _overhead = 0  # bytes of the request beside those of its body, less an eighth of these
+        _is_between = False  # two requests
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -178,13 +211,15 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
 
         def _look(self, before: tuple[Any, int] | None) -> None:
             state = self.cycle, self.transport.get_write_buffer_size()
-            is_waiting = self.cycle is None or self.cycle.response_complete or self.flow.write_paused
+            is_asking = not self._is_between and (self.cycle is None or self.cycle.response_complete)
+            is_waiting = is_asking or self.flow.write_paused
             if is_waiting and state == before:
                 self.transport.abort()
             else:
                 self._next_look = self.loop.call_later(settings.header_seconds, self._look, state)
 
         def data_received(self, data: bytes) -> None:
+            self._is_between = False
             while data:
                 self._overhead += len(data)
                 self._received, self._again = data, b""
@@ -224,7 +259,7 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
             super().on_body(body)
 
         def on_message_complete(self) -> None:
-            self._overhead = 0
+            self._overhead, self._is_between = 0, True
             self.scope.setdefault("state", {})["received_at"] = time.monotonic()
             super().on_message_complete()
 

@@ -18,6 +18,7 @@ class ServiceSettings:
         batches: folder for files and batches; without one there are none.
         max_file_bytes: of an uploaded file.
         header_seconds: time for the headers of a request, and for a client that reads none of its answer.
+        idle_seconds: between two requests of a connection; proxies keep one for 60, so none is closed as it is used.
         body_seconds: time for the body of a request; an uploaded file has as much more as it may be larger.
         max_waiting_bytes: of bodies of requests to a base URL that have no answer yet.
         drain_seconds: time after SIGTERM for the answers to requests that were accepted.
@@ -34,5 +35,6 @@ class ServiceSettings:
     max_waiting_bytes: int = 64 * 1024 * 1024
     max_header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
+    idle_seconds: int = 75
     body_seconds: float = 10.0
     drain_seconds: float = 25.0

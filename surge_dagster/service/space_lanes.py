@@ -25,11 +25,12 @@ from surge_dagster.engine.support.waiting import in_background, result_of
 from surge_dagster.service.lane import Lane, LaneCounts, measured
 from surge_dagster.service.promise import (
     DEVICE_WAIT_SECONDS,
+    QUERY_NICENESS,
     Promise,
+    bulk_niceness,
     busy_thread,
     full_pass,
     kept_share,
-    niceness_of,
     pass_sizes,
     time_passes,
     upper_envelope,
@@ -69,7 +70,7 @@ class LaneSettings:
     bulk_share: float = 0.1
 
     def __post_init__(self) -> None:
-        niceness_of(self.bulk_share)
+        bulk_niceness(self.bulk_share)
 
 
 class SpaceLanes:
@@ -105,7 +106,7 @@ class SpaceLanes:
                 `Promise.promising` too.
             EncoderError: the workers do not start, or `close` was called.
         """
-        pool = self._pool(self._trusted_request(), task="query")
+        pool = self._pool(self._trusted_request(), task="query", niceness=QUERY_NICENESS)
         model = pool.space
         if model.spec_sha256 != self.sha256:
             raise ConfigError(
@@ -120,7 +121,7 @@ class SpaceLanes:
         pool.dispatcher().hang_timeout_seconds = max(_HANG_SECONDS, _HANG_PASSES * promise.full_pass_seconds)
         self.queries = self._lane(pool, counter, promise.saturation_tokens, promise)
         self.queries.start()
-        niceness = niceness_of(self._settings.bulk_share)
+        niceness = bulk_niceness(self._settings.bulk_share)
         # Queries may have a tokenizer of their own; what documents' workers load is compared when they start.
         counter = TokenCounter(replace(model, task="document"), facts.tokenizer or self._space.tokenizer, pool.costs)
 
@@ -168,8 +169,8 @@ class SpaceLanes:
 
         with busy_thread():
             passes = time_passes(encode, count, sizes, longest_text)
-        most = full_pass(passes, sizes)
-        envelope = upper_envelope([each for each in passes if each[0] <= most])
+        envelope = upper_envelope(passes)
+        most = full_pass(envelope, sizes[0], max(tokens for tokens, _ in passes))
         share, wanted = kept_share(pool.all_devices, self._settings.bulk_share), self._settings.promised_seconds
         promise = Promise(*envelope, most, DEVICE_WAIT_SECONDS, share, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from typing import Any
 
 from surge_dagster.service.app import service_app
@@ -60,6 +61,14 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def read_answer(client: socket.socket) -> HTTPResponse:
+    """The next answer, whose body was received."""
+    answer = HTTPResponse(client)
+    answer.begin()
+    answer.read()
+    return answer
 
 
 def read_all(client: socket.socket) -> bytes:

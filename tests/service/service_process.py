@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from surge_dagster.service.promise import QUERY_NICENESS
 from tests.service.lanes import until
 
 
@@ -53,7 +54,7 @@ class ServiceProcess:
         def look() -> bool:
             for worker in self.main.children():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    is_of_side = (worker.nice() > self.main.nice()) == (side == "document")
+                    is_of_side = (worker.nice() > self.main.nice() + QUERY_NICENESS) == (side == "document")
                     found.extend([worker] if is_of_side and worker.status() != psutil.STATUS_ZOMBIE else [])
             return bool(found)
 

@@ -182,9 +182,9 @@ def test_lane_learns_how_long_answers_took_and_forgets_it(tmp_path: Path) -> Non
         with pytest.raises(Overloaded, match="many answers are sent"):
             lane.accept(["one"])
         (tmp_path / "go").touch()
-        until(lambda: lane._computing_since is None and lane._sending_seconds == 0.05)
+        until(lambda: lane._computing_since is None and lane._sending_seconds == pytest.approx(0.09))
         assert_encoded(lane.accept(["idle"]).result(), ["idle"])
-        until(lambda: lane._sending_seconds == 0.025)
+        until(lambda: lane._sending_seconds == pytest.approx(0.081))
 
 
 def test_pass_that_takes_too_long_counts_as_waiting_time_and_later_ones_are_expected_to(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_pass_that_takes_too_long_counts_as_waiting_time_and_later_ones_are_expe
         assert str(refused.value).startswith("the device is slower than at the start: ")
         (tmp_path / "later").touch()
         held.result()
-        for row in range(4):  # which take no time
+        for row in range(40):  # which take no time
             lane.accept([f"quick {row}"]).result()
         last = hold(lane, tmp_path / "at last")
         assert lane.accept(["beside"])
@@ -247,7 +247,7 @@ def test_lane_is_not_alive_while_its_pass_hangs_or_its_worker_is_being_loaded(tm
     clock = Clock()
     with open_lane(promise=promised(3), clock=clock) as lane:
         held = hold(lane, tmp_path / "go")
-        clock.now += 1
+        clock.now += 0.3
         assert lane.is_alive
         clock.now += 0.1
         assert not lane.is_alive

@@ -17,7 +17,7 @@ import pytest
 
 from surge_dagster.service import app as app_module
 from tests.service.fake_spaces import FakeSpaces
-from tests.service.running import Running, connected, read_all, running, wait_until
+from tests.service.running import Running, connected, read_all, read_answer, running, wait_until
 
 LIMIT = 2_000
 GOOD = b'{"model":"current","input":"red"}'
@@ -28,7 +28,12 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 @pytest.fixture(scope="module")
 def service() -> Iterator[Running]:
     with running(
-        FakeSpaces().as_served(), max_body_bytes=LIMIT, max_header_bytes=4_000, body_seconds=0.3, header_seconds=0.3
+        FakeSpaces().as_served(),
+        max_body_bytes=LIMIT,
+        max_header_bytes=4_000,
+        body_seconds=0.3,
+        header_seconds=0.3,
+        idle_seconds=1,
     ) as service:
         yield service
         assert_answers(service.url)
@@ -188,8 +193,8 @@ def test_bodies_that_wait_are_bounded_and_keep_no_short_text_out() -> None:
             client.sendall(large("waits"))
             lane.reached.get(timeout=60)
         first.sendall(large("one more"))
-        answer = first.recv(65_536)
-        assert answer.startswith(b"HTTP/1.1 429") and b"retry-after-ms: 5000" in answer
+        answer = read_answer(first)
+        assert (answer.status, answer.headers["retry-after-ms"]) == (429, "5000")
         assert_answers(service.url)
         lane.gate.set()
         assert [client.recv(12) for client in two] == [b"HTTP/1.1 200"] * 2
@@ -202,7 +207,7 @@ def test_headers_that_do_not_come_are_given_up(service: Running, begun: bytes, i
     with connected(service.url) as client:
         if not is_first:
             client.sendall(sized(GOOD))
-            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+            assert read_answer(client).status == 200
         client.sendall(begun)
         assert read_all(client) == b""
 
@@ -213,7 +218,7 @@ def test_headers_over_the_limit_are_refused(service: Running, before: bytes, aft
     with connected(service.url) as client:
         client.sendall(before)
         if before:
-            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+            assert read_answer(client).status == 200
         client.sendall(HEAD + b"X-Filler: " + b"x" * 5_000 + after)
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 400") and b"4,000 bytes" in answer
@@ -255,7 +260,7 @@ def test_few_tiny_chunks_and_trailers_are_read(service: Running) -> None:
         for _ in range(2):
             chunks = b"".join(chunk(GOOD[place : place + 1]) for place in range(len(GOOD)))
             client.sendall(CHUNKED + chunks + b"0\r\nContent-Type: text/plain\r\n\r\n")
-            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+            assert read_answer(client).status == 200
 
 
 @pytest.mark.parametrize("size", [1, 64, 10_000], ids="{} bytes each".format)
@@ -277,6 +282,24 @@ def test_compressed_body_is_refused_before_it_is_read(service: Running) -> None:
     with connected(service.url) as client:
         client.sendall(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 1000\r\n\r\n")
         assert read_all(client).startswith(b"HTTP/1.1 415")
+
+
+def test_connection_between_two_requests_is_kept_and_ended_when_the_next_one_does_not_come() -> None:
+    with (
+        running(FakeSpaces().as_served(), header_seconds=0.2) as service,
+        connected(service.url) as client,
+        connected(service.url) as begun,
+    ):
+        for each in (client, begun):
+            each.sendall(sized(GOOD))
+            assert read_answer(each).status == 200
+        for _ in range(3):
+            with connected(service.url) as silent:
+                assert read_all(silent) == b"", "ended after the time for the headers of a request"
+        begun.sendall(b"P")
+        assert read_all(begun) == b""
+        client.sendall(sized(GOOD))
+        assert read_answer(client).status == 200
 
 
 def test_client_that_reads_no_answer_is_ended() -> None:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.promise import (
     HANDLING_SECONDS,
+    QUERY_NICENESS,
     Promise,
+    bulk_niceness,
     full_pass,
     kept_share,
-    niceness_of,
     pass_sizes,
     time_passes,
     upper_envelope,
@@ -85,12 +86,26 @@ def test_envelope_of_passes_on_a_line_is_that_line() -> None:
 SIZES = pass_sizes(4_000, 90)
 
 
-def test_full_pass_is_the_smallest_at_which_tokens_take_hardly_longer_than_at_the_best() -> None:
+def test_passes_are_timed_at_three_sizes_and_no_smaller_than_a_text() -> None:
     assert (SIZES, pass_sizes(4_000, 512)) == ([250, 1_000, 4_000], [512, 1_000, 4_000])
-    for of_pass, most in ((0.0, 250), (0.1, 1_000), (1.0, 4_000)):
-        passes = [(size - less, of_pass + 0.001 * (size - less)) for size in SIZES for less in (0, 10)]
-        assert full_pass(passes, SIZES) == most
-    assert full_pass([(240, 0.3)], SIZES) == 250, "what a slow model was timed with"
+
+
+@given(st.floats(0, 1), st.floats(1e-6, 1e-2), st.integers(1, 500), st.integers(500, 5_000))
+def test_full_pass_is_the_smallest_that_is_nearly_as_fast_as_the_largest(
+    pass_seconds: float, token_seconds: float, least: int, most: int
+) -> None:
+    def rate(tokens: int) -> float:
+        return tokens / (pass_seconds + token_seconds * tokens)
+
+    tokens = full_pass((pass_seconds, token_seconds), least, most)
+    assert least <= tokens <= most
+    assert rate(tokens) >= 0.9 * rate(most) * (1 - 1e-9)
+    assert tokens == least or rate(tokens - 1) < 0.9 * rate(most) * (1 + 1e-9)
+
+
+def test_full_pass_of_a_model_that_was_timed_with_less_or_takes_no_time_has_the_least() -> None:
+    assert full_pass((0.1, 0.001), 250, 240) == 250
+    assert full_pass((0.0, 0.0), 250, 4_000) == 250
 
 
 class Encoding:
@@ -127,19 +142,19 @@ def test_slow_model_is_timed_in_fewer_and_smaller_passes() -> None:
     assert upper_envelope(passes) == pytest.approx((0, 4e-3))
 
 
-@pytest.mark.parametrize(("share", "niceness"), [(0.5, 0), (0.2, 6), (0.1, 10), (0.0145, 19)])
-def test_niceness_gives_bulk_work_its_share_of_a_core(share: float, niceness: int) -> None:
-    if share >= 0.015:
-        assert niceness_of(share) == niceness
-        assert 1 / (1 + 1.25**niceness) == pytest.approx(share, rel=0.1)
-    else:
-        with pytest.raises(ConfigError, match="share of bulk work"):
-            niceness_of(share)
-    assert math.isclose(1 / (1 + 1.25**19), 0.0142, abs_tol=1e-4)
+@given(st.floats(0.035, 0.5))
+def test_bulk_work_keeps_its_share_of_a_core_beside_queries_or_a_little_more(share: float) -> None:
+    steps = bulk_niceness(share) - QUERY_NICENESS
+    assert 0 <= steps <= 19 - QUERY_NICENESS, "19 is the most that the kernel knows"
+    assert share * (1 - 1e-9) <= kept_share("cpu", share) == 1 / (1 + 1.25**steps) < 1.25 * share
 
 
-@pytest.mark.parametrize(
-    ("devices", "share"), [("cpu", 0.1), ("cuda:0", 0.5), ("cuda:0,cuda:1", 0.5), ("cuda:0,cuda:0", 2 / 3)]
-)
+@pytest.mark.parametrize("share", [0.034, 0.51, math.nan])
+def test_share_that_the_scheduler_cannot_give_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"share of bulk work, is 0\.035 .* to 0\.5, not"):
+        bulk_niceness(share)
+
+
+@pytest.mark.parametrize(("devices", "share"), [("cuda:0", 0.5), ("cuda:0,cuda:1", 0.5), ("cuda:0,cuda:0", 2 / 3)])
 def test_bulk_work_keeps_the_slices_that_a_gpu_gives_its_process(devices: str, share: float) -> None:
     assert kept_share(devices, 0.1) == share

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import resource
+import selectors
 import signal
 import socket
 import stat
 import threading
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.server import ServiceServer, bound_socket, run_service
+from surge_dagster.service.server import READ_AT_ONCE, ReadsInTurns, ServiceServer, bound_socket, run_service
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.running import connected, read_all, running
@@ -172,3 +176,57 @@ def test_what_waits_when_the_drain_ends_is_told_to_come_back() -> None:
     assert head.startswith(b"HTTP/1.1 503") and b"retry-after-ms: " in head
     assert json.loads(body)["error"]["code"] == "shutting_down"
     assert future.cancelled()
+
+
+def test_what_is_ready_waits_for_few_clients_and_each_client_has_its_turn() -> None:
+    """Also beside clients who send without end."""
+    clients, reads, reads_before_the_answer = 5 * READ_AT_ONCE, Counter[int](), list[int]()
+    with ExitStack() as held:
+        loop = asyncio.SelectorEventLoop(ReadsInTurns())
+        held.callback(loop.close)
+
+        def read(number: int) -> None:
+            reads[number] += 1
+            if reads.total() == 1:
+                step(4)
+            if len(reads) == clients:
+                loop.stop()
+
+        def step(more: int) -> None:
+            if more:
+                loop.call_soon(step, more - 1)
+            else:
+                reads_before_the_answer.append(reads.total())
+
+        for number in range(clients):
+            one, other = socket.socketpair()
+            held.enter_context(one), held.enter_context(other)
+            other.send(b"never read, so it stays ready")
+            loop.add_reader(one, read, number)
+        loop.run_forever()
+    assert reads_before_the_answer[0] <= 5 * READ_AT_ONCE - 1
+    assert max(reads.values()) - min(reads.values()) <= 1
+
+
+def test_event_loop_that_reads_in_turns_waits_for_what_it_was_asked_to_wait_for() -> None:
+    loop = asyncio.SelectorEventLoop(selector := ReadsInTurns())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert selector.select(0) == []
+        selector.register(ours, selectors.EVENT_READ | selectors.EVENT_WRITE, "both")
+        [(key, events)] = selector.select()
+        assert (key.data, events) == ("both", selectors.EVENT_WRITE)
+        theirs.close()
+        assert selector.select()[0][1] == selectors.EVENT_READ | selectors.EVENT_WRITE
+        selector.unregister(ours)
+    loop.close()
+    assert loop.is_closed()
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    with running(FakeSpaces().as_served()) as service, connected(service.url) as client:
+        client.sendall(REQUEST)
+        assert client.recv(12) == b"HTTP/1.1 200"
+        [connection] = service.server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
