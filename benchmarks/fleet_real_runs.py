@@ -25,10 +25,9 @@ from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT, drawn_partitions
 from surge_dagster.catalogs.synthetic import MEAN_BYTES, partition_sizes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.plan.ranges import divide
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition, RowBatch, within
+from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch, within
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.shards import Stretch, cut
 
@@ -105,8 +104,10 @@ def _real_shards(runs: PacedRuns) -> float:
             except queue.Empty:
                 return
             partitions = [runs.catalog[key] for key in stretch.keys]
-            number, parts, _ = stretch.part or (1, 1, "")
-            ranges = [rows for partition in partitions for rows in divide(partition, parts)][number - 1 : number]
+            ranges = []
+            if stretch.part is not None:
+                start, stop, version = stretch.part
+                ranges = [PartitionRange(stretch.keys[0], version, start, stop)]
             run = runs.new_run(partitions, pool, ranges=ranges)
             for _ in run.events():
                 pass

@@ -8,7 +8,6 @@ from statistics import fmean
 
 from benchmarks.fleet_simulation import Fleet, Machine, Task
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
-from surge_dagster.engine.plan.ranges import divide
 from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.orchestration import shards
 
@@ -150,8 +149,8 @@ class ShardWay(Fleet):
     def _ranges(self, shard: shards.Stretch) -> tuple[PartitionRange, ...]:
         if shard.part is None:
             return ()
-        number, count, _ = shard.part
-        return tuple(divide(self.catalog.partitions[shard.keys[0]], count)[number - 1 : number])
+        start, stop, version = shard.part
+        return (PartitionRange(shard.keys[0], version, start, stop),)
 
     def under_way(self) -> bool:
         return False

@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_647,
+    "orchestration": 3_651,
     "event_storage": 90,
     "resources": 370,
     "service": 3_934,
@@ -186,7 +186,7 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_685
+    assert product <= 37_689
     assert lines_of(ROOT / "tests") <= 45_480
     assert lines_of(ROOT / "benchmarks") <= 7_817  # 1,180 of them simulate fleets
 

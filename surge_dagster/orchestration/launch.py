@@ -61,8 +61,7 @@ class Unattended:
         expected_settings: it refuses others, see `settings_of_vectors`; None where they could not be known.
         removed_partitions: what it does about partitions removed from the source; None leaves them.
         shards: machines that share the work, and with it the database of Dagster.
-        part: of the only partition in this source version, which of how many ranges of its rows is meant, from 1 on;
-            None for all rows.
+        part: of the only partition, the rows from here to there that it encodes, in this source version; None for all.
     """
 
     expected_space: str | None = None

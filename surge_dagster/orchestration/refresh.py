@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -23,7 +22,6 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces, model_difference, nearest_spaces
-from surge_dagster.engine.plan.ranges import divide
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
@@ -187,11 +185,10 @@ class Refresh:
         """The rows of the only partition that this run encodes; [] for all. Other runs encode the others."""
         if self._unattended is None or self._unattended.part is None:
             return []
-        number, count, version = self._unattended.part
-        ranges = [rows for partition in todo for rows in divide(partition, count)]
+        start, stop, version = self._unattended.part  # the run refuses another version, until it is divided anew
+        ranges = [PartitionRange(each.key, version, start, stop) for each in todo if each.read_range is not None]
         self._outcome.in_part = {rows.key for rows in ranges}
-        # Of a source that has changed there may be fewer; the run refuses the version then, until it is divided anew.
-        return [replace(rows, source_version=version) for rows in ranges[min(number, len(ranges)) - 1 :][:1]]
+        return ranges
 
     def _embed(self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist) -> list[Receipt]:
         """Run, then check the footers of what was published; returns receipts of what the run found fresh."""

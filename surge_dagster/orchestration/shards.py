@@ -4,7 +4,7 @@ Stretches of equal size would keep all machines waiting for the slowest one. So 
 per machine, each round a third of what is left, and Dagster's queue starts the largest first: a machine that is free
 takes the next one, and the small ones at the end make up for different speeds (factoring, as loop schedulers do it).
 
-A partition of several stretches is done by several runs, each of which encodes a range of its rows.
+A partition of several stretches is done by several runs, each of which encodes a range of its rows; they shrink alike.
 """
 
 from __future__ import annotations
@@ -66,17 +66,25 @@ def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, l
     least = max(least, left // (_SMALLEST_SHARE * shards))
     size = _stretch_size(left, shards, least)
     stretches, stretch, held = list[Stretch](), list[str](), 0
+
+    def add(stretch: Stretch) -> None:
+        nonlocal left, size
+        stretches.append(stretch)
+        left -= stretch.weight
+        if len(stretches) % shards == 0:
+            size = _stretch_size(left, shards, least)
+
     for key, weight in zip(keys, weights, strict=True):
-        if shards > 1 and weight >= _DIVIDED * size and (ranges := divide(partitions[key], weight // size)):
-            parts, version = len(ranges), partitions[key].source_version
-            stretches += [Stretch([key], weight // parts, (number, parts, version)) for number in range(1, parts + 1)]
-            left -= weight
+        if shards > 1 and weight >= _DIVIDED * size and (ranges := divide(partitions[key], weight // least)):
+            of_range, version = weight // len(ranges), partitions[key].source_version
+            while ranges:
+                taken = ranges[: max(1, size // of_range)]
+                add(Stretch([key], of_range * len(taken), (taken[0].start, taken[-1].stop, version)))
+                ranges = ranges[len(taken) :]
             continue
         if stretch and held + weight // 2 > size:
-            stretches.append(Stretch(stretch, held))
-            left, stretch, held = left - held, [], 0
-            if len(stretches) % shards == 0:
-                size = _stretch_size(left, shards, least)
+            add(Stretch(stretch, held))
+            stretch, held = [], 0
         stretch.append(key)
         held += weight
     if stretch:

@@ -74,9 +74,12 @@ def test_partition_of_several_stretches_is_divided_where_its_rows_can_be_read_ap
     partitions = {key: partition(key, 36_000_000 if key == "c" else 1_000_000) for key in "abcde"}
     partitions["c"] = replace(partitions["c"], rows=1_000, read_range=lambda start, stop: iter(()))
     divided = shards.cut(list(partitions), partitions, 4, 1)
-    assert [(shard.keys, shard.part) for shard in divided if shard.part] == [
-        (["c"], (n, 10, "v1")) for n in range(1, 11)
-    ]
+    parts = sorted((shard.part, shard.weight) for shard in divided if shard.part)
+    assert {shard.keys[0] for shard in divided if shard.part} == {"c"}
+    assert [part[0] for part, _ in parts] == [0, *(part[1] for part, _ in parts[:-1])] and parts[-1][0][1] == 1_000
+    assert {part[2] for part, _ in parts} == {"v1"}
+    assert [weight for _, weight in parts] == sorted([weight for _, weight in parts], reverse=True), "they shrink"
+    assert parts[0][1] > 4 * parts[-1][1] and len(parts) < 40
     assert sorted(key for shard in divided if not shard.part for key in shard.keys) == list("abde")
     assert max(shard.weight for shard in divided) <= sum(map(weight_of, partitions.values())) / 8
     assert [shard.part for shard in shards.cut(list(partitions), partitions, 1, 1)] == [None]
@@ -161,7 +164,8 @@ def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workb
     all_parts = [unattended.part for request in found.run_requests or () if (unattended := Unattended.of(request.tags))]
     parts = [part for part in all_parts if part]
     assert len(parts) >= 3
-    assert [part[:2] for part in parts] == [[number, len(parts)] for number in range(1, len(parts) + 1)]
+    borders = sorted(part[:2] for part in parts)
+    assert [start for start, _ in borders] == [0, *(stop for _, stop in borders[:-1])] and borders[-1][1] == 3_000
     assert sorted({key for keys in requested(found) for key in keys}) == ["a", "b", "giant"]
     ran = [run for run, part in zip(bench.launch(found), all_parts, strict=True) if part]
     assert all(run.success for run in ran)
@@ -181,7 +185,8 @@ def test_part_of_a_partition_that_has_changed_since_is_asked_for_again(bench: Wo
     write_rows(path, numbered_rows("new", 3_000), row_group_size=300)
     ran = bench.launch(found)
     assert not any(run.success for run in ran) and "Divide it anew" in " ".join(ran[0].logged())
-    assert requested(bench.later(minutes=2)) == requested(found)
+    again = requested(bench.later(minutes=2))
+    assert len(again) > 1 and all(keys == ["giant"] for keys in again)
 
 
 def test_runs_that_sensor_and_schedule_request_have_the_tags_of_the_settings(

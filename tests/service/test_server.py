@@ -200,7 +200,8 @@ def test_what_is_ready_waits_for_few_clients_and_each_client_has_its_turn() -> N
 
         for number in range(clients):
             one, other = socket.socketpair()
-            held.enter_context(one), held.enter_context(other)
+            held.enter_context(one)
+            held.enter_context(other)
             other.send(b"never read, so it stays ready")
             loop.add_reader(one, read, number)
         loop.run_forever()
