@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_651,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_934,
+    "service": 3_968,
     "cluster": 1_080,
     "config": 706,
     "consumers": 930,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_689
-    assert lines_of(ROOT / "tests") <= 45_480
+    assert product <= 37_723
+    assert lines_of(ROOT / "tests") <= 45_613
     assert lines_of(ROOT / "benchmarks") <= 7_817  # 1,180 of them simulate fleets
 
 

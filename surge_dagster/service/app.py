@@ -129,8 +129,11 @@ class _Endpoints:
         headers = {"surge-space": space}
         if rows := row_ranges(encoded.truncated):
             headers["surge-truncated-rows"] = rows
-        content = await asyncio.to_thread(write) if encoded.vectors.size > _LARGE_ANSWER else write()
-        asked.lane.count_sending(time.monotonic() - answered_at[0])
+        if encoded.vectors.size > _LARGE_ANSWER:
+            content = await asyncio.to_thread(write)
+        else:
+            content = write()
+            asked.lane.count_sending(time.monotonic() - answered_at[0])
         return Response(content, headers=headers, media_type=_JSON)
 
     async def _begun(

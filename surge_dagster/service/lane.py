@@ -14,9 +14,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 MOST_TEXT_BYTES = 16 << 20
 # Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
 _BYTES_PER_TOKEN = 16
-_KEPT_EXCESS = 0.9  # of the largest excess of the passes before the last one
+_KEPT_EXCESS = 0.8  # of the largest excess of the passes before the last one
 _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
 _NOBODYS_TEXT = pa.array(["a"], pa.large_string())
 _STUCK_SECONDS = 0.3  # by which a pass is late when its worker no longer counts as alive
@@ -171,7 +173,8 @@ class Lane:
             self.last_accepted_at = self._clock()
             self._start_thread()
             self._changed.notify_all()
-        answer.add_done_callback(lambda _: self._drop(request) if answer.cancelled() else None)
+        # Not the request itself, which holds the answer: both, and the vectors, would wait for the garbage collector.
+        answer.add_done_callback(partial(self._drop_cancelled, weakref.ref(request)))
         return answer
 
     def count_sending(self, seconds: float) -> None:
@@ -249,14 +252,15 @@ class Lane:
         begun = self._computing_since  # which another thread may unset
         if begun is None or self.promise is None:
             return 0.0
-        most = max(self.promise.saturation_tokens, sum(part.size for part in self._pass))
+        most = max(self.promise.saturation_tokens, sum(part.size for part in self._pass)) if self._pass else 1
         return max(0.0, self._clock() - begun - self._longest_seconds(most))
 
-    def _drop(self, request: Request) -> None:
-        """Forget a cancelled request."""
-        with self._changed:
-            self._queue.remove(request)
-            self._changed.notify_all()
+    def _drop_cancelled(self, waiting: weakref.ref[Request], answer: Future[Encoded]) -> None:
+        """Forget the request of an answer, if it was cancelled."""
+        if answer.cancelled() and (request := waiting()) is not None:
+            with self._changed:
+                self._queue.remove(request)
+                self._changed.notify_all()
 
     # Below runs in the lane's own thread.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -44,11 +45,11 @@ ANSWER_SECONDS = 0.005
 DEVICE_WAIT_SECONDS = 0.004
 _DEFAULT_PASSES = 2  # full passes that wait, in the promise that is given where none was requested
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
-_NICE_STEP = 1.25
+_NICE_STEP, _MOST_NICE = 1.25, 19
 # Of workers for queries: who answers and refuses requests comes first, else requests wait unread where cores are short.
 QUERY_NICENESS = 4
 LEAST_SHARE, MOST_SHARE = 0.035, 0.5
-_FAST_ENOUGH = 0.9  # of the tokens per second of the largest pass: a larger K has a longer promise
+_FAST_ENOUGH = 0.8  # of the tokens per second of the largest pass: a larger K has a longer promise
 _ROUNDS, _ENOUGH_SECONDS, _MOST_SECONDS = 3, 5.0, 20.0
 _WORDS = ((6, 10), (60, 100), (6, 40))  # of titles, of paragraphs, and of texts of many lengths
 _TEXTS = 64
@@ -162,11 +163,22 @@ def pass_sizes(saturation_tokens: int, longest_text: int) -> list[int]:
     return sorted({max(round(share * saturation_tokens), longest_text) for share in (1 / 16, 1 / 4, 1)})
 
 
-def full_pass(envelope: tuple[float, float], least: int, most: int) -> int:
-    """K: tokens of the smallest pass, from `least` to `most`, that encodes nearly as many per second as the largest."""
-    pass_seconds, token_seconds = envelope
-    wanted = _FAST_ENOUGH * most / max(1e-12, pass_seconds + token_seconds * most)  # tokens per second
-    return min(max(least, math.ceil(wanted * pass_seconds / (1 - wanted * token_seconds))), max(least, most))
+def full_pass(passes: Sequence[tuple[int, float]], least: int) -> int:
+    """K: tokens of the smallest pass, of at least so many, that encodes nearly as many per second as the largest one.
+
+    It follows from a line through the fastest passes of each size: one that was late by chance would make it larger.
+    """
+    fastest = dict[int, float]()
+    for tokens, seconds in passes:
+        fastest[tokens] = min(max(seconds, 1e-9), fastest.get(tokens, math.inf))
+    tokens, seconds = np.array([*fastest.items()], float).T
+    if len(fastest) == 1:
+        return least
+    token_seconds, pass_seconds = np.polyfit(tokens, seconds, 1, w=1 / seconds)
+    most = tokens.max()
+    wanted = _FAST_ENOUGH * most / max(1e-9, pass_seconds + token_seconds * most)  # tokens per second
+    full = wanted * pass_seconds / max(1e-9, 1 - wanted * token_seconds)
+    return math.ceil(np.clip(full, least, max(least, most)))
 
 
 def time_passes(
@@ -240,7 +252,9 @@ def kept_share(devices: str, bulk_share: float) -> float:
     most = max(workers.values())  # that encode documents on one card
     if device_kind(next(iter(workers))) == "cuda":
         return most / (most + 1)
-    return 1 / (1 + _NICE_STEP ** (bulk_niceness(bulk_share) - QUERY_NICENESS))
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    documents, queries = (min(_MOST_NICE, own + more) for more in (bulk_niceness(bulk_share), QUERY_NICENESS))
+    return 1 / (1 + _NICE_STEP ** (documents - queries))
 
 
 def bulk_niceness(bulk_share: float) -> int:
@@ -251,7 +265,7 @@ def bulk_niceness(bulk_share: float) -> int:
     """
     if not LEAST_SHARE <= bulk_share <= MOST_SHARE:
         raise ConfigError(
-            f"bulk_share, the share of bulk work, is {LEAST_SHARE:g} (the least that the scheduler gives) to "
+            f"bulk_share, the share of bulk work, is {LEAST_SHARE:g} (less, the scheduler does not give) to "
             f"{MOST_SHARE:g}, not {bulk_share:g}"
         )
-    return QUERY_NICENESS + int(math.log((1 - bulk_share) / bulk_share) / math.log(_NICE_STEP))
+    return QUERY_NICENESS + int(math.log((1 - bulk_share) / bulk_share, _NICE_STEP) + 1e-9)

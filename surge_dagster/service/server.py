@@ -32,7 +32,8 @@ from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
 _BACKLOG = 2048
-READ_AT_ONCE = 8  # clients, each of which may take two milliseconds on a busy machine
+CLIENTS_PER_TURN = 8  # each of which may take two milliseconds on a busy machine
+_PIPELINED = 64  # requests of a connection that wait for the answers before theirs
 _SWITCH_SECONDS = 0.0005  # in which a lane gets its turn from a thread that answers requests
 _ANSWERING_SECONDS = 3.0  # of the time to drain, for the answers to requests that are given up
 
@@ -50,7 +51,8 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
     """
     app = service_app(spaces, settings)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else a query waits for threads that count tokens of documents
+    # Else a query waits for threads that count tokens of documents.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else a thousand idle clients keep others out
     with bound_socket(settings) as listener, spaces, _run_listener(spaces, settings, say) as runs:
@@ -151,11 +153,11 @@ class ReadsInTurns(selectors.EpollSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = list[tuple[selectors.SelectorKey, int]]()
-        for descriptor, events in self._epoll.poll(timeout, READ_AT_ONCE):
-            key = self.get_key(descriptor)
+        for descriptor, events in self._epoll.poll(timeout, CLIENTS_PER_TURN):
             can_read = selectors.EVENT_READ if events & ~select.EPOLLOUT else 0
             can_write = selectors.EVENT_WRITE if events & ~select.EPOLLIN else 0
-            ready.append((key, (can_read | can_write) & key.events))
+            if (key := self.get_map().get(descriptor)) is not None:
+                ready.append((key, (can_read | can_write) & key.events))
         return ready
 
 
@@ -174,7 +176,7 @@ class ServiceServer(uvicorn.Server):
             log_level="error",  # a client could write any number of warnings
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=CLIENTS_PER_TURN,  # so many are accepted in a turn
             timeout_keep_alive=settings.idle_seconds,
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         )
@@ -188,6 +190,11 @@ class ServiceServer(uvicorn.Server):
         # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = self._app.state.draining = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         giving_up = asyncio.get_running_loop().call_later(self._waiting_seconds, self._app.state.give_up)
@@ -203,7 +210,6 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
         """
 
         _overhead = 0  # bytes of the request beside those of its body, less an eighth of these
-        _is_between = False  # two requests
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -211,15 +217,18 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
 
         def _look(self, before: tuple[Any, int] | None) -> None:
             state = self.cycle, self.transport.get_write_buffer_size()
-            is_asking = not self._is_between and (self.cycle is None or self.cycle.response_complete)
-            is_waiting = is_asking or self.flow.write_paused
+            is_between = self.timeout_keep_alive_task is not None  # two requests: uvicorn ends it
+            is_asking = not is_between and (self.cycle is None or self.cycle.response_complete)
+            is_waiting = is_asking or state[1] > 0
             if is_waiting and state == before:
                 self.transport.abort()
             else:
                 self._next_look = self.loop.call_later(settings.header_seconds, self._look, state)
 
         def data_received(self, data: bytes) -> None:
-            self._is_between = False
+            if self.timeout_keep_alive_task is not None:  # the time for the headers begins
+                self._next_look.cancel()
+                self._look(None)
             while data:
                 self._overhead += len(data)
                 self._received, self._again = data, b""
@@ -231,7 +240,10 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
         def send_400_response(self, msg: str) -> None:
             if not self.transport.is_closing():
                 most = f"{settings.max_header_bytes:,} bytes and an eighth of its body"
-                super().send_400_response(f"No HTTP request, or its headers and chunk sizes have more than {most}.")
+                too_many = f"{_PIPELINED} of this connection wait before it"
+                super().send_400_response(
+                    f"No HTTP request, its headers and chunk sizes have more than {most}, or {too_many}."
+                )
 
         def _should_upgrade(self) -> bool:
             return any(name == b"upgrade" for name, _ in self.headers)
@@ -250,7 +262,8 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size > settings.max_header_bytes:  # also where they came with the end of another request
+            # Also where they came with the end of another request.
+            if size > settings.max_header_bytes or len(self.pipeline) >= _PIPELINED:
                 raise ValueError  # which is answered with 400
             super().on_headers_complete()
 
@@ -259,7 +272,7 @@ def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
             super().on_body(body)
 
         def on_message_complete(self) -> None:
-            self._overhead, self._is_between = 0, True
+            self._overhead = 0
             self.scope.setdefault("state", {})["received_at"] = time.monotonic()
             super().on_message_complete()
 

@@ -18,7 +18,7 @@ class ServiceSettings:
         batches: folder for files and batches; without one there are none.
         max_file_bytes: of an uploaded file.
         header_seconds: time for the headers of a request, and for a client that reads none of its answer.
-        idle_seconds: between two requests of a connection; proxies keep one for 60, so none is closed as it is used.
+        idle_seconds: between two requests of a connection; longer than the 60 s of nginx, which else used a closed one.
         body_seconds: time for the body of a request; an uploaded file has as much more as it may be larger.
         max_waiting_bytes: of bodies of requests to a base URL that have no answer yet.
         drain_seconds: time after SIGTERM for the answers to requests that were accepted.

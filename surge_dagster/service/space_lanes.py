@@ -170,7 +170,7 @@ class SpaceLanes:
         with busy_thread():
             passes = time_passes(encode, count, sizes, longest_text)
         envelope = upper_envelope(passes)
-        most = full_pass(envelope, sizes[0], max(tokens for tokens, _ in passes))
+        most = full_pass(passes, sizes[0])
         share, wanted = kept_share(pool.all_devices, self._settings.bulk_share), self._settings.promised_seconds
         promise = Promise(*envelope, most, DEVICE_WAIT_SECONDS, share, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:

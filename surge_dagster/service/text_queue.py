@@ -26,7 +26,7 @@ class Encoded:
     truncated: np.ndarray
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """A request that is not answered yet.
 

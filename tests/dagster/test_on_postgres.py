@@ -6,7 +6,8 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-import sqlalchemy
+import sqlalchemy.event
+import sqlalchemy.pool
 import yaml
 
 from tests.dagster.conftest import ROOT, Workbench

@@ -63,6 +63,12 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def only_connection(service: Running) -> Any:
+    """What the service keeps of its only client."""
+    wait_until(lambda: len(service.server.server_state.connections) == 1)
+    return next(iter(service.server.server_state.connections))
+
+
 def read_answer(client: socket.socket) -> HTTPResponse:
     """The next answer, whose body was received."""
     answer = HTTPResponse(client)

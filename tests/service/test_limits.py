@@ -17,7 +17,7 @@ import pytest
 
 from surge_dagster.service import app as app_module
 from tests.service.fake_spaces import FakeSpaces
-from tests.service.running import Running, connected, read_all, read_answer, running, wait_until
+from tests.service.running import Running, connected, only_connection, read_all, read_answer, running, wait_until
 
 LIMIT = 2_000
 GOOD = b'{"model":"current","input":"red"}'
@@ -227,7 +227,7 @@ def test_headers_over_the_limit_are_refused(service: Running, before: bytes, aft
 def test_headers_over_the_limit_are_refused_behind_another_request_too(service: Running) -> None:
     with connected(service.url) as client:
         client.sendall(sized(GOOD) + HEAD + b"X-Filler: " + b"x" * 5_000 + b"\r\n\r\n")
-        assert read_all(client).endswith(b"an eighth of its body.")
+        assert read_all(client).endswith(b"or 64 of this connection wait before it.")
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,59 @@ def test_connection_between_two_requests_is_kept_and_ended_when_the_next_one_doe
         assert read_all(begun) == b""
         client.sendall(sized(GOOD))
         assert read_answer(client).status == 200
+
+
+@pytest.mark.parametrize("path", [b"/nowhere", b"/v1/embeddings"])
+def test_connection_whose_body_came_after_its_answer_is_ended(service: Running, path: bytes) -> None:
+    with connected(service.url) as client:
+        client.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n" % path)
+        assert read_answer(client).status in (404, 415)
+        client.sendall(b"0123456789")
+        assert read_all(client) == b""
+
+
+def test_idle_connection_is_ended_after_its_time(service: Running) -> None:
+    with connected(service.url) as client:
+        client.sendall(sized(GOOD))
+        assert read_answer(client).status == 200
+        connection = only_connection(service)
+        wait_until(lambda: connection.timeout_keep_alive_task is not None)
+        assert connection.timeout_keep_alive == 1
+        assert read_all(client) == b""
+
+
+def test_time_for_the_headers_begins_with_their_first_byte() -> None:
+    with running(FakeSpaces().as_served()) as service, connected(service.url) as client:
+        client.sendall(sized(GOOD))
+        assert read_answer(client).status == 200
+        connection = only_connection(service)
+        wait_until(lambda: connection.timeout_keep_alive_task is not None)
+        before = connection._next_look.when()
+        client.sendall(HEAD[:10])
+        wait_until(lambda: connection.timeout_keep_alive_task is None)
+        assert connection._next_look.when() > before
+
+
+def test_client_that_leaves_a_small_answer_unread_is_ended() -> None:
+    body = json.dumps({"model": "current", "input": ["a"] * 40}).encode()
+    with running(FakeSpaces().as_served(), header_seconds=2) as service, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)  # before it connects, which tells the server
+        host, _, port = service.url.removeprefix("http://").partition(":")
+        client.connect((host, int(port)))
+        client.sendall(sized(body)[:100])
+        connections = service.server.server_state.connections
+        connection = only_connection(service)
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2_048)
+        client.sendall(sized(body)[100:])
+        wait_until(lambda: connection.transport.get_write_buffer_size() > 0)
+        assert not connection.flow.write_paused
+        wait_until(lambda: not connections)
+
+
+def test_requests_that_wait_behind_others_of_their_connection_are_bounded(service: Running) -> None:
+    with connected(service.url) as client:
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000)
+        assert 0 < read_all(client).count(b"HTTP/1.1 ") < 100
 
 
 def test_client_that_reads_no_answer_is_ended() -> None:

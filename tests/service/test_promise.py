@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError
@@ -90,22 +90,30 @@ def test_passes_are_timed_at_three_sizes_and_no_smaller_than_a_text() -> None:
     assert (SIZES, pass_sizes(4_000, 512)) == ([250, 1_000, 4_000], [512, 1_000, 4_000])
 
 
-@given(st.floats(0, 1), st.floats(1e-6, 1e-2), st.integers(1, 500), st.integers(500, 5_000))
+@given(st.floats(0, 1), st.floats(1e-6, 1e-2), st.integers(1, 500), st.lists(st.integers(1, 5_000), min_size=2))
 def test_full_pass_is_the_smallest_that_is_nearly_as_fast_as_the_largest(
-    pass_seconds: float, token_seconds: float, least: int, most: int
+    pass_seconds: float, token_seconds: float, least: int, sizes: list[int]
 ) -> None:
     def rate(tokens: int) -> float:
         return tokens / (pass_seconds + token_seconds * tokens)
 
-    tokens = full_pass((pass_seconds, token_seconds), least, most)
-    assert least <= tokens <= most
-    assert rate(tokens) >= 0.9 * rate(most) * (1 - 1e-9)
-    assert tokens == least or rate(tokens - 1) < 0.9 * rate(most) * (1 + 1e-9)
+    assume(len(set(sizes)) > 1)
+    tokens = full_pass([(size, size / rate(size)) for size in sizes], least)
+    assert least <= tokens <= max(least, *sizes)
+    assert tokens >= max(sizes) or rate(tokens) >= 0.8 * rate(max(sizes)) * (1 - 1e-6)
+    assert tokens == least or rate(tokens - 1) < 0.8 * rate(max(sizes)) * (1 + 1e-6)
+
+
+def test_one_pass_that_was_late_makes_no_full_pass_larger() -> None:
+    rounds = [(tokens, 0.003 + 2e-4 * tokens) for tokens in (250, 256, 1_000, 1_020, 4_000, 4_090)] * 3
+    for late in range(len(rounds)):
+        passes = [(tokens, seconds + 0.4 * (place == late)) for place, (tokens, seconds) in enumerate(rounds)]
+        assert full_pass(passes, 256) == full_pass(rounds, 256)
 
 
 def test_full_pass_of_a_model_that_was_timed_with_less_or_takes_no_time_has_the_least() -> None:
-    assert full_pass((0.1, 0.001), 250, 240) == 250
-    assert full_pass((0.0, 0.0), 250, 4_000) == 250
+    assert full_pass([(240, 0.3), (200, 0.25)], 250) == full_pass([(240, 0.3)], 250) == 250
+    assert full_pass([(100, 0.0), (100, 0.0)], 50) == 50
 
 
 class Encoding:
@@ -146,7 +154,21 @@ def test_slow_model_is_timed_in_fewer_and_smaller_passes() -> None:
 def test_bulk_work_keeps_its_share_of_a_core_beside_queries_or_a_little_more(share: float) -> None:
     steps = bulk_niceness(share) - QUERY_NICENESS
     assert 0 <= steps <= 19 - QUERY_NICENESS, "19 is the most that the kernel knows"
-    assert share * (1 - 1e-9) <= kept_share("cpu", share) == 1 / (1 + 1.25**steps) < 1.25 * share
+    assert share * (1 - 1e-9) <= 1 / (1 + 1.25**steps) < 1.25 * share
+
+
+@pytest.mark.parametrize(("own", "steps"), [(0, 9), (6, 9), (10, 5), (15, 0)])
+def test_share_of_bulk_work_is_what_a_service_of_some_niceness_leaves_it(
+    own: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getpriority", lambda *_: own)
+    assert bulk_niceness(0.1) - QUERY_NICENESS == 9
+    assert kept_share("cpu", 0.1) == 1 / (1 + 1.25**steps)
+
+
+@pytest.mark.parametrize("steps", range(1, 15))
+def test_share_that_a_step_of_niceness_gives_is_met_by_that_step(steps: int) -> None:
+    assert bulk_niceness(1 / (1 + 1.25**steps)) == QUERY_NICENESS + steps
 
 
 @pytest.mark.parametrize("share", [0.034, 0.51, math.nan])

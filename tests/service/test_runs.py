@@ -186,13 +186,16 @@ def test_run_that_reads_nothing_keeps_no_other_waiting(
     with remote_pool(path) as other, filled_slot(other, ["another run"]) as slot:
         assert other.submit(slot).result(30) is not None
     client.socket.close()
+    until(lambda: not pool.dispatcher()._schedule.jobs)
 
 
 def test_client_that_ends_leaves_its_memory_and_its_work(service: tuple[Path, EncoderPool], tmp_path: Path) -> None:
     path, pool = service
     client = Client(path, pool)
+    [worker] = pool.dispatcher()._workers.values()
+    until(lambda: not worker.assigned)  # of the runs before
     client.encode([f"wait {tmp_path / 'gate'}"])
-    until(lambda: pool.dispatcher()._schedule.jobs)
+    until(lambda: worker.assigned)
     texts = ["another run", "has two texts"]
     with remote_pool(path) as other, filled_slot(other, texts) as slot:
         call = other.submit(slot)

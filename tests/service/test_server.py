@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import resource
 import selectors
@@ -19,10 +20,10 @@ from queue import SimpleQueue
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.server import READ_AT_ONCE, ReadsInTurns, ServiceServer, bound_socket, run_service
+from surge_dagster.service.server import CLIENTS_PER_TURN, ReadsInTurns, ServiceServer, bound_socket, run_service
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces
-from tests.service.running import connected, read_all, running
+from tests.service.running import connected, only_connection, read_all, running
 
 BODY = b'{"model":"current","input":"red"}'
 REQUEST = (
@@ -88,6 +89,9 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     spaces, said, path = FakeSpaces(), SimpleQueue[str](), tmp_path / "socket"
     chosen = ServiceSettings(uds=path, run_socket=tmp_path / "runs")
     monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
+    frozen = list[list[str]]()
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(list(spaces.calls)))
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     thread = threading.Thread(target=run_service, args=(spaces.as_served(), chosen, said.put))
     thread.start()
     assert said.get(timeout=60) == f"{spaces.only.space.name} (current): 16 dimensions, queries within 25 ms"
@@ -100,7 +104,8 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     servers.get(timeout=60).handle_exit(signal.SIGTERM, None)
     thread.join()
     assert said.get(timeout=60) == "stopped"
-    assert spaces.calls == ["start", "close"]
+    assert spaces.calls == ["start", "close"] and frozen == [["start"]]
+    assert os.environ.pop("TOKENIZERS_PARALLELISM") == "false"
 
 
 def test_service_may_open_as_many_descriptors_as_the_system_lets_it() -> None:
@@ -180,7 +185,7 @@ def test_what_waits_when_the_drain_ends_is_told_to_come_back() -> None:
 
 def test_what_is_ready_waits_for_few_clients_and_each_client_has_its_turn() -> None:
     """Also beside clients who send without end."""
-    clients, reads, reads_before_the_answer = 5 * READ_AT_ONCE, Counter[int](), list[int]()
+    clients, reads, reads_before_the_answer = 5 * CLIENTS_PER_TURN, Counter[int](), list[int]()
     with ExitStack() as held:
         loop = asyncio.SelectorEventLoop(ReadsInTurns())
         held.callback(loop.close)
@@ -205,11 +210,11 @@ def test_what_is_ready_waits_for_few_clients_and_each_client_has_its_turn() -> N
             other.send(b"never read, so it stays ready")
             loop.add_reader(one, read, number)
         loop.run_forever()
-    assert reads_before_the_answer[0] <= 5 * READ_AT_ONCE - 1
+    assert reads_before_the_answer[0] <= 5 * CLIENTS_PER_TURN - 1
     assert max(reads.values()) - min(reads.values()) <= 1
 
 
-def test_event_loop_that_reads_in_turns_waits_for_what_it_was_asked_to_wait_for() -> None:
+def test_turns_of_clients_say_whether_they_can_be_read_and_written() -> None:
     loop = asyncio.SelectorEventLoop(selector := ReadsInTurns())
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -224,10 +229,12 @@ def test_event_loop_that_reads_in_turns_waits_for_what_it_was_asked_to_wait_for(
     assert loop.is_closed()
 
 
-def test_small_answers_are_sent_at_once() -> None:
+def test_service_reads_from_few_clients_in_a_turn_and_sends_small_answers_without_delay() -> None:
+    assert CLIENTS_PER_TURN <= 8
     with running(FakeSpaces().as_served()) as service, connected(service.url) as client:
         client.sendall(REQUEST)
         assert client.recv(12) == b"HTTP/1.1 200"
-        [connection] = service.server.server_state.connections
+        connection = only_connection(service)
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert isinstance(connection.loop._selector, ReadsInTurns)
