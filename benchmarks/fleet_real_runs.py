@@ -27,7 +27,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch, within
+from surge_dagster.engine.sources.partition import Partition, RowBatch, within
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.shards import Stretch, cut
 
@@ -104,11 +104,7 @@ def _real_shards(runs: PacedRuns) -> float:
             except queue.Empty:
                 return
             partitions = [runs.catalog[key] for key in stretch.keys]
-            ranges = []
-            if stretch.part is not None:
-                start, stop, version = stretch.part
-                ranges = [PartitionRange(stretch.keys[0], version, start, stop)]
-            run = runs.new_run(partitions, pool, ranges=ranges)
+            run = runs.new_run(partitions, pool, ranges=[stretch.part] if stretch.part else [])
             for _ in run.events():
                 pass
             with lock:

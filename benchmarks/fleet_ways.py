@@ -8,7 +8,6 @@ from statistics import fmean
 
 from benchmarks.fleet_simulation import Fleet, Machine, Task
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
-from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.orchestration import shards
 
 SENSOR_SECONDS = 5.0  # of `lost_runs`
@@ -142,15 +141,9 @@ class ShardWay(Fleet):
         least = round(self.least_seconds * fmean(self.speeds))
         keys = list(self.catalog.partitions)
         for number, shard in enumerate(shards.cut(keys, self.catalog.partitions, self.count, least)):
-            run = number, Stretch(tuple(shard.keys), shard.weight, ranges=self._ranges(shard))
+            run = number, Stretch(tuple(shard.keys), shard.weight, ranges=(shard.part,) if shard.part else ())
             self.at(self.listing + (number + 1) * self.costs.enqueue_seconds, lambda run=run: self._enqueue(run))
         self.at(self.costs.dequeue_seconds, self._dequeue)
-
-    def _ranges(self, shard: shards.Stretch) -> tuple[PartitionRange, ...]:
-        if shard.part is None:
-            return ()
-        start, stop, version = shard.part
-        return (PartitionRange(shard.keys[0], version, start, stop),)
 
     def under_way(self) -> bool:
         return False

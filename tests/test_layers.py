@@ -57,17 +57,17 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_651,
+    "orchestration": 3_658,
     "event_storage": 90,
     "resources": 370,
     "service": 3_968,
-    "cluster": 1_080,
+    "cluster": 1_078,
     "config": 706,
     "consumers": 930,
     "engine.derived": 710,
     "engine.feed": 740,
     "engine.inference": 1_522,
-    "engine.plan": 1_315,
+    "engine.plan": 1_300,
     "engine.readers": 625,
     "engine.remote": 500,
     "engine.tables": 1_480,
@@ -186,9 +186,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_723
-    assert lines_of(ROOT / "tests") <= 45_613
-    assert lines_of(ROOT / "benchmarks") <= 7_817  # 1,180 of them simulate fleets
+    assert product <= 37_717
+    assert lines_of(ROOT / "tests") <= 45_625
+    assert lines_of(ROOT / "benchmarks") <= 7_806  # 1,180 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from surge_dagster.engine.plan.ranges import near_border
+from surge_dagster.engine.plan.ranges import range_from
 from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
@@ -124,20 +124,18 @@ class Stretches:
         count = max(1, round((rows - start) * most / weight))
         if not start and not (is_long and can_divide and count < rows):
             return None
-        stop = rows
-        if is_long:
-            groups = self._row_groups.setdefault(key, () if start else partition.borders())
-            stop = min(rows, near_border(groups, start + count, count))
-        taken = weight if stop == rows else weight * (stop - start) // (rows - start)
+        groups = self._row_groups.setdefault(key, () if start else partition.borders())
+        part = range_from(partition, start, count if is_long else rows - start, groups)
+        taken = weight if part.stop == rows else weight * (part.stop - start) // (rows - start)
         self._left.pop()
         self._left_weight -= taken
         self._ranges_under_way[key] += 1
-        if stop < rows:
-            self._weights[key], self._next_rows[key] = weight - taken, stop
+        if part.stop < rows:
+            self._weights[key], self._next_rows[key] = weight - taken, part.stop
             self._left.append(key)
         else:
             self._next_rows.pop(key, None)
-        return Stretch((key,), taken, ranges=(PartitionRange(key, partition.source_version, start, stop),))
+        return Stretch((key,), taken, ranges=(part,))
 
     def end_range(self, key: str) -> None:
         """A range of a partition is staged; after the last one the partition is handed out as a whole."""

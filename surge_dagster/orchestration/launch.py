@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Status
+from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
@@ -61,18 +62,22 @@ class Unattended:
         expected_settings: it refuses others, see `settings_of_vectors`; None where they could not be known.
         removed_partitions: what it does about partitions removed from the source; None leaves them.
         shards: machines that share the work, and with it the database of Dagster.
-        part: of the only partition, the rows from here to there that it encodes, in this source version; None for all.
+        part: of the only partition, the rows that it encodes; None for all.
     """
 
     expected_space: str | None = None
     expected_settings: str | None = None
     removed_partitions: Literal["report", "delete"] | None = None
     shards: int = 1
-    part: tuple[int, int, str] | None = None
+    part: PartitionRange | None = None
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Self | None:
-        return cls(**json.loads(tags[_UNATTENDED_TAG])) if _UNATTENDED_TAG in tags else None
+        if _UNATTENDED_TAG not in tags:
+            return None
+        values = json.loads(tags[_UNATTENDED_TAG])
+        part = values.get("part")
+        return cls(**values | {"part": PartitionRange(**part) if part else None})
 
     @property
     def tags(self) -> dict[str, str]:

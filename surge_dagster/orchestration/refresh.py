@@ -185,8 +185,8 @@ class Refresh:
         """The rows of the only partition that this run encodes; [] for all. Other runs encode the others."""
         if self._unattended is None or self._unattended.part is None:
             return []
-        start, stop, version = self._unattended.part  # the run refuses another version, until it is divided anew
-        ranges = [PartitionRange(each.key, version, start, stop) for each in todo if each.read_range is not None]
+        part = self._unattended.part  # the run refuses another version, until it is divided anew
+        ranges = [part for each in todo if each.key == part.key and each.read_range is not None]
         self._outcome.in_part = {rows.key for rows in ranges}
         return ranges
 

@@ -20,9 +20,9 @@ import dagster as dg
 from surge_dagster.config.settings import PRIORITY_TAG, Settings
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.plan.ranges import divide
+from surge_dagster.engine.plan.ranges import range_from
 from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.orchestration.active_runs import Held
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.discovery import known_space, list_catalog, states_of_unfinished
@@ -52,7 +52,7 @@ class Stretch:
 
     keys: list[str]
     weight: int
-    part: tuple[int, int, str] | None = None
+    part: PartitionRange | None = None
 
 
 def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, least: int) -> list[Stretch]:
@@ -75,12 +75,14 @@ def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int, l
             size = _stretch_size(left, shards, least)
 
     for key, weight in zip(keys, weights, strict=True):
-        if shards > 1 and weight >= _DIVIDED * size and (ranges := divide(partitions[key], weight // least)):
-            of_range, version = weight // len(ranges), partitions[key].source_version
-            while ranges:
-                taken = ranges[: max(1, size // of_range)]
-                add(Stretch([key], of_range * len(taken), (taken[0].start, taken[-1].stop, version)))
-                ranges = ranges[len(taken) :]
+        partition, start = partitions[key], 0
+        rows = partition.rows or 0
+        if shards > 1 and weight >= _DIVIDED * size and rows > 1 and partition.read_range is not None:
+            groups = partition.borders()
+            while start < rows:
+                part = range_from(partition, start, max(1, round(rows * size / weight)), groups)
+                add(Stretch([key], weight * (part.stop - start) // rows, part))
+                start = part.stop
             continue
         if stretch and held + weight // 2 > size:
             add(Stretch(stretch, held))
@@ -165,7 +167,7 @@ def refresh_requests(
     return [
         dg.RunRequest(
             # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
-            run_key=hashlib.sha256("\n".join([*stretch.keys, str(stretch.part)]).encode()).hexdigest(),
+            run_key=hashlib.sha256("\n".join([*stretch.keys, repr(stretch.part)]).encode()).hexdigest(),
             run_config=config_of(names.refresh_op, {"keys": stretch.keys}),
             tags=replace(first if number == 1 else others, part=stretch.part).tags
             | shard_tags(number, len(stretches), settings.run_tags),

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.orchestration import shards
 from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested, shown
@@ -74,15 +74,23 @@ def test_partition_of_several_stretches_is_divided_where_its_rows_can_be_read_ap
     partitions = {key: partition(key, 36_000_000 if key == "c" else 1_000_000) for key in "abcde"}
     partitions["c"] = replace(partitions["c"], rows=1_000, read_range=lambda start, stop: iter(()))
     divided = shards.cut(list(partitions), partitions, 4, 1)
-    parts = sorted((shard.part, shard.weight) for shard in divided if shard.part)
+    parts = sorted(((shard.part, shard.weight) for shard in divided if shard.part), key=lambda each: each[0].start)
     assert {shard.keys[0] for shard in divided if shard.part} == {"c"}
-    assert [part[0] for part, _ in parts] == [0, *(part[1] for part, _ in parts[:-1])] and parts[-1][0][1] == 1_000
-    assert {part[2] for part, _ in parts} == {"v1"}
+    assert_cover([part for part, _ in parts], 1_000)
+    assert {(part.key, part.source_version) for part, _ in parts} == {("c", "v1")}
     assert [weight for _, weight in parts] == sorted([weight for _, weight in parts], reverse=True), "they shrink"
     assert parts[0][1] > 4 * parts[-1][1] and len(parts) < 40
     assert sorted(key for shard in divided if not shard.part for key in shard.keys) == list("abde")
     assert max(shard.weight for shard in divided) <= sum(map(weight_of, partitions.values())) / 8
     assert [shard.part for shard in shards.cut(list(partitions), partitions, 1, 1)] == [None]
+    for lacks in ("rows", "read_range"):
+        whole = partitions | {"c": replace(partitions["c"], **{lacks: None})}
+        assert not any(shard.part for shard in shards.cut(list(whole), whole, 4, 1)), lacks
+
+
+def assert_cover(parts: Iterable[PartitionRange], rows: int) -> None:
+    ordered = sorted(parts, key=lambda part: part.start)
+    assert [part.start for part in ordered] == [0, *(part.stop for part in ordered[:-1])] and ordered[-1].stop == rows
 
 
 def efficiency(weights: Sequence[int], speeds: Sequence[float]) -> float:
@@ -159,13 +167,13 @@ def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workb
     bench.settings["shards"] = 3
     bench.fill("ab", 3)
     rows = numbered_rows("giant", 3_000)
-    write_rows(partition_folder(bench.catalog, "giant") / "part-0.parquet", rows, row_group_size=300)
+    write_rows(partition_folder(bench.catalog, "giant") / "part-0.parquet", rows, row_group_size=50)
     found = bench.tick()
     all_parts = [unattended.part for request in found.run_requests or () if (unattended := Unattended.of(request.tags))]
     parts = [part for part in all_parts if part]
     assert len(parts) >= 3
-    borders = sorted(part[:2] for part in parts)
-    assert [start for start, _ in borders] == [0, *(stop for _, stop in borders[:-1])] and borders[-1][1] == 3_000
+    assert_cover(parts, 3_000)
+    assert {part.start % 50 for part in parts} == {0}, "row groups are read once"
     assert sorted({key for keys in requested(found) for key in keys}) == ["a", "b", "giant"]
     ran = [run for run, part in zip(bench.launch(found), all_parts, strict=True) if part]
     assert all(run.success for run in ran)
