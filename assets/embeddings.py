@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from surge_dagster.assets.catalog_check import repeat_checks
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
@@ -33,6 +34,7 @@ from surge_dagster.orchestration.refresh import Refresh
 from surge_dagster.resources import CatalogSource
 from surge_dagster.resources.upstream_asset import asset_key
 
+_PASSING = EncoderError, TransientError, OperationalError, InterfaceError  # the last two of Dagster's own database
 _RETRIES = 2
 _RETRY_SECONDS = 5
 
@@ -170,8 +172,9 @@ class _Attempts:
         except Exception as error:
             for failure in outcome.report.partitions_failed:  # also those whose events the run has not received
                 outcome.fail(failure)
-            if isinstance(error, EncoderError | TransientError):
-                context.log.error(str(error))
+            if isinstance(error, _PASSING):
+                with suppress(Exception):  # Dagster stores log lines where it stores events
+                    context.log.error(str(error))
                 if _may_retry(context):
                     raise self._retry(context, outcome) from error
             outcome.ended_by = error

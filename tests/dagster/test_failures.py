@@ -13,6 +13,7 @@ import pytest
 from dagster._core.execution.context.system import IPlanContext
 from dagster._core.execution.retries import RetryMode
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from sqlalchemy.exc import OperationalError
 
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -20,7 +21,7 @@ from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import active_runs
+from surge_dagster.orchestration import active_runs, refresh
 from surge_dagster.orchestration.failures import table_of_failures
 from surge_dagster.orchestration.outcome import Outcome
 from tests.dagster.conftest import NAMES, Workbench, requested, shown, when_footers_are_checked
@@ -199,6 +200,25 @@ def test_failed_encoder_is_retried_and_published_files_are_kept(bench: Workbench
     gate.touch()
     again = bench.refresh()
     assert again.success and set(again.materialized()) == {"b"}
+
+
+def test_run_whose_database_restarts_is_retried_and_published_files_are_kept(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, away = refresh.report_readers_space, [True]
+
+    def ask_once(*given: Any) -> None:
+        if away:
+            away.clear()
+            raise OperationalError("SELECT 1", {}, Exception("server closed the connection unexpectedly"))
+        report(*given)
+
+    monkeypatch.setattr(refresh, "report_readers_space", ask_once)
+    bench.settings |= {"b_min": 1, "b_max": 50}
+    bench.fill("ab")
+    ran = bench.refresh()
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert set(ran.materialized()) == set("ab") and not away
 
 
 @pytest.mark.parametrize("force", [False, True])
