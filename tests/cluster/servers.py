@@ -6,12 +6,17 @@ import json
 import os
 import pwd
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster.hosts import ROOT, Host
 from tests.dagster.postgres_server import NoPostgres, postgres_programs
@@ -23,9 +28,14 @@ _USER, _DATA = "postgres", "/tmp/data"  # the server refuses to run as root
 
 @dataclass(frozen=True)
 class Bucket:
-    """An empty bucket on a host."""
+    """An empty bucket on a host.
+
+    Args:
+        words: for the server, see there.
+    """
 
     host: Host
+    words: tuple[str, ...] = ()
     url = f"s3://{BUCKET}/out"
 
     @property
@@ -45,10 +55,18 @@ class Bucket:
         return dict(re.findall(r"<Key>([^<]*)</Key>.*?<ETag>([^<]*)</ETag>", listing))
 
     def start(self) -> None:
-        command = (sys.executable, "-m", "tests.engine.store.object_server", self.host.address, _PORT)
+        command = (sys.executable, "-m", "tests.engine.store.object_server", self.host.address, _PORT, *self.words)
         server = self.host.popen(*command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
         assert server.stdout is not None
         assert server.stdout.readline() == f"{self.endpoint}\n"
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A folder for a database's socket, which all users reach."""
+    folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,15 @@ class Database:
         """End it as a crash does, and start it again."""
         self._do("pg_ctl", "stop", "-m", "immediate")
         self._begin()
+
+    def home(self, folder: Path, *, of_test: bool = False) -> Path:
+        """A DAGSTER_HOME with this database, of hosts or of the test."""
+        settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
+        del settings["event_log_storage"]
+        settings["storage"] = {"postgres": {"postgres_url": self.url_of_test if of_test else self.url}}
+        folder.mkdir()
+        (folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
+        return folder
 
     def _begin(self) -> None:
         options = f"-c listen_addresses={self.host.address} -c unix_socket_directories={self.socket}"

@@ -1,24 +1,28 @@
 """Runs over a Ray cluster whose hosts, links and drivers fail: every file verified, nothing lost, nothing doubled.
 
-All of them together kill 60 hosts and 15 drivers and cut 15 links.
+All of them together kill 60 hosts and 15 drivers, cut 15 links, and restart the database of Dagster's runs 10 times.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
-from tests.cluster.hosts import Host, hosts, parquet_files
-from tests.cluster.ray_hosts import MACHINE, RayHosts
-from tests.cluster.servers import Bucket
+from tests.cluster.hosts import ROOT, Host, hosts, parquet_files
+from tests.cluster.ray_hosts import MACHINE, MODEL, RayHosts
+from tests.cluster.servers import Bucket, Database, socket_folder
+from tests.dagster.conftest import NAMES
 from tests.extras import require
 from tests.service.lanes import until
 
@@ -77,6 +81,9 @@ class Production:
         self.version += 1
         build_synthetic_catalog(self.catalog, texts=self.texts, partitions=PARTITIONS, seed=self.version)
 
+    def begin(self) -> subprocess.Popen[str]:
+        return self.cluster.embedding(self.catalog, self.log)
+
     def drive(self) -> None:
         """Keep a driver at work: a killed one is followed by the next, one that has ended by one for newer texts."""
         if self._driver is not None and (code := self._driver.poll()) is not None:
@@ -86,7 +93,7 @@ class Production:
                 self.ended += 1
                 self.change()
         if self._driver is None:
-            self._driver = self.cluster.embedding(self.catalog, self.log)
+            self._driver = self.begin()
 
     def kill_driver(self) -> None:
         assert self._driver is not None
@@ -129,10 +136,38 @@ class Production:
         until(lambda: len(self.cluster.supervise()) == len(self.cluster.hosts))
         if self._driver is not None:
             self._driver.wait(300)
-        last = self.root / "last"
-        assert self.cluster.embedding(self.catalog, last).wait(300) == 0, last.read_text()
+        assert self.begin().wait(300) == 0, self.log.read_text()
         assert len(self.published()) == PARTITIONS, "one file each, and nothing staged is left"
         self.cluster.verify(self.catalog)
+
+
+@dataclass
+class NightlyRuns(Production):
+    """Whose drivers are runs of Dagster; one that fails is followed by the next.
+
+    Attributes:
+        env: of the runs, beside the cluster's.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def begin(self) -> subprocess.Popen[str]:
+        settings = {"source": self.catalog, "output": self.root / "output", "model": MODEL, "cluster": "auto"}
+        given = {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
+        command = (sys.executable, "-m", "tests.dagster.requested_run", NAMES.refresh_job)
+        with self.log.open("a") as log:
+            run = self.cluster.head.popen(
+                *command, env={**self.env, **given}, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+        assert run.stdin is not None
+        with run.stdin:
+            run.stdin.write(json.dumps({"run_config": {}, "tags": {}}))
+        return run
+
+    def drive(self) -> None:
+        if self._driver is not None and self._driver.poll() == 1:
+            self._driver = None
+        super().drive()
 
 
 def is_dead(cluster: RayHosts, host: Host) -> bool:
@@ -165,3 +200,25 @@ def test_partitions_survive_killed_hosts_cut_links_and_killed_drivers(tmp_path: 
                     production.until(partial(is_dead, cluster, victim))
                 victim.mend()
         production.end()
+
+
+@pytest.mark.parametrize("restarts", [10])
+def test_runs_of_dagster_over_a_cluster_survive_restarts_of_their_database(tmp_path: Path, restarts: int) -> None:
+    require("ray", "ray")
+    require("postgres", "psycopg2", "dagster_postgres")
+    with socket_folder() as sockets, hosts(4, tmp_path, sockets) as made:
+        database = Database(made[-1], sockets)
+        database.start()
+        cluster = RayHosts(made[:-1])
+        cluster.start()
+        env = {"DAGSTER_HOME": str(database.home(tmp_path / "hosts")), "PYTHONPATH": str(ROOT)}
+        production = NightlyRuns(cluster, None, tmp_path, texts=800_000, env=env)
+        production.change()
+        for _ in range(restarts):
+            production.until_more_is_published()
+            database.restart()
+        production.end()
+        keys = {path.name.removeprefix("partition=") for path in production.catalog.glob("partition=*")}
+        with dg.DagsterInstance.from_config(str(database.home(tmp_path / "test", of_test=True))) as instance:
+            assert instance.get_materialized_partitions(NAMES.embeddings) == keys
+            assert len(keys) == PARTITIONS

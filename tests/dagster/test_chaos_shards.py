@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -19,14 +17,13 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-import yaml
 
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.config.settings import PRIORITY_TAG
 from surge_dagster.orchestration.active_runs import PROCESS_TAG
 from surge_dagster.orchestration.names import LOST_RUNS
 from tests.cluster.hosts import ROOT, Host, hosts, parquet_files
-from tests.cluster.servers import Database
+from tests.cluster.servers import Database, socket_folder
 from tests.dagster.conftest import NAMES, Workbench, shown
 from tests.extras import require
 from tests.service.lanes import until
@@ -163,52 +160,35 @@ class Fleet:
         return found.is_finished
 
 
-@pytest.fixture
-def sockets() -> Iterator[Path]:
-    """A folder for the database's socket, which all users reach."""
-    folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_shards_survive_killed_hosts_cut_links_and_restarts_of_the_database(
-    bench: Workbench, sockets: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     require("postgres", "psycopg2", "dagster_postgres")
     # Shards of some thousand texts, so that each host has several.
     monkeypatch.setattr("surge_dagster.orchestration.shards.bytes_per_minute", lambda *_: 1 << 16)
     rng = random.Random(seed)
-    with hosts(5, bench.root, sockets) as made:
+    with socket_folder() as sockets, hosts(5, bench.root, sockets) as made:
         *workers, base = made
         database = Database(base, sockets)
         database.start()
         bench.settings |= {"model": MODEL, "shards": len(workers)}
         settings = {"source": bench.catalog, "output": bench.output, **bench.settings}
         env = {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
-        home = home_on(database.url, bench.root / "hosts")
+        home = database.home(bench.root / "hosts")
         env |= {
             "DAGSTER_HOME": str(home),
             "PYTHONPATH": str(ROOT),
             "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS": "true",
         }
-        with dg.DagsterInstance.from_config(str(home_on(database.url_of_test, bench.root / "test"))) as bench.instance:
+        of_test = database.home(bench.root / "test", of_test=True)
+        with dg.DagsterInstance.from_config(str(of_test)) as bench.instance:
             fleet = Fleet(bench, workers, env)
             live_through(fleet, database, rng, rng.sample(FAULTS, len(FAULTS)))
             workers[0].run(
                 BIN / "surge-dagster", "verify", bench.catalog, bench.output, "--model", MODEL, "--reencode", "all"
             )
             assert_on_record(fleet)
-
-
-def home_on(url: str, home: Path) -> Path:
-    """A DAGSTER_HOME whose database is this one."""
-    settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
-    del settings["event_log_storage"]
-    settings["storage"] = {"postgres": {"postgres_url": url}}
-    home.mkdir()
-    (home / "dagster.yaml").write_text(yaml.safe_dump(settings))
-    return home
 
 
 def live_through(fleet: Fleet, database: Database, rng: random.Random, faults: list[str]) -> None:

@@ -122,6 +122,10 @@ def test_queued_shards_run_in_several_processes_and_survive_a_kill(
 
         runs = server.records()
         assert len(runs) == SHARDS + 1, "nothing was asked for twice"
+        [again] = [run for run in runs if run.id == retry]
+        assert again.started
+        before = [run.id for run in runs if run.started and again.created < run.started < again.started]
+        assert len(before) <= 1, "what a lost run had comes before all that waits; one may have been on its way"
         assert most_concurrent(runs) == SLOTS
         assert_no_key_in_two_active_runs(runs)
         assert_embedded_once(server, rows, runs)
