@@ -23,6 +23,7 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.version import __version__
 from tests.cluster.local_cluster import SPEC, FolderRuns, LocalCluster, SmallRuns, cluster_run
 from tests.engine.encoder.faulty_pools import no_leaks
@@ -438,6 +439,19 @@ def test_machines_are_requested_for_all_that_is_left_also_while_there_is_none(
     list(cluster_run(cluster, pool).events())
     assert_all_embedded(runs, pool)
     assert requested and requested[0] > 1, "not those of a run whose machines' speed is unknown"
+
+
+def test_store_that_ignores_conditions_of_writes_is_refused_before_a_machine_has_work(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(store: LocalStore, name: str) -> None:
+        raise ConfigError(f"a store that ignores conditions of writes, {store.location(name)}")
+
+    monkeypatch.setattr(LocalStore, "require_conditions", refuse)
+    cluster = LocalCluster(runs, ["a", "b"])
+    with pytest.raises(ConfigError, match="ignores conditions"):
+        list(cluster_run(cluster, pool).events())
+    assert not cluster.given and cluster.closed.is_set()
 
 
 def test_error_of_the_settings_ends_the_run(runs: SmallRuns, pool: EncoderPool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import hosts
 from tests.cluster.ray_hosts import RayHosts
+from tests.cluster.servers import Bucket
 from tests.extras import require
 from tests.service.lanes import until
 
@@ -82,6 +84,20 @@ def test_partition_whose_source_is_replaced_while_its_ranges_are_in_work_is_of_o
         embed(cluster, catalog)
         cluster.verify(catalog)
         assert not list(staged.rglob("*.parquet"))
+
+
+def test_bucket_that_ignores_conditions_of_writes_is_refused_at_the_start(catalog: Path) -> None:
+    require("ray", "ray")
+    with hosts(4, catalog.parent) as made:
+        bucket = Bucket(made[-1], ("ignoring-conditions",))
+        bucket.start()
+        cluster = RayHosts(made[:-1], bucket.url, bucket.env)
+        cluster.start()
+        log = catalog.parent / "log"
+        assert cluster.embedding(catalog, log).wait(200) == 2
+        told, as_json = log.read_text().splitlines()
+        assert "ignores conditions of writes" in told and told in f"error: {json.loads(as_json)['error']}"
+        assert bucket.objects() == {}
 
 
 def test_host_with_a_full_disk_harms_nothing(catalog: Path) -> None:

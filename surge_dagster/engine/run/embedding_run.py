@@ -215,8 +215,16 @@ class EmbeddingRun:
     def keep_tidy(self, fresh_keys: set[str]) -> None:
         """Make a space that the output has that of the settings, and remove what is staged of fresh partitions."""
         if self._is_known:
-            self._claim_space(self._pool.space)
+            self.begin_space()
             remove_staged(self._store, self.space.name, fresh_keys)
+
+    def begin_space(self, space: Space | None = None) -> None:
+        """Make the space that of the settings, also where it answers another request, and remove what the dead left."""
+        space = space or self._pool.space
+        keep_current(self._store, space)
+        self.space = claim_space(self._store, space, self._file_format, self._catalog)
+        sweep_orphan_files(self._store)
+        self._describe_space()
 
     def listed_outputs(self) -> OutputState:
         """The files of the run's space."""
@@ -270,7 +278,7 @@ class EmbeddingRun:
             machine_bytes=memory_bytes(),
             upload_bytes=store.upload_bytes,
         )
-        self._claim_space(replace(pool.space, tokenizer=started.tokenizer))
+        self.begin_space(replace(pool.space, tokenizer=started.tokenizer))
         report = self.report
         report.device, report.hardware, report.precision = pool.device, pool.hardware, started.precision
         report.encoder_notes = list(started.notes)
@@ -279,13 +287,6 @@ class EmbeddingRun:
         report.call_seconds = pool.costs.call_seconds
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)
         return RunMemory(bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop)
-
-    def _claim_space(self, space: Space) -> None:
-        """Make the space that of the settings, also where it answers another request, and remove what the dead left."""
-        keep_current(self._store, space)
-        self.space = claim_space(self._store, space, self._file_format, self._catalog)
-        sweep_orphan_files(self._store)
-        self._describe_space()
 
     def _describe_space(self) -> None:
         report, space = self.report, self.space

@@ -5,7 +5,8 @@ connection before or after the store has done its work, passes a part of an answ
 timeout.
 It also adds two things that moto leaves out: GCS's generations, and the refusal of a body that is too short.
 
-Usage, for a process of its own with an empty bucket: python -m tests.engine.store.object_server ADDRESS PORT
+Usage, for a process of its own with an empty bucket:
+  python -m tests.engine.store.object_server ADDRESS PORT [ignoring-conditions]
 """
 
 from __future__ import annotations
@@ -165,6 +166,7 @@ class ObjectServer:
         log: method, target and action of every request.
         before: called with the method and target of each request before it is handled.
         under_way: requests that are being handled, also those whose clients have disconnected.
+        ignores_conditions: of writes, as some stores do.
     """
 
     def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
@@ -173,7 +175,7 @@ class ObjectServer:
         self.injected: Counter[str] = Counter()
         self.log: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str], None] | None = None
-        self.under_way = 0
+        self.under_way, self.ignores_conditions = 0, False
         # Importing moto takes seconds, and few of the processes that collect tests need a server.
         import moto.s3.models
         from moto.moto_server.threaded_moto_server import ThreadedMotoServer
@@ -205,7 +207,7 @@ class ObjectServer:
 
     def reset(self) -> None:
         """Empty the bucket and stop breaking requests, after requests of disconnected clients have ended."""
-        self.plan = self.before = None
+        self.plan, self.before, self.ignores_conditions = None, None, False
         self.settle()
         self.injected.clear()
         self.log.clear()
@@ -320,6 +322,8 @@ class ObjectServer:
             headers["If-None-Match"] = "*"
         elif generation is not None:
             headers["If-Match"] = next((e for e, g in self._generations.items() if g == generation), '"none"')
+        if self.ignores_conditions and request.method == "PUT":
+            headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}
         lock = self._locks.setdefault(request.path, asyncio.Lock())
         async with lock if request.method in ("PUT", "POST") else contextlib.nullcontext():
             status, found, content = await self._ask(request.method, request.raw_path, headers, body)
@@ -362,5 +366,6 @@ def _cut(request: web.Request) -> None:
 if __name__ == "__main__":
     with ObjectServer(sys.argv[1], int(sys.argv[2])) as served:
         served.reset()
+        served.ignores_conditions = "ignoring-conditions" in sys.argv
         print(served.url, flush=True)
         threading.Event().wait()
