@@ -193,7 +193,7 @@ def drive(catalog: str, output: str, cluster: str) -> Document:
                 pass
             machines = {"0": {"begun": 0.0, "ended": run.report.wall_seconds, "texts": run.report.texts_encoded}}
         else:
-            connect = partial(RayCluster, cluster, runs, pool.space, say)
+            connect = partial(RayCluster, cluster, runs, pool.space, say, "auto")
             run = ClusterRun(partitions, runs, pool, connect, force=False, grace_seconds=20.0, warn=say)
             for _ in run.events():
                 pass

@@ -190,13 +190,13 @@ def run_catalog(
     if settings.cluster != "none":
         places = {name: absolute_place(getattr(settings, name)) for name in ("source", "output")}
         settings = settings.model_copy(update={**places, "model": absolute_model(settings.model)})
-    runs = _CatalogRuns(settings, record, force)
+    runs = _CatalogRuns(settings.model_copy(update={"cluster": "none"}), record, force)
     with settings.encoder_pool() as pool:
         if settings.cluster == "none":
             run = runs.new_run(partitions, pool, store)
             events = learning(run, pool, store)
         else:
-            connect = partial(RayCluster, settings.cluster, runs, pool.space, complain)
+            connect = partial(RayCluster, settings.cluster, runs, pool.space, complain, settings.devices)
             grace_seconds = settings.grace_seconds
             run = ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=complain)
             events = run.events()

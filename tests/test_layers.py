@@ -57,11 +57,11 @@ BUDGETS: dict[str, int] = {
     "catalogs": 420,
     "automation": 450,
     "assets": 1_160,
-    "orchestration": 3_658,
+    "orchestration": 3_659,
     "event_storage": 90,
     "resources": 370,
     "service": 3_968,
-    "cluster": 1_078,
+    "cluster": 1_085,
     "config": 706,
     "consumers": 930,
     "engine.derived": 710,
@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_717
-    assert lines_of(ROOT / "tests") <= 45_625
+    assert product <= 37_729
+    assert lines_of(ROOT / "tests") <= 45_794
     assert lines_of(ROOT / "benchmarks") <= 7_806  # 1,180 of them simulate fleets
 
 

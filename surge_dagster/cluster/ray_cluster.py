@@ -25,6 +25,7 @@ from surge_dagster.cluster.machine import (
     require_alike,
 )
 from surge_dagster.cluster.stretches import Stretch
+from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
@@ -37,6 +38,7 @@ _MOST_STARTS = 5  # in a row, of one node
 _PATIENCE_SECONDS = 120.0  # without any machine that encodes
 _START_SECONDS = 900.0  # likewise where there is none, which an autoscaler may be starting
 _CLOSE_SECONDS = 5.0
+_KINDS: dict[str | None, str] = {"cuda": "GPU", "cpu": "CPU"}  # of Ray's resources, by kind of device
 _MOST_REQUESTED = 1_000  # an autoscaler has a limit of its own
 
 
@@ -69,7 +71,7 @@ class RayTask:
 
 
 class RayCluster:
-    """The nodes of a Ray cluster that can encode: those with GPUs, or all where none has one.
+    """The nodes of a Ray cluster that can encode: those of the setting `devices`, for auto those with GPUs or else all.
 
     Args:
         address: "auto" is the cluster of this machine, or of RAY_ADDRESS; else such as `ray://head:10001`.
@@ -82,7 +84,9 @@ class RayCluster:
         TransientError: there is no such cluster, or it does not answer.
     """
 
-    def __init__(self, address: str, runs: CatalogRuns, space: Space, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, address: str, runs: CatalogRuns, space: Space, warn: Callable[[str], None], devices: str
+    ) -> None:
         try:
             import ray  # of an extra  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
@@ -107,7 +111,8 @@ class RayCluster:
         self._innocent: dict[str, Any] = {}  # the last actor of a node that an outage ended
         self._starts: dict[str, int] = {}
         self._start_again_at: dict[str, float] = {}
-        self._machine = {"CPU": 1.0}  # the resources of one
+        self._kind = _KINDS.get(device_kind(device_names(devices)[0]))  # None: by what the nodes have
+        self._machine = {self._kind or "CPU": 1.0}  # the resources of one
         self._patience_seconds = _PATIENCE_SECONDS
         self._requested, self._last_request = 0, None
         self._looked_at, self._without_since = 0.0, time.monotonic()
@@ -213,7 +218,7 @@ class RayCluster:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._addresses |= {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
         alive = {node["NodeID"]: node["Resources"] for node in nodes}
-        kind = "GPU" if any(resources.get("GPU") for resources in alive.values()) else "CPU"
+        kind = self._kind or ("GPU" if any(resources.get("GPU") for resources in alive.values()) else "CPU")
         able = {node: resources for node, resources in alive.items() if resources.get(kind)}
         self._patience_seconds = _PATIENCE_SECONDS if able else _START_SECONDS
         self._machine = {kind: max((resources[kind] for resources in able.values()), default=1)}
@@ -222,15 +227,15 @@ class RayCluster:
         for node, resources in able.items():
             is_due = time.monotonic() >= self._start_again_at.get(node, 0.0)
             if node not in self._actors and is_due and self._starts.get(node, 0) < _MOST_STARTS:
-                self._start(node, resources)
+                self._start(node, kind, resources[kind])
 
-    def _start(self, node: str, resources: dict[str, float]) -> None:
+    def _start(self, node: str, kind: str, count: float) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode  # pyright: ignore[reportMissingImports]
 
         self._starts[node] = self._starts.get(node, 0) + 1
         options = {
-            "num_cpus": 0 if resources.get("GPU") else resources.get("CPU", 1),
-            "num_gpus": resources.get("GPU", 0),
+            "num_cpus": count if kind == "CPU" else 0,
+            "num_gpus": count if kind == "GPU" else 0,
             "max_concurrency": STRETCHES_AT_ONCE + 1,  # and the calls that stop them
             "scheduling_strategy": OnNode(node_id=node, soft=False),
         }

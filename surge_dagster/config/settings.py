@@ -165,7 +165,7 @@ class EncoderSettings(BaseModel):
         return pool(
             spec or self.encoding_spec(),
             task=task,
-            devices=self.devices,
+            devices=self.devices if self.cluster == "none" else "auto",  # a driver encodes nothing
             precision=self.precision,
             hang_timeout_seconds=self.hang_timeout_seconds,
         )

@@ -56,7 +56,7 @@ class ResourceRuns:
             {name: getattr(catalog, name) for name in CatalogSettings.model_fields.keys() | places}
             | {"url": absolute_place(catalog.url)},
             {name: getattr(resources.encoder, name) for name in EncoderSettings.model_fields}
-            | {"model": absolute_model(resources.encoder.model)},
+            | {"model": absolute_model(resources.encoder.model), "cluster": "none"},
             {name: getattr(output, name) for name in FileSettings.model_fields.keys() | places}
             | {"url": absolute_place(output.url)},
             force,
@@ -114,8 +114,9 @@ def cluster_run_of(
 ) -> ClusterRun[Any]:
     """A run on the machines of the cluster that the setting names; see `ClusterRun` and `CatalogRuns`."""
     runs = ResourceRuns.of(resources, force, refused)
-    connect = partial(RayCluster, resources.encoder.cluster, runs, pool.space, warn)
-    grace_seconds = PUBLISH_SHARE * resources.encoder.grace_seconds
+    encoder = resources.encoder
+    connect = partial(RayCluster, encoder.cluster, runs, pool.space, warn, encoder.devices)
+    grace_seconds = PUBLISH_SHARE * encoder.grace_seconds
     return ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=warn)
 
 

@@ -57,7 +57,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> RayCluster:
         exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
-    cluster = RayCluster("auto", cast(CatalogRuns, None), SPACE, warnings.append)
+    cluster = RayCluster("auto", cast(CatalogRuns, None), SPACE, warnings.append, "auto")
     cluster._addresses = {name: name for name in ("gpu", "cpu", "gpu-again")}
     return cluster
 
@@ -82,7 +82,51 @@ def test_address_that_is_none_is_a_wrong_setting_and_a_cluster_that_does_not_ans
 
     monkeypatch.setattr(sys.modules["ray"], "init", fail)
     with pytest.raises(kind, match="'nowhere'"):
-        RayCluster("nowhere", cast(CatalogRuns, None), SPACE, lambda line: None)
+        RayCluster("nowhere", cast(CatalogRuns, None), SPACE, lambda line: None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("devices", "at_first", "asked_for", "then"),
+    [
+        ("auto", ["head CPU 4"], {"CPU": 4}, ["gpu GPU 2"]),
+        ("cuda", [], {"GPU": 1}, ["gpu GPU 2"]),
+        ("cuda:0,cuda:1", [], {"GPU": 1}, ["gpu GPU 2"]),
+        ("cpu", ["head CPU 4"], {"CPU": 4}, ["gpu CPU 8"]),
+    ],
+)
+def test_machines_that_join_and_those_that_an_autoscaler_starts_are_of_the_devices_of_the_settings(
+    cluster: RayCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: str,
+    at_first: list[str],
+    asked_for: dict[str, int],
+    then: list[str],
+) -> None:
+    started, asked = list[str](), list[object]()
+    resources = {"head": {"CPU": 4}}
+    ray = sys.modules["ray"]
+    nodes = lambda: [  # noqa: E731
+        {"NodeID": node, "NodeManagerAddress": node, "Alive": True, "Resources": has} for node, has in resources.items()
+    ]
+    monkeypatch.setattr(ray, "nodes", nodes)
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False))
+    monkeypatch.setattr(ray, "util", SimpleNamespace(client=client), raising=False)
+    sdk = SimpleNamespace(request_resources=lambda bundles: asked.append(bundles[0]))
+    for name in ("ray.autoscaler", "ray.autoscaler.sdk"):
+        monkeypatch.setitem(sys.modules, name, sdk)
+
+    def start(of: RayCluster, node: str, kind: str, count: float) -> None:
+        started.append(f"{node} {kind} {count}")
+        of._actors[node] = object()
+
+    monkeypatch.setattr(RayCluster, "_start", start)
+    cluster = RayCluster("auto", cast(CatalogRuns, None), SPACE, lambda line: None, devices)
+    cluster._look()
+    cluster.request(1)
+    assert (started, asked) == (at_first, [asked_for])
+    resources["gpu"] = {"CPU": 8, "GPU": 2}
+    cluster._look()
+    assert started == at_first + then
 
 
 def test_run_that_waits_for_the_machines_of_another_one_says_so(

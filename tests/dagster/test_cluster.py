@@ -25,10 +25,12 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
 ) -> None:
     connected, asked = list[str](), list[str]()
 
-    def connect(address: str, runs: ResourceRuns, space: Space, warn: Callable[[str], None]) -> Any:
+    def connect(address: str, runs: ResourceRuns, space: Space, warn: Callable[[str], None], devices: str) -> Any:
         connected.append(address)
         assert space.requested.model == "hash://16"
         asked.append(runs.encoder["model"])
+        assert devices == runs.encoder["devices"] == "cuda", "the driver itself has none"
+        runs.encoder["devices"] = "cpu"
         return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a", "b"], lose_b)  # as they travel
 
     def lose_b(machine: str, keys: Sequence[str]) -> None:
@@ -39,7 +41,7 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
     monkeypatch.setattr(cluster_runs, "absolute_model", lambda model: asked.append(f"absolute {model}") or model)
     monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
     monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)  # one partition each
-    bench.settings["cluster"] = "ray://head:10001"
+    bench.settings |= {"cluster": "ray://head:10001", "devices": "cuda"}
     bench.fill(("a", "b", "c"), 5)
     ran = bench.refresh()
     assert ran.success, ran.failure()
