@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "orchestration": 3_659,
     "event_storage": 90,
     "resources": 370,
-    "service": 3_968,
+    "service": 3_982,
     "cluster": 1_085,
     "config": 706,
     "consumers": 930,
@@ -186,9 +186,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_729
-    assert lines_of(ROOT / "tests") <= 45_794
-    assert lines_of(ROOT / "benchmarks") <= 7_806  # 1,180 of them simulate fleets
+    assert product <= 37_743
+    assert lines_of(ROOT / "tests") <= 45_798
+    assert lines_of(ROOT / "benchmarks") <= 7_823  # 1,180 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

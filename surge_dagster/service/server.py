@@ -1,4 +1,4 @@
-"""The server: what is bound, how long a client may take, and how the process ends."""
+"""The server: what is bound, what it listens to, and how the process ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import ipaddress
 import math
 import os
 import resource
-import select
-import selectors
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
@@ -23,17 +20,15 @@ from typing import Any
 import uvicorn
 from filelock import FileLock, Timeout
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
+from surge_dagster.service.connections import CLIENTS_PER_TURN, ReadsInTurns, bounded_protocol
 from surge_dagster.service.runs import RunListener, remove_unused
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
 _BACKLOG = 2048
-CLIENTS_PER_TURN = 8  # each of which may take two milliseconds on a busy machine
-_PIPELINED = 64  # requests of a connection that wait for the answers before theirs
 _SWITCH_SECONDS = 0.0005  # in which a lane gets its turn from a thread that answers requests
 _ANSWERING_SECONDS = 3.0  # of the time to drain, for the answers to requests that are given up
 
@@ -140,27 +135,6 @@ def _shown(listener: socket.socket) -> str:
     return f"http://{host}:{address[1]}"
 
 
-class ReadsInTurns(selectors.EpollSelector):
-    """Lets an event loop read from few clients before it goes on with what is ready, such as answers.
-
-    Else it reads from all that have sent something: under overload each step of an answer would wait for hundreds of
-    refusals. The kernel names those first that have waited longest.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._epoll = select.epoll.fromfd(os.dup(self.fileno()))
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = list[tuple[selectors.SelectorKey, int]]()
-        for descriptor, events in self._epoll.poll(timeout, CLIENTS_PER_TURN):
-            can_read = selectors.EVENT_READ if events & ~select.EPOLLOUT else 0
-            can_write = selectors.EVENT_WRITE if events & ~select.EPOLLIN else 0
-            if (key := self.get_map().get(descriptor)) is not None:
-                ready.append((key, (can_read | can_write) & key.events))
-        return ready
-
-
 class ServiceServer(uvicorn.Server):
     """uvicorn whose clients learn before that it will end."""
 
@@ -169,7 +143,7 @@ class ServiceServer(uvicorn.Server):
         self._waiting_seconds = max(0.0, settings.drain_seconds - _ANSWERING_SECONDS)
         config = uvicorn.Config(
             app,
-            http=_bounded_protocol(settings),
+            http=bounded_protocol(settings),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -200,84 +174,3 @@ class ServiceServer(uvicorn.Server):
         giving_up = asyncio.get_running_loop().call_later(self._waiting_seconds, self._app.state.give_up)
         await super().shutdown(sockets)
         giving_up.cancel()
-
-
-def _bounded_protocol(settings: ServiceSettings) -> type[HttpToolsProtocol]:
-    class Bounded(HttpToolsProtocol):
-        """Ends a connection that begins no request, reads nothing of its answer, or sends much beside its body.
-
-        uvicorn bounds the time between two requests alone, and forgets it when one byte of the next one arrives.
-        """
-
-        _overhead = 0  # bytes of the request beside those of its body, less an eighth of these
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._look(None)
-
-        def _look(self, before: tuple[Any, int] | None) -> None:
-            state = self.cycle, self.transport.get_write_buffer_size()
-            is_between = self.timeout_keep_alive_task is not None  # two requests: uvicorn ends it
-            is_asking = not is_between and (self.cycle is None or self.cycle.response_complete)
-            is_waiting = is_asking or state[1] > 0
-            if is_waiting and state == before:
-                self.transport.abort()
-            else:
-                self._next_look = self.loop.call_later(settings.header_seconds, self._look, state)
-
-        def data_received(self, data: bytes) -> None:
-            if self.timeout_keep_alive_task is not None:  # the time for the headers begins
-                self._next_look.cancel()
-                self._look(None)
-            while data:
-                self._overhead += len(data)
-                self._received, self._again = data, b""
-                super().data_received(data)
-                data = self._again
-            if self._overhead > settings.max_header_bytes:
-                self.send_400_response("")
-
-        def send_400_response(self, msg: str) -> None:
-            if not self.transport.is_closing():
-                most = f"{settings.max_header_bytes:,} bytes and an eighth of its body"
-                too_many = f"{_PIPELINED} of this connection wait before it"
-                super().send_400_response(
-                    f"No HTTP request, its headers and chunk sizes have more than {most}, or {too_many}."
-                )
-
-        def _should_upgrade(self) -> bool:
-            return any(name == b"upgrade" for name, _ in self.headers)
-
-        def handle_websocket_upgrade(self) -> None:
-            """Has the request parsed again, as one that asks for no other protocol: else it would lose its body."""
-            upgrade, version = sys.exception(), self.scope["http_version"].encode()
-            head = [b"%b %b HTTP/%b" % (self.scope["method"].encode(), self.url, version)]
-            head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
-            assert upgrade is not None
-            self._again = b"\r\n".join(head) + b"\r\n\r\n" + self._received[upgrade.args[0] :]
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            if "method" not in self.scope:  # else it is a trailer, which nobody reads
-                super().on_header(name, value)
-
-        def on_headers_complete(self) -> None:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            # Also where they came with the end of another request.
-            if size > settings.max_header_bytes or len(self.pipeline) >= _PIPELINED:
-                raise ValueError  # which is answered with 400
-            super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            self._overhead -= len(body) + len(body) // 8
-            super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self._overhead = 0
-            self.scope.setdefault("state", {})["received_at"] = time.monotonic()
-            super().on_message_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._next_look.cancel()
-            super().connection_lost(exc)
-
-    return Bounded

@@ -20,7 +20,8 @@ from queue import SimpleQueue
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.server import CLIENTS_PER_TURN, ReadsInTurns, ServiceServer, bound_socket, run_service
+from surge_dagster.service.connections import CLIENTS_PER_TURN, ReadsInTurns
+from surge_dagster.service.server import ServiceServer, bound_socket, run_service
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.running import connected, only_connection, read_all, running
@@ -124,6 +125,8 @@ def test_service_without_a_place_for_the_socket_of_runs_answers_all_the_same(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.setattr("gc.freeze", lambda: None)
     servers, said = SimpleQueue[ServiceServer](), list[str]()
     monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
     spaces = FakeSpaces()
@@ -139,6 +142,7 @@ def test_service_without_a_place_for_the_socket_of_runs_answers_all_the_same(
     servers.get(timeout=60).handle_exit(signal.SIGTERM, None)
     thread.join()
     assert "runs encode by themselves: the socket for runs in " in said[0]
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true", "a user's own setting stays"
 
 
 def noted_startup(servers: SimpleQueue[ServiceServer]) -> object:
