@@ -168,7 +168,8 @@ def test_helm_and_dagster_yaml_agree_on_slots_retries_and_driver() -> None:
     assert by_helm["concurrency"]["enabled"], "the chart leaves it out otherwise"
     assert "config" not in daemon["runCoordinator"], "the chart refuses a limit in both places"
     assert snake_case(said) == {name: by_hand[name] for name in said}
-    assert by_helm["postgresql"] == {"postgresqlScheme": by_hand["storage"]["postgres"]["postgres_db"]["scheme"]}
+    database = by_hand["storage"]["postgres"]["postgres_db"]
+    assert by_helm["postgresql"] == {"postgresqlScheme": database["scheme"], "postgresqlParams": database["params"]}
 
 
 def test_pooled_connections_reach_the_database_of_the_instances_and_forget_the_settings_of_a_session() -> None:

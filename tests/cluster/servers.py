@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import yaml
@@ -82,8 +83,10 @@ class Database:
 
     @property
     def url(self) -> str:
-        """For hosts."""
-        return f"postgresql+psycopg2://{_USER}@{self.host.address}/{_USER}"
+        """For hosts, with what the deployed instances give."""
+        deployed = yaml.safe_load((ROOT / "deploy" / "docker" / "dagster.yaml").read_text())["storage"]["postgres"]
+        params = deployed["postgres_db"]["params"]
+        return f"postgresql+psycopg2://{_USER}@{self.host.address}/{_USER}?{urlencode(params)}"
 
     @property
     def url_of_test(self) -> str:
