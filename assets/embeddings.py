@@ -172,7 +172,7 @@ class _Attempts:
         except Exception as error:
             for failure in outcome.report.partitions_failed:  # also those whose events the run has not received
                 outcome.fail(failure)
-            if isinstance(error, _PASSING):
+            if isinstance(error, _PASSING) or isinstance(error.__cause__, _PASSING):
                 with suppress(Exception):  # Dagster stores log lines where it stores events
                     context.log.error(str(error))
                 if _may_retry(context):
