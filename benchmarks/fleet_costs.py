@@ -26,6 +26,7 @@ import psutil
 
 from benchmarks.dagster import report_in_an_op
 from benchmarks.harness import Document, in_own_process, say, seconds_of
+from benchmarks.listed_bucket import listing_seconds
 from benchmarks.paced_runs import embed, paced_pool, ready_partitions
 from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import MachineFacts, StretchOutcome
@@ -132,6 +133,7 @@ def measure_costs(sizes: Sizes, model: str) -> tuple[FleetCosts, Document]:
         stretch, file, row = _published(folder, sizes.files, sizes.rows)
         say("  lists")
         objects = _listed(folder / "listed", sizes.objects)
+        extra["bucket_list_seconds"] = listing_seconds(sizes.objects)
         say("  a driver")
         driver = {count: _driver_seconds(folder, count, sizes.stretches) for count in sizes.machines}
     costs = FleetCosts(run, max(0.0, pool), enqueue, launch, stretch, file, row, events, objects, driver)
