@@ -190,8 +190,8 @@ def run_catalog(
     if settings.cluster != "none":
         places = {name: absolute_place(getattr(settings, name)) for name in ("source", "output")}
         settings = settings.model_copy(update={**places, "model": absolute_model(settings.model)})
-    runs = _CatalogRuns(settings.model_copy(update={"cluster": "none"}), record, force)
-    with settings.encoder_pool() as pool:
+    runs = _CatalogRuns(settings, record, force)
+    with settings.pool_of_run() as pool:
         if settings.cluster == "none":
             run = runs.new_run(partitions, pool, store)
             events = learning(run, pool, store)

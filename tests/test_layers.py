@@ -61,8 +61,8 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_982,
-    "cluster": 1_085,
-    "config": 706,
+    "cluster": 1_088,
+    "config": 710,
     "consumers": 930,
     "engine.derived": 710,
     "engine.feed": 740,
@@ -186,9 +186,9 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_743
-    assert lines_of(ROOT / "tests") <= 45_798
-    assert lines_of(ROOT / "benchmarks") <= 7_823  # 1,180 of them simulate fleets
+    assert product <= 37_750
+    assert lines_of(ROOT / "tests") <= 45_890
+    assert lines_of(ROOT / "benchmarks") <= 7_891  # 1,250 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """

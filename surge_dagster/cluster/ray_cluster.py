@@ -220,7 +220,10 @@ class RayCluster:
         alive = {node["NodeID"]: node["Resources"] for node in nodes}
         kind = self._kind or ("GPU" if any(resources.get("GPU") for resources in alive.values()) else "CPU")
         able = {node: resources for node, resources in alive.items() if resources.get(kind)}
-        self._patience_seconds = _PATIENCE_SECONDS if able else _START_SECONDS
+        patience, before = _PATIENCE_SECONDS if able else _START_SECONDS, self._patience_seconds
+        if patience > before:
+            self._warn(f"no node of the cluster has a {kind}; this run waits {patience:.0f} s for one that joins")
+        self._patience_seconds = patience
         self._machine = {kind: max((resources[kind] for resources in able.values()), default=1)}
         for node in self._actors.keys() - alive.keys():
             self._lose(node)

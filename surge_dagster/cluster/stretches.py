@@ -76,8 +76,8 @@ class Stretches:
         self._left_weight = sum(self._weights.values())
         self._returned: list[Stretch] = []
         self._divides, self._at_once = divides, at_once
-        self._next_rows: dict[str, int] = {}  # of partitions whose first rows are handed out and whose last are not
-        self._row_groups: dict[str, Sequence[int]] = {}  # of these
+        # The next row, and the row groups, of partitions whose first rows are handed out and whose last are not.
+        self._in_part: dict[str, tuple[int, Sequence[int]]] = {}
         self._ranges_under_way = Counter[str]()
 
     def __bool__(self) -> bool:
@@ -118,36 +118,36 @@ class Stretches:
     def _take_range(self, most: float) -> Stretch | None:
         """The next rows of the largest partition; None where it is done as a whole."""
         key = self._left[-1]
-        partition, weight, start = self._partitions[key], self._weights[key], self._next_rows.get(key, 0)
+        partition, weight, (start, groups) = self._partitions[key], self._weights[key], self._in_part.get(key, (0, ()))
         is_long = weight >= _DIVIDED * most
         rows, can_divide = partition.rows or 0, self._divides and partition.read_range is not None
         count = max(1, round((rows - start) * most / weight))
         if not start and not (is_long and can_divide and count < rows):
             return None
-        groups = self._row_groups.setdefault(key, () if start else partition.borders())
+        groups = groups if start else partition.borders()
         part = range_from(partition, start, count if is_long else rows - start, groups)
         taken = weight if part.stop == rows else weight * (part.stop - start) // (rows - start)
         self._left.pop()
         self._left_weight -= taken
         self._ranges_under_way[key] += 1
         if part.stop < rows:
-            self._weights[key], self._next_rows[key] = weight - taken, part.stop
+            self._weights[key], self._in_part[key] = weight - taken, (part.stop, groups)
             self._left.append(key)
         else:
-            self._next_rows.pop(key, None)
+            self._in_part.pop(key, None)
         return Stretch((key,), taken, ranges=(part,))
 
     def end_range(self, key: str) -> None:
         """A range of a partition is staged; after the last one the partition is handed out as a whole."""
         self._ranges_under_way[key] -= 1
-        if not self._ranges_under_way[key] and key not in self._next_rows:
+        if not self._ranges_under_way[key] and key not in self._in_part:
             self._returned.append(Stretch((key,), FILE_BYTES, blame=1))  # a lost machine may have published it
 
     def drop(self, key: str) -> None:
         """Hand a partition out no more."""
         self._returned = [stretch for stretch in self._returned if stretch.keys != (key,)]
         self._ranges_under_way.pop(key, None)
-        if self._next_rows.pop(key, None):
+        if self._in_part.pop(key, None):
             self._left.remove(key)
             self._left_weight -= self._weights[key]
 

@@ -165,10 +165,14 @@ class EncoderSettings(BaseModel):
         return pool(
             spec or self.encoding_spec(),
             task=task,
-            devices=self.devices if self.cluster == "none" else "auto",  # a driver encodes nothing
+            devices=self.devices,
             precision=self.precision,
             hang_timeout_seconds=self.hang_timeout_seconds,
         )
+
+    def pool_of_run(self) -> EncoderPool:
+        """The pool of a run; over a cluster one that never starts, because its machine may lack their devices."""
+        return self.encoder_pool() if self.cluster == "none" else EncoderPool(self.encoding_spec())
 
 
 class FileSettings(BaseModel):

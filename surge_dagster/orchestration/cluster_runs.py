@@ -56,7 +56,7 @@ class ResourceRuns:
             {name: getattr(catalog, name) for name in CatalogSettings.model_fields.keys() | places}
             | {"url": absolute_place(catalog.url)},
             {name: getattr(resources.encoder, name) for name in EncoderSettings.model_fields}
-            | {"model": absolute_model(resources.encoder.model), "cluster": "none"},
+            | {"model": absolute_model(resources.encoder.model)},
             {name: getattr(output, name) for name in FileSettings.model_fields.keys() | places}
             | {"url": absolute_place(output.url)},
             force,

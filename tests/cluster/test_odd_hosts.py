@@ -42,10 +42,10 @@ def published(catalog: Path) -> int:
     return len(list((catalog.parent / "output").glob("hash-64*/*.parquet")))
 
 
-def embed(cluster: RayHosts, catalog: Path) -> str:
-    """What a run says that succeeds."""
+def embed(cluster: RayHosts, catalog: Path, seconds: float = 400) -> str:
+    """What a run says that succeeds, within so many seconds of a machine that other work keeps busy."""
     log = catalog.parent / "last"
-    assert cluster.embedding(catalog, log).wait(400) == 0, log.read_text()
+    assert cluster.embedding(catalog, log).wait(seconds) == 0, log.read_text()
     return log.read_text()
 
 
@@ -141,7 +141,7 @@ def test_many_machines_that_start_in_one_second_make_one_space(catalog: Path, co
     if psutil.virtual_memory().available < count * HOST_BYTES:
         pytest.skip(f"{count} hosts need {count * HOST_BYTES >> 30} GiB of memory")
     with ray_hosts(count, catalog, "--include-log-monitor=false") as cluster:
-        log = embed(cluster, catalog)
+        log = embed(cluster, catalog, 1_200)
         assert "100 partitions written" in log and "is not used" not in log and "does not start" not in log
         cluster.verify(catalog)
         assert len(list((catalog.parent / "output").glob("hash-64*"))) == 1

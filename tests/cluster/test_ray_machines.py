@@ -88,14 +88,15 @@ def test_address_that_is_none_is_a_wrong_setting_and_a_cluster_that_does_not_ans
 @pytest.mark.parametrize(
     ("devices", "at_first", "asked_for", "then"),
     [
-        ("auto", ["head CPU 4"], {"CPU": 4}, ["gpu GPU 2"]),
-        ("cuda", [], {"GPU": 1}, ["gpu GPU 2"]),
-        ("cuda:0,cuda:1", [], {"GPU": 1}, ["gpu GPU 2"]),
-        ("cpu", ["head CPU 4"], {"CPU": 4}, ["gpu CPU 8"]),
+        ("auto", ["head CPU 4 GPU 0"], {"CPU": 4}, ["gpu CPU 0 GPU 2"]),
+        ("cuda", [], {"GPU": 1}, ["gpu CPU 0 GPU 2"]),
+        ("cuda:0,cuda:1", [], {"GPU": 1}, ["gpu CPU 0 GPU 2"]),
+        ("cpu", ["head CPU 4 GPU 0"], {"CPU": 4}, ["gpu CPU 8 GPU 0"]),
     ],
 )
 def test_machines_that_join_and_those_that_an_autoscaler_starts_are_of_the_devices_of_the_settings(
     cluster: RayCluster,
+    warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
     devices: str,
     at_first: list[str],
@@ -115,18 +116,28 @@ def test_machines_that_join_and_those_that_an_autoscaler_starts_are_of_the_devic
     for name in ("ray.autoscaler", "ray.autoscaler.sdk"):
         monkeypatch.setitem(sys.modules, name, sdk)
 
-    def start(of: RayCluster, node: str, kind: str, count: float) -> None:
-        started.append(f"{node} {kind} {count}")
-        of._actors[node] = object()
+    def actor_of(machine: object) -> object:
+        def options(*, num_cpus: int, num_gpus: int, scheduling_strategy: str, **others: object) -> object:
+            started.append(f"{scheduling_strategy} CPU {num_cpus} GPU {num_gpus}")
+            actor = SimpleNamespace(facts=SimpleNamespace(remote=lambda: "facts"))
+            return SimpleNamespace(remote=lambda runs: actor)
 
-    monkeypatch.setattr(RayCluster, "_start", start)
-    cluster = RayCluster("auto", cast(CatalogRuns, None), SPACE, lambda line: None, devices)
+        return SimpleNamespace(options=options)
+
+    monkeypatch.setattr(ray, "remote", actor_of, raising=False)
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node_id, soft: node_id)
+    for name in ("ray.util", "ray.util.scheduling_strategies"):
+        monkeypatch.setitem(sys.modules, name, strategies)
+    cluster = RayCluster("auto", cast(CatalogRuns, None), SPACE, warnings.append, devices)
+    cluster._look()
     cluster._look()
     cluster.request(1)
     assert (started, asked) == (at_first, [asked_for])
     resources["gpu"] = {"CPU": 8, "GPU": 2}
     cluster._look()
     assert started == at_first + then
+    waits = "no node of the cluster has a GPU; this run waits 900 s for one that joins"
+    assert warnings == ([] if at_first else [waits])
 
 
 def test_run_that_waits_for_the_machines_of_another_one_says_so(

@@ -29,8 +29,8 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
         connected.append(address)
         assert space.requested.model == "hash://16"
         asked.append(runs.encoder["model"])
-        assert devices == runs.encoder["devices"] == "cuda", "the driver itself has none"
-        runs.encoder["devices"] = "cpu"
+        assert (devices, runs.encoder["devices"], runs.encoder["precision"]) == ("cuda", "cuda", "fp16")
+        runs.encoder.update(devices="cpu", precision="fp32")  # as here is no GPU, which the driver does not miss
         return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a", "b"], lose_b)  # as they travel
 
     def lose_b(machine: str, keys: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
     monkeypatch.setattr(cluster_runs, "absolute_model", lambda model: asked.append(f"absolute {model}") or model)
     monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
     monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)  # one partition each
-    bench.settings |= {"cluster": "ray://head:10001", "devices": "cuda"}
+    bench.settings |= {"cluster": "ray://head:10001", "devices": "cuda", "precision": "fp16"}
     bench.fill(("a", "b", "c"), 5)
     ran = bench.refresh()
     assert ran.success, ran.failure()
