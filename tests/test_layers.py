@@ -186,8 +186,8 @@ def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
     assert core <= 15_700
-    assert product <= 37_750
-    assert lines_of(ROOT / "tests") <= 45_890
+    assert product <= 37_755
+    assert lines_of(ROOT / "tests") <= 45_897
     assert lines_of(ROOT / "benchmarks") <= 7_891  # 1,250 of them simulate fleets
 
 

@@ -56,6 +56,8 @@ _COMMENT = "SELECT coalesce(obj_description(to_regclass(%s), 'pg_class'), '')"
 _ROWS_OF = "rows of "  # how the comment begins that says whose rows the table has
 _ZERO = "\0"  # not in any text of Postgres
 _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
+# Else a hand-over waits two hours for an answer that was lost with its link.
+_KEEPALIVES: dict[str, Any] = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
 class PgVectorTable:
@@ -316,11 +318,13 @@ class PgVectorTable:
         try:
             import psycopg
             from pgvector.psycopg import register_vector
+            from psycopg.conninfo import conninfo_to_dict, make_conninfo
         except ImportError as error:
             raise missing_extra("pgvector", error) from error
         self._require_names(psycopg)
         try:
-            with psycopg.connect(self._dsn, autocommit=True) as connection:
+            dsn = make_conninfo("", **(_KEEPALIVES | conninfo_to_dict(self._dsn)))
+            with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
                 register_vector(connection)
                 columns = "(space text NOT NULL, partition text PRIMARY KEY, version text NOT NULL)"

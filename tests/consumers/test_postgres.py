@@ -68,6 +68,13 @@ def index_of(follower: Follower) -> tuple[str, int]:
     return index
 
 
+def test_connection_does_not_wait_for_a_lost_answer_unless_its_dsn_says_so(follower: Follower) -> None:
+    dsn = follower.target._dsn  # pyright: ignore[reportAttributeAccessIssue]
+    for given, expected in (("", "30"), (f"{'&' if '?' in dsn else '?'}keepalives_idle=7", "7")):
+        with PgVectorTable(dsn + given, "products")._connected() as connection:
+            assert connection.info.get_parameters()["keepalives_idle"] == expected
+
+
 def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> None:
     nobody = Follower(follower.output, PgVectorTable("postgresql://127.0.0.1:1/db?password=hunter2"))
     with pytest.raises(TransientError, match="does not answer") as error:
