@@ -110,7 +110,6 @@ def test_pages_in_a_browser_show_the_finished_run(server: DevServer, folder: Pat
 
 @pytest.mark.timeout(120)
 def test_terminated_run_leaves_no_process_and_no_partition_in_progress(server: DevServer, folder: Path) -> None:
-    shared_memory = set(Path("/dev/shm").iterdir())
     run_id, gate = run_held_up(server, folder, "q")
     assert server.encoder_workers()
     process = server.process(run_id)
@@ -119,7 +118,6 @@ def test_terminated_run_leaves_no_process_and_no_partition_in_progress(server: D
     eventually("the end of all its processes", lambda: not server.encoder_workers() and not alive(process), seconds=20)
     last = server.logged(run_id)[-1]
     assert last.startswith("Terminated. ") and "1 not reached" in last and "Launch catalog_refresh" in last
-    assert not {path for path in set(Path("/dev/shm").iterdir()) - shared_memory if "surge" in path.name}
     bar = server.partitions()
     assert "q00" in bar["materialized"] and not bar["failed"] and not bar["in progress"]
     gate.touch()

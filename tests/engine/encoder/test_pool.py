@@ -178,12 +178,19 @@ def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path
 
 
 def test_arena_uses_no_dev_shm(hash_pool: EncoderPool) -> None:
-    before = set(Path("/dev/shm").iterdir())
+    def mapped(process: int) -> set[str]:
+        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+        return {line.split(maxsplit=5)[5] for line in lines if "surge-arena" in line or "/dev/shm/" in line}
+
+    processes = [os.getpid(), *hash_pool.worker_pids]
+    before = set[str]().union(*map(mapped, processes))
     with hash_pool.arena(slots=3, max_texts=100_000, max_bytes=100 << 20) as arena:
         slot = arena.acquire()
         slot.append(column(_texts(1_000)))
         hash_pool.encode(slot)
-        assert set(Path("/dev/shm").iterdir()) <= before
+        for process in processes:
+            assert "/memfd:surge-arena (deleted)" in mapped(process)
+            assert mapped(process) <= before | {"/memfd:surge-arena (deleted)"}
 
 
 def test_only_the_chosen_rows_are_encoded_and_the_others_keep_their_vectors(hash_pool: EncoderPool) -> None:
