@@ -227,7 +227,7 @@ class ClusterRun(Generic[T]):
         machines = cluster.machines()
         if self._refusals and not machines and not cluster.is_starting() and not self._has_worked():
             raise next(iter(self._refusals.values()))
-        if machines and not self.work:
+        if machines and not self.work and not self._local.is_known:
             self._local.begin_space()  # which is refused before any machine has written
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
