@@ -19,9 +19,10 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.waiting import in_background
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import make_run
-from tests.small_catalogs import Rows, partition_of
+from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of
 
 SPEC = EncodingSpec("hash://16")
+CATALOG = {f"p{number:02}": numbered_rows(f"p{number:02}", 5 + 7 * number) for number in range(12)}
 Task = tuple[str, int, Future[StretchOutcome]]
 
 
@@ -134,3 +135,8 @@ class LocalCluster:
 def cluster_run(cluster: LocalCluster, pool: EncoderPool, *, force: bool = False) -> ClusterRun[Task]:
     runs = cluster.runs
     return ClusterRun(runs.list_partitions(), runs, pool, lambda: cluster, force=force, grace_seconds=20.0)
+
+
+def assert_all_embedded(runs: SmallRuns, pool: EncoderPool) -> None:
+    for key, rows in CATALOG.items():
+        assert_embedded(runs.output, pool.space.name, key, rows)

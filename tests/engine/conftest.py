@@ -11,9 +11,13 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from tests.engine.encoder.faulty_pools import no_leaks
+from tests.engine.priced_pool import priced_pool
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+__all__ = ["no_leaks", "priced_pool"]
 
 
 @pytest.fixture(scope="session")

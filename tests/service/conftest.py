@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from surge_dagster.service import space_lanes
+from tests.engine.encoder.faulty_pools import no_leaks
+
+__all__ = ["no_leaks"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,10 +30,9 @@ from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.promise import HANDLING_SECONDS, Promise
 from surge_dagster.service.text_queue import Request, TextQueue
 from tests.engine.encoder.conftest import column, faulty_workers
-from tests.engine.encoder.faulty_pools import no_leaks
 from tests.service.lanes import Clock, assert_encoded, open_lane, texts_of, until
 
-__all__ = ["faulty_workers", "no_leaks"]
+__all__ = ["faulty_workers"]
 
 pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
 

@@ -31,13 +31,10 @@ from surge_dagster.service.errors import LaneClosed, LaneDown, SpaceLoading, Unk
 from surge_dagster.service.metrics import Metrics
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
 from surge_dagster.service.spaces import ServedSpaces
-from tests.engine.encoder.faulty_pools import no_leaks
 from tests.engine.runs import finish, in_memory, make_run
 from tests.service.lanes import until
 from tests.small_catalogs import numbered_rows, read_embedded
 from tests.spaces import Spaces
-
-__all__ = ["no_leaks"]
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

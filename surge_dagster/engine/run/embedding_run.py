@@ -78,8 +78,7 @@ class EmbeddingRun:
 
     Attributes:
         report: the metrics, live.
-        space: the vector space that the run writes; as the output has it, once the run has begun.
-        is_known: whether the output had it when it was listed.
+        space, is_known: the vector space that the run writes, and whether the output has it, once the run has begun.
         preparing: what the run does before it has texts in flight, in words.
     """
 

@@ -13,15 +13,12 @@ import pytest
 
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
-from tests.engine.encoder.faulty_pools import no_leaks, open_descriptors
 
 HERE = Path(__file__).parent
 
 # Read and not imported: see `tiny_model`.
 _MAKERS = ast.parse((HERE / "tiny_models.py").read_text()).body
 TINY_MODELS = [one.name for one in _MAKERS if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
-
-__all__ = ["no_leaks", "open_descriptors"]
 
 
 def tiny_model(architecture: str, folder: Path) -> Path:

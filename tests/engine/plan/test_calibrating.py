@@ -32,10 +32,8 @@ from surge_dagster.engine.run.report import RunReport, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.timeline import Span
-from tests.engine.priced_pool import C_IPC, C_TEXT, catalog, priced_pool
+from tests.engine.priced_pool import C_IPC, C_TEXT, catalog
 from tests.engine.runs import SMALL, assert_nothing_is_held, in_memory, make_run
-
-__all__ = ["priced_pool"]
 
 SOME = SuperBatchReport(
     index=0,

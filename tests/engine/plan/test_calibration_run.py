@@ -19,11 +19,9 @@ from surge_dagster.engine.plan.other_programs import CoreSeconds
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
-from tests.engine.priced_pool import C_IPC, catalog, priced_pool
+from tests.engine.priced_pool import C_IPC, catalog
 from tests.engine.runs import in_memory
 from tests.engine.store.object_server import ObjectServer, open_bucket
-
-__all__ = ["priced_pool"]
 
 
 def listed(sizes: list[int]) -> list[Partition]:

@@ -21,11 +21,9 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store import open_store
-from tests.engine.priced_pool import C_IPC, C_TEXT, priced_pool
+from tests.engine.priced_pool import C_IPC, C_TEXT
 from tests.engine.runs import make_run
 from tests.small_catalogs import Rows, numbered_rows, partition_of
-
-__all__ = ["priced_pool"]
 
 BOUNDS = Thresholds(b_min=300, b_max=400)
 OTHERS = {

@@ -25,13 +25,12 @@ from surge_dagster.engine.support.waiting import in_background, result_of
 from surge_dagster.service import served_run
 from surge_dagster.service.runs import RunListener
 from tests.engine.encoder.conftest import column, faulty_workers, filled_slot
-from tests.engine.encoder.faulty_pools import no_leaks
 from tests.engine.runs import failures, in_memory, make_run
 from tests.service.lanes import until
 from tests.service.served_runs import SPEC, remote_pool, run_socket, served, service_process
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows
 
-__all__ = ["faulty_workers", "no_leaks", "run_socket"]
+__all__ = ["faulty_workers", "run_socket"]
 
 pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
 

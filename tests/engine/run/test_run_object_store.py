@@ -27,7 +27,7 @@ from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import assert_nothing_is_held, completed, failures, finish, make_run, receipts
-from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer, RandomFaults, always, open_bucket
+from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer, RandomFaults, always, on, open_bucket
 from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
 
 LARGE = Thresholds(b_min=10_000, b_max=10_000)
@@ -209,14 +209,7 @@ class TestFailures:
     ) -> None:
         catalog = catalog_of(60, large=0)
         source = open_source(write_catalog(tmp_path / "catalog", catalog))
-        puts = 0
-
-        def break_down(method: str, target: str) -> Fault | None:
-            nonlocal puts
-            puts += method == "PUT"
-            return Fault("reset_before") if puts > 20 else None
-
-        object_server.plan = break_down
+        object_server.plan = on("PUT", "", *[None] * 20, *[Fault("reset_before")] * 1_000)
         run = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40))
         with pytest.raises(StoreUnavailable, match=r"operations in a row failed.*What was published stays"):
             list(run.events())
@@ -234,16 +227,7 @@ class TestFailures:
     ) -> None:
         catalog = catalog_of(60, large=0)
         source = open_source(write_catalog(tmp_path / "catalog", catalog))
-        puts = 0
-
-        def break_down(method: str, target: str) -> Fault | None:
-            nonlocal puts
-            if method != "PUT" or ".parquet" not in target:
-                return None
-            puts += 1
-            return Fault("status", 503) if puts > 20 else None
-
-        object_server.plan = break_down
+        object_server.plan = on("PUT", "[.]parquet", *[None] * 20, *[Fault("status", 503)] * 1_000)
         run = make_run(hash_pool, source, open_bucket(object_server), LARGE)
         reported: list[Any] = []
         with pytest.raises(StoreUnavailable, match="the store is down"):
@@ -255,7 +239,8 @@ class TestFailures:
         assert len(published) == 20
         assert set(object_server.objects()) == published | {f"out/{run.space.name}/space.json"}
         # Three attempts for each of the four files that failed, and for those that eight threads were writing.
-        assert puts <= 20 + (1 + ClientLimits().retries) * ATTEMPTS * (4 + 2 * 8)
+        puts = [target for target in object_server.requests("PUT") if ".parquet" in target]
+        assert len(puts) <= 20 + (1 + ClientLimits().retries) * ATTEMPTS * (4 + 2 * 8)
         object_server.plan = None
         again = make_run(hash_pool, source, open_bucket(object_server), LARGE)
         assert len(receipts(finish(again), "encoded")) == len(catalog) - 20

@@ -66,8 +66,8 @@ class Fault:
 Plan = Callable[[str, str], Fault | None]
 
 
-def on(method: str, path: str, *faults: Fault) -> Plan:
-    """These faults for the first requests of a method whose path and query match; then none."""
+def on(method: str, path: str, *faults: Fault | None) -> Plan:
+    """These faults, or none, for the first requests of a method whose path and query match; then none."""
     waiting = list(faults)
 
     def plan(called: str, target: str) -> Fault | None:
