@@ -141,7 +141,7 @@ def test_least_shard_is_what_a_machine_encodes_in_a_minute(bench: Workbench) -> 
     encoded(bench, 1000.0, 10**9, space="another")
     assert least(space) == 60 * 1_000_000 // 20 and least(None) == shards.SHARD_BYTES
     encoded(bench, 20.0, 4_000_000 - files, kept=50)
-    assert least(space) == 60 * 3_000_000 // 40, "half of the texts of the last one were encoded"
+    assert least(space) == 60 * 1_200_000 // 40, "half of the texts of the last one were encoded"
 
 
 @pytest.fixture
@@ -166,13 +166,13 @@ def test_the_sensor_requests_shards_and_no_key_that_one_of_them_holds(bench: Wor
 def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workbench, small_shards: None) -> None:
     bench.settings["shards"] = 3
     bench.fill("ab", 3)
-    rows = numbered_rows("giant", 3_000)
+    rows = numbered_rows("giant", 1_200)
     write_rows(partition_folder(bench.catalog, "giant") / "part-0.parquet", rows, row_group_size=50)
     found = bench.tick()
     all_parts = [unattended.part for request in found.run_requests or () if (unattended := Unattended.of(request.tags))]
     parts = [part for part in all_parts if part]
     assert len(parts) >= 3
-    assert_cover(parts, 3_000)
+    assert_cover(parts, 1_200)
     assert {part.start % 50 for part in parts} == {0}, "row groups are read once"
     assert sorted({key for keys in requested(found) for key in keys}) == ["a", "b", "giant"]
     ran = [run for run, part in zip(bench.launch(found), all_parts, strict=True) if part]
@@ -180,7 +180,7 @@ def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workb
     assert [list(run.materialized()) for run in ran] == [[]] * (len(parts) - 1) + [["giant"]]
     for run in ran[:-1]:
         assert any("1 encoded in part, for other runs to complete" in line for line in run.logged())
-        assert run.metrics()["texts_encoded"] < 3_000
+        assert run.metrics()["texts_encoded"] < 1_200
     assert_embedded(bench.output, bench.space, "giant", rows)
     assert not bench.tick().run_requests, "nothing is left to do"
 
@@ -188,9 +188,9 @@ def test_partition_of_several_stretches_is_embedded_by_several_runs(bench: Workb
 def test_part_of_a_partition_that_has_changed_since_is_asked_for_again(bench: Workbench, small_shards: None) -> None:
     bench.settings["shards"] = 3
     path = partition_folder(bench.catalog, "giant") / "part-0.parquet"
-    write_rows(path, numbered_rows("giant", 3_000), row_group_size=300)
+    write_rows(path, numbered_rows("giant", 900), row_group_size=300)
     found = bench.tick()
-    write_rows(path, numbered_rows("new", 3_000), row_group_size=300)
+    write_rows(path, numbered_rows("new", 900), row_group_size=300)
     ran = bench.launch(found)
     assert not any(run.success for run in ran) and "Divide it anew" in " ".join(ran[0].logged())
     again = requested(bench.later(minutes=2))
