@@ -15,13 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from surge_dagster.cluster.machine import (
-    STRETCHES_AT_ONCE,
-    CatalogRuns,
-    MachineFacts,
-    StretchOutcome,
-    listed_outputs,
-)
+from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome, listed_outputs
 from surge_dagster.cluster.machine_work import IN_VAIN, MachineWork, require_shared
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
 from surge_dagster.engine.encoder.pool import EncoderPool

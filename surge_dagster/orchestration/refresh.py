@@ -41,13 +41,7 @@ from surge_dagster.orchestration.readers_space import report_readers_space
 from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
-from surge_dagster.orchestration.worklist import (
-    OnRecord,
-    Worklist,
-    done_before,
-    make_worklist,
-    requested_partitions,
-)
+from surge_dagster.orchestration.worklist import OnRecord, Worklist, done_before, make_worklist, requested_partitions
 
 
 class Refresh:

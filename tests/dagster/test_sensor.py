@@ -17,11 +17,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
-from surge_dagster.orchestration.launch import (
-    record_pool_limit,
-    require_expected_settings,
-    unattended,
-)
+from surge_dagster.orchestration.launch import record_pool_limit, require_expected_settings, unattended
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from tests.dagster.conftest import NAMES, Workbench, requested, values_of

@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from surge_dagster.service.app import service_app
 from surge_dagster.service.settings import ServiceSettings
+from tests.service.batch_files import DOCUMENTS, QUERIES, line, numbers, vector
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.running import connected, read_all, serving, wait_until
-from tests.service.test_batches import DOCUMENTS, QUERIES, line, numbers, vector
 
 
 @pytest.fixture

@@ -18,14 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.service import lane as lane_module
-from surge_dagster.service.errors import (
-    LaneClosed,
-    LaneDown,
-    Overloaded,
-    RequestTooLarge,
-    TooLong,
-    UnusableText,
-)
+from surge_dagster.service.errors import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
 from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.promise import HANDLING_SECONDS, Promise
 from surge_dagster.service.text_queue import Request, TextQueue

@@ -22,13 +22,7 @@ from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass, field
 from functools import partial
 
-from surge_dagster.engine.errors import (
-    Cancelled,
-    StoreUnavailable,
-    SurgeError,
-    TransientError,
-    WriteRefused,
-)
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError, WriteRefused
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.output.freshness import status_of

@@ -16,13 +16,7 @@ from surge_dagster.engine.encoder.calls import shared_seconds
 from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import Quarantine
-from surge_dagster.engine.encoder.schedule import (
-    LARGEST_CHUNK_TEXTS,
-    LARGEST_CHUNK_WEIGHT,
-    Job,
-    Schedule,
-    chunk_end,
-)
+from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, Job, Schedule, chunk_end
 
 
 @given(
