@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "event_storage": 90,
     "resources": 370,
     "service": 3_982,
-    "cluster": 1_088,
+    "cluster": 1_086,
     "config": 710,
     "consumers": 930,
     "engine.derived": 710,

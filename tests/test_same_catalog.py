@@ -163,11 +163,7 @@ def storage(server: ObjectServer) -> dict[str, Any]:
 
 
 def test_bucket_gives_what_folders_give(
-    folders: Folders,
-    hash_pool: EncoderPool,
-    object_server: ObjectServer,
-    tmp_path: Path,
-    surge: Command,
+    folders: Folders, hash_pool: EncoderPool, object_server: ObjectServer, tmp_path: Path, surge: Command
 ) -> None:
     url = in_bucket(folders.rows_of, object_server, tmp_path / "catalog")
     source = open_source(url, storage_options=StorageOptions(**storage(object_server)))

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome, listed_outputs
 from surge_dagster.cluster.machine_work import IN_VAIN, MachineWork, require_shared
-from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
+from surge_dagster.cluster.stretches import STUCK_SECONDS, Stretch, Stretches, oldest_copy
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
@@ -235,8 +235,11 @@ class ClusterRun(Generic[T]):
         held = Counter[str]()
         for under in self._under.values():
             held[under.machine] += _share_of(under.stretch)
+        at_work = {under.machine for under in self._under.values() if not under.stretch.is_done}
+        # Others are stuck with what copies have done, and keep nobody from a stretch.
+        able = max(1, sum(not held[name] or name in at_work for name in machines))
         for count, name in [(count, name) for count in range(STRETCHES_AT_ONCE) for name in machines]:
-            if held[name] == count and (stretch := self._next(name, count, len(machines), left)) is not None:
+            if held[name] == count and (stretch := self._next(name, count, able, left)) is not None:
                 again = stretch.blame > 0 or any(under.stretch is stretch for under in self._under.values())
                 task = cluster.embed(name, stretch, again=again)
                 self._under[task] = _Under(name, stretch, now)
@@ -265,7 +268,8 @@ class ClusterRun(Generic[T]):
                 self._warn(f"{what} {'left to' if copies and not under.stretch.is_done else 'done by'} another machine")
                 return
             key = left.put_back(under.stretch, under.machine, is_innocent=lost.is_innocent)
-            self._warn(f"{what} {'given up' if key else 'done again'}")
+            again = "left for the next run" if self.stopped else "done again"
+            self._warn(f"{what} {'given up' if key else again}")
             if key:
                 reason = f"{key!r}: machines were lost with it again and again, at last so: {lost}. Correct the cause, "
                 yield from self._new([Failure(key, f"{reason}then run again.", in_source=False)], left)
@@ -276,8 +280,8 @@ class ClusterRun(Generic[T]):
         failures = {event.key: event for event in outcome.events if isinstance(event, Failure)}
         is_sound = not failures or any(isinstance(event, Receipt) for event in outcome.events)
         work.in_vain += not is_sound
-        if copies and not is_sound:  # the other machine decides, and this one gets it no more
-            stretch.lost_on |= {under.machine}
+        if not is_sound and any(self._now() - self._under[copy].begun < STUCK_SECONDS for copy in copies):
+            stretch.lost_on |= {under.machine}  # the other machine decides
             return
         again = {failure.key for failure in failures.values() if self._tries_again(failure, under, left)}
         if again and not is_sound and not work.weight and work.in_vain == IN_VAIN:

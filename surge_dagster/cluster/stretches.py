@@ -21,7 +21,7 @@ from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
 STRETCH_SECONDS = 30.0
-_STUCK_SECONDS = 300.0
+STUCK_SECONDS = 300.0  # after which a machine will hardly end its stretch
 _LEAST_SECONDS = 3.0  # each stretch costs a run's beginning and end
 _FIRST_SPEED = 16 << 10  # of a machine whose speed is not known yet, in bytes of text per second
 # Of the work that is left, what each machine gets at most, as `factoring` of parallel loops does.
@@ -192,6 +192,6 @@ def oldest_copy(running: Sequence[tuple[Stretch, float]], machine: str = "", mac
         (stretch, seconds)
         for stretch, seconds in running
         if alone[id(stretch)] == 1 and not stretch.is_done and seconds >= _LEAST_SECONDS
-        if seconds >= _STUCK_SECONDS or (stretch.is_for(machine, machines) and not stretch.is_suspect)
+        if seconds >= STUCK_SECONDS or (stretch.is_for(machine, machines) and not stretch.is_suspect)
     ]
     return max(slow, key=lambda each: each[1], default=(None, 0.0))[0]

@@ -52,9 +52,11 @@ def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
     left.parent.mkdir(parents=True)
     left.touch()
     (runs.output / file_name(pool.space.name, "p02", "parquet")).unlink()
-    run = cluster_run(LocalCluster(runs, ["a"]), pool)
+    run, begun = cluster_run(LocalCluster(runs, ["a"]), pool), list[int]()
+    begin_space = run._local.begin_space
+    run._local.begin_space = lambda *space: begun.append(begin_space(*space) is None)
     list(run.events())
-    assert run.report.partitions_written == 1 and not left.exists()
+    assert run.report.partitions_written == 1 and not left.exists() and len(begun) == 1
 
 
 def test_machine_has_the_next_stretch_before_it_ends_one(runs: SmallRuns, pool: EncoderPool) -> None:

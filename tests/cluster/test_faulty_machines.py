@@ -101,26 +101,8 @@ def test_what_shares_a_machine_with_the_partition_that_ends_it_is_not_given_up(
     assert len(run.work["a"].lost_at) == 2, "the first machine had another stretch"
 
 
-def test_run_does_not_wait_for_a_silent_machine_whose_stretch_others_have_done(
-    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_run_module, "_COPIES_SECONDS", 0.1)
-
-    def be_silent(machine: str, keys: Sequence[str]) -> None:
-        if machine == "cut":
-            assert cluster.closed.wait(60)
-            raise MachineLost("its link is down")
-
-    cluster = LocalCluster(runs, ["a", "cut"], be_silent)
-    run = cluster_run(cluster, pool)
-    assert len(list(run)) == 12 and not run.failed
-    assert_all_embedded(runs, pool)
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_partition_that_fails_for_a_passing_cause_is_tried_once_more(
-    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
+def fail_p05(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Let a partition fail so many times for a passing cause; returns the numbers of the stretches, as it does."""
     embed, failed = Machine.embed, list[int]()
 
     def fail_first(self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any) -> StretchOutcome:
@@ -131,6 +113,33 @@ def test_partition_that_fails_for_a_passing_cause_is_tried_once_more(
         return StretchOutcome([Failure("p05", "the disk did not answer", transient=True), *rest.events], rest.stopped)
 
     monkeypatch.setattr(Machine, "embed", fail_first)
+    return failed
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_run_does_not_wait_for_a_silent_machine_whose_stretch_others_have_done(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Nor for what another one could do instead of the only one that is left, on which it has failed once."""
+    monkeypatch.setattr(cluster_run_module, "_COPIES_SECONDS", 0.1)
+    failed = fail_p05(monkeypatch, failures)
+
+    def be_silent(machine: str, keys: Sequence[str]) -> None:
+        if machine == "cut":
+            assert cluster.closed.wait(60)
+            raise MachineLost("its link is down")
+
+    cluster = LocalCluster(runs, ["a", "cut"], be_silent)
+    run = cluster_run(cluster, pool)
+    assert len(list(run)) == 12 and not run.failed and len(failed) == failures
+    assert_all_embedded(runs, pool)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_partition_that_fails_for_a_passing_cause_is_tried_once_more(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    failed = fail_p05(monkeypatch, times)
     run = cluster_run(LocalCluster(runs, ["a"]), pool)
     failures = [event.key for event in run.events() if isinstance(event, Failure)]
     assert failures == (["p05"] if times == 2 else []) and len(failed) == times
@@ -252,9 +261,13 @@ def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused(
     assert cluster.closed.is_set() and not run.report.partitions_written
 
 
-def test_copy_that_fails_stops_no_machine_and_fails_no_partition(
-    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stuck", [False, True])
+def test_copy_that_fails_stops_no_machine_and_fails_no_partition_unless_the_machine_that_has_it_is_stuck(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
+    monkeypatch.setattr(cluster_run_module, "_COPIES_SECONDS", 0.1)
+    for module in (stretches, cluster_run_module):
+        monkeypatch.setattr(module, "STUCK_SECONDS", 0 if stuck else 300)
     copied, embed = threading.Event(), Machine.embed
 
     def fail_what_the_other_has(
@@ -262,7 +275,7 @@ def test_copy_that_fails_stops_no_machine_and_fails_no_partition(
     ) -> StretchOutcome:
         machine, stretch = cluster.given[number]
         if machine == "slow":
-            assert copied.wait(60)
+            assert (cluster.closed if stuck else copied).wait(60)
             return embed(self, number, keys, *more, **options)
         if any(name == "slow" and other is stretch for name, other in cluster.given):
             copied.set()
@@ -272,8 +285,12 @@ def test_copy_that_fails_stops_no_machine_and_fails_no_partition(
     monkeypatch.setattr(Machine, "embed", fail_what_the_other_has)
     cluster = LocalCluster(runs, ["slow", "fast"])
     run = cluster_run(cluster, pool)
-    assert len(list(run)) == 12 and not run.failed and "slow" not in cluster.stopped
-    assert_all_embedded(runs, pool)
+    failed = {event.key for event in run.events() if isinstance(event, Failure)}
+    held = {key for machine, stretch in cluster.given for key in stretch.keys if machine == "slow"}
+    assert failed == (held if stuck else set()) and run.report.partitions_written == 12 - len(failed)
+    assert ("slow" in cluster.stopped) == stuck
+    if not stuck:
+        assert_all_embedded(runs, pool)
 
 
 def test_store_that_ignores_conditions_of_writes_is_refused_before_a_machine_has_work(

@@ -141,7 +141,7 @@ def test_least_shard_is_what_a_machine_encodes_in_a_minute(bench: Workbench) -> 
     encoded(bench, 1000.0, 10**9, space="another")
     assert least(space) == 60 * 1_000_000 // 20 and least(None) == shards.SHARD_BYTES
     encoded(bench, 20.0, 4_000_000 - files, kept=50)
-    assert least(space) == 60 * 1_200_000 // 40, "half of the texts of the last one were encoded"
+    assert least(space) == 60 * 3_000_000 // 40, "half of the texts of the last one were encoded"
 
 
 @pytest.fixture

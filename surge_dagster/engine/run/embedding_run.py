@@ -78,7 +78,8 @@ class EmbeddingRun:
 
     Attributes:
         report: the metrics, live.
-        space, is_known: the vector space that the run writes, and whether the output has it, once the run has begun.
+        space: the vector space that the run writes; as the output has it, once the run has begun.
+        is_known: whether the output had it when it was listed.
         preparing: what the run does before it has texts in flight, in words.
     """
 

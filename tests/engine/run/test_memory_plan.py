@@ -169,12 +169,7 @@ class TestFit:
     @pytest.mark.parametrize("beyond", [1, 100_000_000, 5 * GIB])
     @pytest.mark.parametrize("ids", [0, 8_000_000, GIB])
     @pytest.mark.parametrize(
-        "requested",
-        [
-            Thresholds(),
-            Thresholds(b_max=200_000),
-            Thresholds(max_text_bytes=500_000_000),
-        ],
+        "requested", [Thresholds(), Thresholds(b_max=200_000), Thresholds(max_text_bytes=500_000_000)]
     )
     def test_limit_for_pages_and_ids_works_whatever_the_thresholds_do(
         self, requested: Thresholds, ids: int, beyond: int, times: float

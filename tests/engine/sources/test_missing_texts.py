@@ -87,12 +87,7 @@ def test_every_kind_of_source_announces_the_rows_that_it_skips(
 
 
 @pytest.mark.parametrize(
-    ("missing_text", "expected"),
-    [
-        ("refuse_nulls", ["a.b", " .", "."]),
-        ("skip", ["a.b"]),
-        ("empty", ["a.b", "", ""]),
-    ],
+    ("missing_text", "expected"), [("refuse_nulls", ["a.b", " .", "."]), ("skip", ["a.b"]), ("empty", ["a.b", "", ""])]
 )
 def test_text_of_several_columns_is_blank_where_all_of_them_are(missing_text: Any, expected: list[str]) -> None:
     columns = {"id": [1, 2, 3], "a": ["a", " ", ""], "b": ["b", None, ""]}
