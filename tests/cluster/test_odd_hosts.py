@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import hosts
-from tests.cluster.ray_hosts import RayHosts
+from tests.cluster.ray_hosts import MACHINE, RayHosts
 from tests.cluster.servers import Bucket
 from tests.extras import require
 from tests.service.lanes import until
@@ -84,6 +86,20 @@ def test_partition_whose_source_is_replaced_while_its_ranges_are_in_work_is_of_o
         embed(cluster, catalog)
         cluster.verify(catalog)
         assert not list(staged.rglob("*.parquet"))
+
+
+def test_run_ends_though_a_machine_stands_still_and_another_one_was_lost(tmp_path: Path) -> None:
+    catalog, log = tmp_path / "catalog", tmp_path / "log"
+    build_synthetic_catalog(catalog, texts=700_000, partitions=150, seed=1)
+    with ray_hosts(2, catalog) as cluster:
+        driver = cluster.embedding(catalog, log)
+        until(lambda: published(catalog) >= 10)
+        for host, sent in zip(cluster.hosts, (signal.SIGSTOP, signal.SIGKILL), strict=True):
+            for pid in [pid for pid in host.pids() if MACHINE in Path(f"/proc/{pid}/cmdline").read_text()]:
+                os.kill(pid, sent)
+        assert driver.wait(400) == 0, log.read_text()
+        assert "150 partitions written" in log.read_text() and "done again" in log.read_text()
+        cluster.verify(catalog)
 
 
 def test_bucket_that_ignores_conditions_of_writes_is_refused_at_the_start(catalog: Path) -> None:

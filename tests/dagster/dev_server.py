@@ -256,12 +256,7 @@ def dev_server(
     Args:
         postgres: URL of the database that keeps runs and events; "" is SQLite.
     """
-    settings = {
-        "source": str(folder / "catalog"),
-        "output": str(folder / "output"),
-        "model": "hash://16",
-        **settings,
-    }
+    settings = {"source": str(folder / "catalog"), "output": str(folder / "output"), "model": "hash://16", **settings}
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "home").mkdir()

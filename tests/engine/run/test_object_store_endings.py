@@ -112,11 +112,7 @@ def test_no_thread_waits_for_a_store_that_is_down(
 
 @pytest.mark.parametrize(
     ("program", "requests", "fault"),
-    [
-        (_COMMAND, "(PUT|POST) .*parquet", UNAVAILABLE),
-        (_LIBRARY, "PUT .*parquet", SILENCE),
-        (_LIBRARY, "GET", SILENCE),
-    ],
+    [(_COMMAND, "(PUT|POST) .*parquet", UNAVAILABLE), (_LIBRARY, "PUT .*parquet", SILENCE), (_LIBRARY, "GET", SILENCE)],
 )
 def test_interrupted_process_ends(
     object_server: ObjectServer, tmp_path: Path, program: str, requests: str, fault: Fault
@@ -140,11 +136,7 @@ def test_interrupted_process_ends(
         "SURGE_GRACE_SECONDS": "1",
     }
     with subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
+        [sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | environment
     ) as running:
         assert received.wait(60)
         running.send_signal(signal.SIGINT)
