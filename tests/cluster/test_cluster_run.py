@@ -45,7 +45,7 @@ def test_run_with_nothing_to_do_begins_no_space_and_needs_no_machine(tmp_path: P
 
 
 def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
-    runs: SmallRuns, pool: EncoderPool
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list(cluster_run(LocalCluster(runs, ["a"]), pool).events())
     left = runs.output / STAGING / pool.space.name / "p01" / "v" / "0-3.parquet"  # as by a copy that ended late
@@ -54,7 +54,7 @@ def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
     (runs.output / file_name(pool.space.name, "p02", "parquet")).unlink()
     run, begun = cluster_run(LocalCluster(runs, ["a"]), pool), list[int]()
     begin_space = run._local.begin_space
-    run._local.begin_space = lambda *space: begun.append(begin_space(*space) is None)
+    monkeypatch.setattr(run._local, "begin_space", lambda: begun.append(begin_space() is None))
     list(run.events())
     assert run.report.partitions_written == 1 and not left.exists() and len(begun) == 1
 
