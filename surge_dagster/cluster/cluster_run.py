@@ -221,7 +221,7 @@ class ClusterRun(Generic[T]):
         machines = cluster.machines()
         if self._refusals and not machines and not cluster.is_starting() and not self._has_worked():
             raise next(iter(self._refusals.values()))
-        if machines and not self.work and not self._local.is_known:
+        if machines and not self.work and not self._local.space_is_known:
             self._local.begin_space()  # which is refused before any machine has written
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
@@ -268,8 +268,8 @@ class ClusterRun(Generic[T]):
                 self._warn(f"{what} {'left to' if copies and not under.stretch.is_done else 'done by'} another machine")
                 return
             key = left.put_back(under.stretch, under.machine, is_innocent=lost.is_innocent)
-            again = "left for the next run" if self.stopped else "done again"
-            self._warn(f"{what} {'given up' if key else again}")
+            then = "given up" if key else "left for the next run" if self.stopped else "done again"
+            self._warn(f"{what} {then}")
             if key:
                 reason = f"{key!r}: machines were lost with it again and again, at last so: {lost}. Correct the cause, "
                 yield from self._new([Failure(key, f"{reason}then run again.", in_source=False)], left)

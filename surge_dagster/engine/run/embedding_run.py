@@ -79,7 +79,7 @@ class EmbeddingRun:
     Attributes:
         report: the metrics, live.
         space: the vector space that the run writes; as the output has it, once the run has begun.
-        is_known: whether the output had it when it was listed.
+        space_is_known: whether the output had it when it was listed.
         preparing: what the run does before it has texts in flight, in words.
     """
 
@@ -125,7 +125,7 @@ class EmbeddingRun:
         self._stop = StopSignal(grace_seconds)
         self._store = store.until(self._stop.over)
         self._events: EventStream | None = None
-        self._started = self.is_known = False
+        self._started = self.space_is_known = False
         self._describe_space()
 
     @property
@@ -215,7 +215,7 @@ class EmbeddingRun:
 
     def keep_tidy(self, fresh_keys: set[str]) -> None:
         """Make a space that the output has that of the settings, and remove what is staged of fresh partitions."""
-        if self.is_known:
+        if self.space_is_known:
             self.begin_space()
             remove_staged(self._store, self.space.name, fresh_keys)
 
@@ -232,7 +232,7 @@ class EmbeddingRun:
         for known in list_spaces(self._store):
             if known.spec_sha256 == self.space.spec_sha256:
                 require_format(self._store, known, self._file_format)
-                self.space, self.is_known = known, True
+                self.space, self.space_is_known = known, True
                 self._describe_space()
         if self._outputs is not None and self._outputs.space == self.space.name:
             return self._outputs
