@@ -207,12 +207,13 @@ class Dispatcher:
             if len(self.ready_messages) == len(self.seats):
                 self.started.set()
         elif message["op"] == "done":
-            chunk, seconds = worker.finish_chunk()
+            ended_at = message["ended_at"]
+            chunk, seconds = worker.finish_chunk(ended_at)
             self._losses[worker.seat.index] = 0
             costs = Costs(**message["costs"] | {"work_seconds": seconds})
             # The answer to a chunk that was queued early follows the one before at once.
             self._schedule.measure(worker.seat.index, chunk, max(seconds, costs.forward_seconds))
-            chunk.job.add(chunk, costs)
+            chunk.job.add(chunk, costs, ended_at)
             self._release(chunk)
         elif message["op"] == "refused":
             if message["config"]:

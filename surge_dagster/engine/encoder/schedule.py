@@ -64,6 +64,8 @@ class Job:
     Attributes:
         borders, chosen: `borders` and `rows` of `EncoderPool.submit`.
         ends: total weight of the rows before each row, int64 [rows + 1].
+        started_at: when its first chunk was assigned, or the job before it ended.
+        ended_at: when the last of its chunks that was answered ended.
         encoded: ranges of rows that have their vectors.
         gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
     """
@@ -80,6 +82,7 @@ class Job:
     costs: Costs = NO_COSTS
     encoded: list[tuple[int, int]] = field(default_factory=list)
     started_at: float | None = None
+    ended_at: float | None = None
     encode_seconds: float = 0.0
     gpu_samples: list[tuple[float, int]] = field(default_factory=list)
     abandoned: bool = False
@@ -123,8 +126,9 @@ class Job:
         self.finished_rows += skipped
         return None if rows is None else Chunk(self, rows.start, rows.stop, rows)
 
-    def add(self, chunk: Chunk, costs: Costs) -> None:
-        """Counts a finished chunk."""
+    def add(self, chunk: Chunk, costs: Costs, ended_at: float) -> None:
+        """Count a chunk that its worker finished at this time."""
+        self.ended_at = max(ended_at, self.ended_at or ended_at)
         self.costs = self.costs.plus(costs)
         self.finished_rows += chunk.stop - chunk.start
         self.encoded.append((chunk.start, chunk.stop))
@@ -182,22 +186,24 @@ class Schedule:
             self.end(job)
 
     def end(self, job: Job, error: Exception | None = None) -> None:
-        """Ends a job; from now on time counts for the jobs that came after it.
+        """End a job; from its end on time counts for the jobs that came after it.
 
-        A small one may end before those that came first: its time is then not theirs.
+        A small one may end before those that came first: its time is then not theirs. With several workers jobs end in
+        any order; each has at least the time that its own forward passes took.
         """
         if job not in self._jobs:
             return
         job.error = error
-        now, place = time.monotonic(), self._jobs.index(job)
+        place = self._jobs.index(job)
+        ended_at = job.ended_at or time.monotonic()
         if job.started_at is not None:
-            job.encode_seconds = now - job.started_at
+            job.encode_seconds = max(ended_at - job.started_at, job.costs.forward_seconds / self._workers)
             for earlier in self._jobs[:place]:
                 if earlier.started_at is not None:
                     earlier.started_at += job.encode_seconds
         for later in self._jobs[place + 1 :]:
             if later.started_at is not None:
-                later.started_at = now
+                later.started_at = max(later.started_at, ended_at)
         del self._jobs[place]
         job.done.set()
 

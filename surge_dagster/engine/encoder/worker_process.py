@@ -130,10 +130,10 @@ class WorkerProcess:
         place = {"arena": arena.key, "slot": chunk.job.slot.index, "start": chunk.start, "stop": chunk.stop}
         self._send({"op": "encode", "chosen": chunk.job.chosen is not None, **place})
 
-    def finish_chunk(self) -> tuple[Chunk, float]:
-        """The chunk that the worker has just answered, and its seconds."""
-        now = time.monotonic()
-        seconds, self._chunk_started_at = now - self._chunk_started_at, now
+    def finish_chunk(self, ended_at: float) -> tuple[Chunk, float]:
+        """Return the chunk that the worker ended at this time, and its seconds."""
+        seconds = ended_at - self._chunk_started_at
+        self._chunk_started_at = ended_at
         return self.assigned.pop(0), seconds
 
     def drop_arena(self, key: int) -> None:

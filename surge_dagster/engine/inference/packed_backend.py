@@ -21,7 +21,12 @@ import numpy as np
 import torch
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import (
+    BackendSettings,
+    LaunchedChunk,
+    Progress,
+    Rows,
+)
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
@@ -97,10 +102,10 @@ class PackedBackend(TokenBackend):
         self.detail = f"torch {torch.__version__}, packed{' and compiled' if fused else ''}"
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
-        return self.launch(prepared, rows, progress)()
+        return self.launch(prepared, rows, progress).finish()
 
-    def launch(self, prepared: Tokens, rows: Rows, progress: Progress) -> Callable[[], Costs]:
-        """Queues the passes of a chunk. What is returned waits for its vectors and puts them into their rows."""
+    def launch(self, prepared: Tokens, rows: Rows, progress: Progress) -> LaunchedChunk:
+        """Queue the passes of a chunk."""
         rows.truncated[rows.places] = prepared.truncated
         lengths = prepared.lengths
         with torch.inference_mode():
@@ -131,7 +136,7 @@ class PackedBackend(TokenBackend):
                 copy_seconds=copy_seconds,
             )
 
-        return finish
+        return LaunchedChunk(is_done=lambda: ended.is_reached, finish=finish)
 
     def _tell(self, progress: Progress) -> None:
         """Passes that have ended are progress, those of the chunk before among them; queued ones are not."""

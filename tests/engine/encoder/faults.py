@@ -16,13 +16,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, LaunchedChunk, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -68,8 +67,8 @@ class FaultyBackend(HashBackend):
 class QueuingBackend(FaultyBackend):
     """Computes a chunk when it is waited for, after the next one was launched."""
 
-    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> Callable[[], Costs]:
-        return partial(self.forward, prepared, rows, progress)
+    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedChunk:
+        return LaunchedChunk(is_done=lambda: False, finish=partial(self.forward, prepared, rows, progress))
 
 
 class RefusingBackend(HashBackend):

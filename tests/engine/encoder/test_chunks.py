@@ -155,7 +155,7 @@ def test_only_groups_with_failing_texts_fail_and_every_other_row_is_encoded(
         else:
             assert not encoded[chunk.start : chunk.stop].any()
             encoded[chunk.start : chunk.stop] = True
-            job.add(chunk, NO_COSTS)
+            job.add(chunk, NO_COSTS, ended_at=0.0)
     assert job.finished
 
     def group(row: int) -> int:

@@ -170,10 +170,10 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     def launch(first: int, places: np.ndarray) -> tuple[Callable[[], Any], np.ndarray, np.ndarray]:
         """Of the texts from `first` on and those before it; with their places and their vectors."""
         device.launching, ticks[0] = True, 0
-        finish = backend.launch(backend.prepare(texts()[first:] + texts()[:first]), Rows(matrix, flags, places), tick)
+        chunk = backend.launch(backend.prepare(texts()[first:] + texts()[:first]), Rows(matrix, flags, places), tick)
         device.launching = False
         assert ticks[0] == 0, "a pass that is only queued is no progress"
-        return finish, places, np.roll(expected, -first, axis=0)
+        return chunk.finish, places, np.roll(expected, -first, axis=0)
 
     under_way = launch(0, in_a_row)
     for first, places in ((3, mixed), (5, in_a_row), (7, mixed)):

@@ -21,7 +21,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.spec import Space
 
-_BACKENDS = {
+REGISTERED_BACKENDS = {
     "hash": "surge_dagster.engine.encoder.worker.backends.hash_backend:HashBackend",
     "packed": "surge_dagster.engine.inference.packed_backend:load_packed",
     "openvino": "surge_dagster.engine.inference.openvino_backend:OpenvinoBackend",
@@ -87,7 +87,7 @@ def _faster_backends(settings: BackendSettings) -> list[str]:
 
 def make_backend(name: str, space: Space, settings: BackendSettings) -> Backend:
     """Each backend is imported only where it is used."""
-    module, _, attribute = _BACKENDS.get(name, name).partition(":")
+    module, _, attribute = REGISTERED_BACKENDS.get(name, name).partition(":")
     return getattr(importlib.import_module(module), attribute)(space, settings)
 
 

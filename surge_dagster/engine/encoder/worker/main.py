@@ -19,8 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_a
 from surge_dagster.engine.encoder.worker.backends.base import (
     Backend,
     BackendSettings,
+    LaunchedChunk,
     QueuingBackend,
     Rows,
     TextsFromBytes,
@@ -54,6 +54,10 @@ class _Work:
     error: BaseException | None = None
 
 
+class _PoolEnded(Exception):
+    """The pool has closed the connection: no chunk follows."""
+
+
 class Worker:
     """The state of one worker; `run` returns its exit code when the pool stops it."""
 
@@ -62,7 +66,7 @@ class Worker:
         self._sending = threading.Lock()
         self._progress = 0
         self._arenas: dict[int, list[SlotArrays]] = {}
-        self._prepared: queue.SimpleQueue[_Work | BaseException | None] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[_Work | BaseException] = queue.SimpleQueue()
 
     def run(self) -> int:
         first = protocol.receive(self._connection)
@@ -76,39 +80,53 @@ class Worker:
             return 1
         threading.Thread(target=self._read, args=(backend,), daemon=True).start()
         try:
-            while self._compute(backend):
-                pass
+            while True:
+                self._encode_waiting(backend)
+        except _PoolEnded:
+            return 0
         except BaseException as failure:
             # The state of the device is unknown now: a new process takes over.
             self._send(_report(failure) | {"op": "failed"})
             return 1
-        return 0
 
-    def _compute(self, backend: Backend) -> bool:
-        """Answers chunks until none waits; whether more can come.
+    def _encode_waiting(self, backend: Backend) -> None:
+        """Wait for a chunk, then answer it and those behind it until none is waiting.
 
-        A backend that queues its work gets the next chunk before this one is waited for. Nothing is kept between two
-        calls: a waiting worker must not hold an arena that the pool has closed.
+        A chunk is answered as soon as its vectors are there. Only a chunk that is still queued on a device lets the
+        next one be launched before its own answer, so that the device is never idle between the two. No chunk is kept
+        between two calls: a waiting worker must not hold an arena that the pool has closed.
         """
-        work, finish = self._prepared.get(), None
-        while True:
-            queued, fault = None, work if isinstance(work, BaseException) else None
-            if isinstance(work, _Work):
-                try:
-                    queued = self._launch(backend, work)
-                except BaseException as error:
-                    fault = error
-            if finish is not None:
-                self._send({"op": "done", "costs": finish()})
-            if fault is not None:
-                raise fault
-            if (finish := queued) is None:
-                return False
+        work = self._take_prepared()
+        launched = self._launch(backend, work)
+        while not launched.is_done() and not self._prepared.empty():
+            waited_for = work, launched
             try:
-                work = self._prepared.get_nowait()
-            except queue.Empty:
-                self._send({"op": "done", "costs": finish()})
-                return True
+                work = self._take_prepared()
+                launched = self._launch(backend, work)
+            finally:
+                self._answer(*waited_for)
+        self._answer(work, launched)
+
+    def _take_prepared(self) -> _Work:
+        """Wait for the next chunk; raise what ended the reader, or what went wrong while a chunk was tokenized."""
+        work = self._prepared.get()
+        if isinstance(work, BaseException):
+            raise work
+        if work.error is not None:
+            raise work.error
+        return work
+
+    def _launch(self, backend: Backend, work: _Work) -> LaunchedChunk:
+        rows = Rows(work.arrays.matrix, work.arrays.truncated, work.rows)
+        if isinstance(backend, QueuingBackend):
+            return backend.launch(work.prepared, rows, self._tick)
+        costs = backend.forward(work.prepared, rows, self._tick)
+        return LaunchedChunk(is_done=lambda: True, finish=lambda: costs)
+
+    def _answer(self, work: _Work, launched: LaunchedChunk) -> None:
+        costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
+        # By the clock that all processes of a machine share: the pool may be busy and read this answer late.
+        self._send({"op": "done", "costs": costs.measured(), "ended_at": time.monotonic()})
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(**message["space"] | {"requested": EncodingSpec(**message["space"]["requested"])})
@@ -123,8 +141,8 @@ class Worker:
         return backend
 
     def _read(self, backend: Backend) -> None:
-        """Until the connection ends; the main thread reports an error."""
-        end: BaseException | None = None
+        """Take messages until the connection ends; the main thread reports an error."""
+        end: BaseException = _PoolEnded()
         try:
             while (received := protocol.receive(self._connection)) is not None:
                 self._take(backend, *received)
@@ -154,18 +172,6 @@ class Worker:
             except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
                 work.error = error
             self._prepared.put(work)
-
-    def _launch(self, backend: Backend, work: _Work) -> Callable[[], dict[str, float]]:
-        """What is returned waits for the chunk's vectors and says what they cost."""
-        if work.error is not None:
-            raise work.error
-        rows = Rows(work.arrays.matrix, work.arrays.truncated, work.rows)
-        tokenizing = {"tokenize_seconds": work.tokenize_seconds}
-        if isinstance(backend, QueuingBackend):
-            finish = backend.launch(work.prepared, rows, self._tick)
-            return lambda: finish().measured() | tokenizing
-        costs = backend.forward(work.prepared, rows, self._tick).measured() | tokenizing
-        return lambda: costs
 
     def _tick(self) -> None:
         self._progress += 1

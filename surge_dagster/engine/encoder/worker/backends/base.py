@@ -78,12 +78,25 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedChunk:
+    """A chunk whose work was handed to a device.
+
+    Attributes:
+        is_done: whether `finish` returns without waiting for the device.
+        finish: waits for the vectors, writes them to their rows and returns their costs; called once.
+    """
+
+    is_done: Callable[[], bool]
+    finish: Callable[[], Costs]
+
+
 @runtime_checkable
 class QueuingBackend(Protocol):
-    """A `Backend` that queues its work on a device: the next chunk is launched before this one is waited for."""
+    """A `Backend` that queues its work on a device, so that the next chunk can be launched before this one ends."""
 
-    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> Callable[[], Costs]:
-        """`forward` in two steps: this one does not wait; the one that it returns does, and writes the results."""
+    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedChunk:
+        """Queue the work of `forward` without waiting for it."""
         ...
 
 

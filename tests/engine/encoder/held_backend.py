@@ -1,0 +1,56 @@
+"""A registered backend that holds back chunks of `FIRST_TEXTS` and `SECOND_TEXTS` texts before it computes them.
+
+The worker touches files in `$HELD_FOLDER`: `tokenized-N` after a chunk of N texts was tokenized, and `held-N` when it
+begins to compute a held chunk, which then waits for the file `go-on-N`. `$HELD_BACKEND` names the backend.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from surge_dagster.engine.encoder.worker.backends.base import (
+    Backend,
+    BackendSettings,
+    Progress,
+    QueuingBackend,
+    Rows,
+    TextsFromBytes,
+)
+from surge_dagster.engine.encoder.worker.loading import make_backend
+from surge_dagster.engine.model.spec import Space
+
+FIRST_TEXTS = 5
+SECOND_TEXTS = 3
+_POLL_SECONDS = 0.01
+
+
+def load(space: Space, settings: BackendSettings) -> Backend:
+    backend: Any = make_backend(os.environ["HELD_BACKEND"], space, settings)
+    folder = Path(os.environ["HELD_FOLDER"])
+
+    prepare_name = "prepare_bytes" if isinstance(backend, TextsFromBytes) else "prepare"
+    prepare = getattr(backend, prepare_name)
+
+    def prepare_and_tell(*texts: Any) -> Any:
+        prepared = prepare(*texts)
+        (folder / f"tokenized-{len(texts[-1])}").touch()
+        return prepared
+
+    compute_name = "launch" if isinstance(backend, QueuingBackend) else "forward"
+    compute = getattr(backend, compute_name)
+
+    def compute_when_allowed(prepared: Any, rows: Rows, progress: Progress) -> Any:
+        texts = len(rows.places)
+        if texts in (FIRST_TEXTS, SECOND_TEXTS):
+            (folder / f"held-{texts}").touch()
+            while not (folder / f"go-on-{texts}").exists():
+                progress()
+                threading.Event().wait(_POLL_SECONDS)
+        return compute(prepared, rows, progress)
+
+    setattr(backend, prepare_name, prepare_and_tell)
+    setattr(backend, compute_name, compute_when_allowed)
+    return backend
