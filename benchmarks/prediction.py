@@ -145,7 +145,7 @@ def _case(pool: EncoderPool, sigma: float, history: str, seconds: float, repeats
         _other(history, pool, seconds, folder / f"other-{sigma}-{history}")
     else:
         calibrate(partitions, str(output), StorageOptions(), pool)
-    bounds = Thresholds().resolve(pool.costs.efficient_texts)
+    bounds = Thresholds().resolve(pool.costs.b_min)
     pinned = Thresholds(bounds.b_min, bounds.b_max, first_b_min=bounds.first_b_min)
     plans, reports = [], []
     for number in range(repeats):

@@ -105,10 +105,11 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
         metrics = superbatch_metrics(event.step_materialization_data.materialization)
         if metrics is not None:
             texts += metrics["texts"]
+            rate = metrics.get("texts_per_second")
+            speed = "" if rate is None else f"{rate:,.0f} texts/s, "
             out.print(
                 f"  SuperBatch {metrics['superbatch']}: {counted(metrics['texts'], 'text')} of "
-                f"{counted(metrics['partitions'], 'partition')}, {metrics['texts_per_second']:,.0f} texts/s, "
-                f"{texts:,} so far"
+                f"{counted(metrics['partitions'], 'partition')}, {speed}{texts:,} so far"
             )
 
     refreshed = execute(instance, definitions.resolve_job_def(_NAMES.refresh_job), print_superbatch)

@@ -93,7 +93,7 @@ def plan(
         encode = EncodeCosts.given(call_seconds, 1 / texts_per_second, workers)
         vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
         costs = RunCosts(encode, io_costs([]), vector_bytes)
-        planned = plan_partitions(partitions, costs, thresholds.resolve(encode.efficient_texts), **goals)
+        planned = plan_partitions(partitions, costs, thresholds.resolve(encode.b_min), **goals)
     release(source)
     left_out = {
         "fresh": planned.partitions_fresh,

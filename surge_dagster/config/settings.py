@@ -45,6 +45,7 @@ from surge_dagster.config.settings_input import (
     without_quotes,
 )
 from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
+from surge_dagster.engine.encoder.costs import LEAST_B_MIN
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.errors import ConfigError
@@ -310,7 +311,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):
             spec.resolve()
-        self.thresholds().resolve(efficient_texts=1.0)  # it matters only to derived values
+        self.thresholds().resolve(LEAST_B_MIN)  # it matters only to derived values
         return self
 
     @classmethod

@@ -37,7 +37,7 @@ _SUPERBATCH_METRICS = (
     *("partitions", "texts", "text_bytes", "tokens", "padding_ratio", "truncated", "replays", "fill_ratio"),
     *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds"),
     *("read_seconds", "serialize_seconds", "upload_seconds"),
-    *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio", "texts_per_second"),
+    *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio"),
     "peak_resident_bytes",
 )
 _OF_RECEIPT = (
@@ -46,7 +46,7 @@ _OF_RECEIPT = (
 )
 _WHERE_KNOWN = ("oldest_encoded_at", "superbatch")
 MOST_RUNS = 30  # in the chart of rows by run
-_WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
+_WHERE_MEASURED = ("texts_per_second", "pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 

@@ -189,7 +189,7 @@ class Outcome:
         match event:
             case SuperBatchReport():
                 spans = event.encode_span, event.serialize_span, event.upload_span
-                self.timeline.add(Entry(1, event.costs.texts_encoded, event.costs.encode_seconds, *spans))
+                self.timeline.add(Entry(1, event.costs.texts_computed, event.costs.encode_seconds, *spans))
             case Receipt(action="fresh"):
                 self.fresh.add(event.key)
             case Receipt():

@@ -45,8 +45,8 @@ def run_charts(
     if timeline.entries:
         charts["timeline"] = timeline_chart(timeline) if machines is None else machines_chart(list(machines.values()))
         charts["throughput"] = throughput_chart(timeline)
-    if sizes and report.texts_encoded and report.costs.encode_seconds > 0:
-        rate = report.texts_encoded / report.costs.encode_seconds
+    rate = report.costs.texts_per_second
+    if sizes and rate is not None:
         break_even = CostConstants(report.call_seconds, report.workers / rate, report.workers).break_even_texts
         charts["partition_sizes"] = sizes_chart(sizes, break_even, report.b_min)
     return charts

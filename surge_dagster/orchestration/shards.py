@@ -111,7 +111,8 @@ def bytes_per_minute(names: CatalogNames, instance: dg.DagsterInstance, space: S
         metrics = superbatch_metrics(record.asset_materialization)
         if metrics and space and metrics["space"] == space.name and metrics["texts"]:
             of_call = metrics["encode_seconds"]
-            share = min(1.0, metrics["texts_per_second"] * of_call / metrics["texts"])  # others keep an old vector
+            computed = metrics.get("texts_per_second", 0.0) * of_call
+            share = min(1.0, computed / metrics["texts"])  # others keep an old vector
             encoded += share * (metrics["text_bytes"] + FILE_BYTES * metrics["partitions"])
             seconds += of_call
     return max(1, round(60 * encoded / seconds)) if seconds >= _MEASURED_SECONDS else SHARD_BYTES

@@ -167,7 +167,7 @@ def test_axes_of_counts_have_whole_numbers() -> None:
 
 
 def test_n_star_follows_from_the_cost_of_a_call() -> None:
-    report = RunReport(costs=Costs(texts_encoded=100, encode_seconds=1.0), call_seconds=0.16)
+    report = RunReport(costs=Costs(texts_computed=100, texts_encoded=100, encode_seconds=1.0), call_seconds=0.16)
     svg = drawn(run_charts(report, Timeline(), Counter({3: 1}))["partition_sizes"])
     assert "n* = 16 " in words(svg)
 

@@ -53,7 +53,8 @@ class PricedPool:
         def encode(texts: list[str]) -> tuple[float, float]:
             return 12.0 * len(texts), C_IPC + C_TEXT * len(texts)
 
-        self.costs = EncodeCosts.of(*timed_calls(self.calibration, "cpu", encode, anew=anew), workers=1)
+        measured, of_runs = timed_calls(self.calibration, "cpu", encode, anew=anew)
+        self.costs = EncodeCosts.of(measured, of_runs, 1, self.calibration.read("b_min cpu"))
         return self.costs
 
 

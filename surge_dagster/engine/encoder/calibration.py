@@ -2,7 +2,7 @@
 
 One document on disk per vector space, backend, precision, machine and set of library versions; it can be deleted at any
 time. Workers write the cosine and the token budget, the pool writes the encode calls that it timed, and each run adds
-its SuperBatches: B_min and the planner's predictions follow from these.
+its SuperBatches and its B_min: the next B_min and the planner's predictions follow from these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surge_dagster.engine.support import disk_cache
 MEASURING_LOCK = "calibration/.measuring"
 # Increased when the way this package drives a backend, the parity texts or the rows of observations change, so that
 # older cached answers are not used.
-_REVISION = 8
+_REVISION = 9
 OBSERVATIONS = 256  # kept of each kind
 
 

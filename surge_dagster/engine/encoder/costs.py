@@ -9,6 +9,9 @@ for bytes of long texts behind the tokens that the model reads: without it such 
 A start times a few calls of growing size; runs add their SuperBatches. A call weighs 1/fitted seconds, because long
 times vary by more: the fitted seconds of all calls together are then the measured ones, and a long run outweighs a
 short measurement. The speed of a machine changes, so calls of runs weigh less with each minute of encoding after them.
+
+B_min does not come from this fit but from the median texts per second of the newest SuperBatches (`derived_b_min`), so
+that no single record can make it run away.
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from statistics import median
 
 import numpy as np
 
 from surge_dagster.engine.encoder.calibration import Calibration
 
-EFFICIENCY_LOSS = 0.01
-# Of one thread, for what each SuperBatch costs beside its encode call: a folder flush, events, records of its segments.
-# Where the encoder has all cores, as on a CPU, it is not hidden.
-SUPERBATCH_SECONDS = 0.01
-_MOST_SUPERBATCH_SECONDS = 5.0
+# A SuperBatch that takes this long hides its fixed costs, shows progress, and is little to lose.
+_B_MIN_SECONDS = 5.0
+LEAST_B_MIN = 1_000
+MOST_B_MIN = 100_000
+_MOST_B_MIN_CHANGE = 2
+_NEWEST_CALLS = 9
+RAMP = 16  # the first SuperBatch of a run is a sixteenth of B_min
 _LENGTHS = 32  # texts of a call until a new one mostly has the length of an earlier one
 _HALF_LIFE_SECONDS = 60.0  # of encoding, after which a call of a run weighs half
 _READ_BYTES = 16  # at most, of a token: what a text has beyond them is not read
@@ -118,6 +124,7 @@ class EncodeCosts:
             together.
         tokens_per_byte: encoded tokens; the bytes are those of equal texts too.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
+        b_min: texts of a SuperBatch, where no setting gives them (`derived_b_min`).
     """
 
     fit: Fit
@@ -125,9 +132,17 @@ class EncodeCosts:
     tokens_per_byte: float = 0.25
     tokens_per_text: float = 12.0
     equal_share: float = 0.0
+    b_min: int = LEAST_B_MIN
 
     @classmethod
-    def of(cls, measured: Sequence[Call], of_runs: Sequence[Call], workers: int) -> EncodeCosts:
+    def of(
+        cls, measured: Sequence[Call], of_runs: Sequence[Call], workers: int, previous_b_min: int | None = None
+    ) -> EncodeCosts:
+        """Fit the costs to the calls of a start and those of runs, oldest first; at least one call is needed.
+
+        Args:
+            previous_b_min: of the run before; None if there was none.
+        """
         texts, size, tokens, seconds, equal = (
             np.array([astuple(each) for each in (*measured, *of_runs)]).reshape(-1, 5).T
         )
@@ -135,9 +150,10 @@ class EncodeCosts:
         since = np.cumsum(seconds[len(measured) :][::-1])[::-1] - seconds[len(measured) :]
         weights[len(measured) :] = 0.5 ** (since / _HALF_LIFE_SECONDS)
         text_bytes = size * texts / np.maximum(texts + equal, 1)
-        return cls(fit_costs(_amounts(texts, tokens, text_bytes), seconds, weights), workers).of_texts(
-            of_runs or measured
-        )
+        fitted = cls(fit_costs(_amounts(texts, tokens, text_bytes), seconds, weights), workers)
+        costs = fitted.of_texts(of_runs or measured)
+        rate = newest_rate(of_runs, previous_b_min) or costs.texts_per_second
+        return replace(costs, b_min=derived_b_min(rate, previous_b_min))
 
     def of_texts(self, known: Sequence[Call]) -> EncodeCosts:
         """The same costs, for texts that are as long and as often equal as those of these calls."""
@@ -152,17 +168,8 @@ class EncodeCosts:
     @classmethod
     def given(cls, call_seconds: float, text_seconds: float, workers: int) -> EncodeCosts:
         """Costs of the command line: c_ipc, and c_enc of one text on one worker whatever its length."""
-        return cls(Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0, 0.0])), workers)
-
-    @property
-    def efficient_texts(self) -> float:
-        """The smallest SuperBatch encoded within 1 % of the speed of an endless one, other stages included.
-
-        It takes no more than 5 s: with each one a run shows progress, and has less to lose.
-        """
-        fixed = self.superbatch_seconds + SUPERBATCH_SECONDS
-        seconds = min(_MOST_SUPERBATCH_SECONDS, (1 / EFFICIENCY_LOSS - 1) * fixed)
-        return seconds * self.workers / self.text_seconds()
+        fit = Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0, 0.0]))
+        return cls(fit, workers, b_min=derived_b_min(workers / text_seconds))
 
     @property
     def call_seconds(self) -> float:
@@ -209,6 +216,27 @@ class EncodeCosts:
 
     def _of_text(self, tokens: float | None) -> np.ndarray:
         return self.workers * np.array([0.0, 0.0, 1.0, self.tokens_per_text if tokens is None else tokens, 0.0])
+
+
+def derived_b_min(texts_per_second: float, previous: int | None = None) -> int:
+    """Return B_min: the texts of five seconds, 1,000 to 100,000, and at most twice or half of the previous run's."""
+    wanted = _B_MIN_SECONDS * texts_per_second
+    if previous is not None:
+        wanted = min(wanted, _MOST_B_MIN_CHANGE * previous)
+        wanted = max(wanted, previous / _MOST_B_MIN_CHANGE)
+    return round(min(max(wanted, LEAST_B_MIN), MOST_B_MIN))
+
+
+def newest_rate(of_runs: Sequence[Call], b_min: int | None) -> float | None:
+    """Return the median texts per second of the newest SuperBatches; None if there are none.
+
+    Those smaller than the first one of a run with this B_min are left out: their time is that of a call.
+    """
+    least_texts = 1 if b_min is None else b_min // RAMP
+    newest = [call for call in of_runs if call.texts >= least_texts and call.seconds > 0][-_NEWEST_CALLS:]
+    if not newest:
+        return None
+    return median(call.texts / call.seconds for call in newest)
 
 
 def _amounts(texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float) -> np.ndarray:
@@ -261,14 +289,14 @@ def timed_calls(
 ) -> tuple[list[Call], list[Call]]:
     """The calls timed with these devices, measured now if there are none, and those of runs.
 
-    `anew` measures now, and forgets both, with the waits of workers in runs.
+    `anew` measures now, and forgets both, with the waits of workers in runs and B_min.
     """
     measured = [] if anew else known_calls(calibration, f"calls {devices}")
     if not measured:
         measured = time_calls(encode, _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS)
         calibration.observe(f"calls {devices}", map(astuple, measured), anew=anew)
-        for of_runs in ("runs", "waits") if anew else ():
-            calibration.observe(f"{of_runs} {devices}", [], anew=True)
+        if anew:
+            calibration.write(**{f"runs {devices}": [], f"waits {devices}": [], f"b_min {devices}": None})
         measured = known_calls(calibration, f"calls {devices}") or measured  # as the next start reads them
     return measured, known_calls(calibration, f"runs {devices}")
 

@@ -62,6 +62,13 @@ class Costs:
         return dict(zip(_NAMES, _amounts(self), strict=True)) | ratios
 
     @property
+    def texts_per_second(self) -> float | None:
+        """Texts that encode calls computed, over the seconds of these calls; None if there were none."""
+        if not self.texts_computed or self.encode_seconds <= 0:
+            return None
+        return self.texts_computed / self.encode_seconds
+
+    @property
     def padding_ratio(self) -> float:
         """Share of the tokens given to the model that were padding."""
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0

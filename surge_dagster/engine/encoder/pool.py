@@ -221,8 +221,9 @@ class EncoderPool:
 
     def read_costs(self, *, anew: bool = False) -> EncodeCosts:
         """Take `costs` from what was timed so far, or measure now: if nothing was, or `anew`, forgetting it."""
-        calls = timed_calls(self.calibration, self.all_devices, self._time, anew=anew)
-        self._costs = EncodeCosts.of(*calls, self.workers)
+        measured, of_runs = timed_calls(self.calibration, self.all_devices, self._time, anew=anew)
+        previous_b_min = self.calibration.read(f"b_min {self.all_devices}")
+        self._costs = EncodeCosts.of(measured, of_runs, self.workers, previous_b_min)
         return self._costs
 
     @property

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 from array import array
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -16,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from surge_dagster.engine.encoder.calibration import OBSERVATIONS
-from surge_dagster.engine.encoder.costs import Call, fit_costs
+from surge_dagster.engine.encoder.costs import Call, fit_costs, known_calls
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.plan.cost_model import Flush
 from surge_dagster.engine.plan.other_programs import CoreSeconds
@@ -25,7 +27,11 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, RunReport, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 
+log = logging.getLogger(__name__)
+
 _MUCH, _USUAL_RUNS = 0.1, 3
+# A call of more tokens per second than this many times the fastest one of the pool's start was not timed rightly.
+_MOST_TIMES_CALIBRATED = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +60,17 @@ def learning(run: EmbeddingRun, pool: EncoderPool, store: Store, *, is_calibrati
     A calibration is remembered whatever else the machine does. Closing the generator stops the run, as closing its
     events does. `pool` and `store` are those of the run.
     """
-    log, begun = None, CoreSeconds.now(pool.worker_pids)
+    run_log: RunLog | None = None
+    begun = CoreSeconds.now(pool.worker_pids)
     with contextlib.closing(run.events()) as events:
         for event in events:
             if isinstance(event, SuperBatchReport):
-                log = log or RunLog(pool, store)
-                log.add(event)
+                run_log = run_log or RunLog(pool, store)
+                run_log.add(event)
             yield event
-    if log is not None and not run.stopped:
+    if run_log is not None and not run.stopped:
         share = CoreSeconds.now(pool.worker_pids).share_of_others(begun)
-        log.end(run.report, 0.0 if is_calibration else share)
+        run_log.end(run.report, 0.0 if is_calibration else share)
 
 
 class RunLog:
@@ -101,7 +108,8 @@ class RunLog:
         calibration.observe(name, [[share_of_others]])
         if share_of_others > _MUCH and (len(shared) < _USUAL_RUNS or min(shared) <= [_MUCH]):
             return
-        calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls))
+        calibration.observe(f"runs {self._pool.all_devices}", map(astuple, self._believed(calls)))
+        calibration.write(**{f"b_min {self._pool.all_devices}": self._costs.encode.b_min})
         io = [io_of(report, self._costs.vector_bytes) for report in newest]
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
@@ -112,6 +120,21 @@ class RunLog:
             calibration.observe(f"waits {self._pool.all_devices}", [[max(0.0, sum(waits))]])
         if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
             self._pool.read_costs()
+
+    def _believed(self, calls: Sequence[Call]) -> list[Call]:
+        """Return the calls whose times can be true, and log the others, which are not learned."""
+        measured = known_calls(self._pool.calibration, f"calls {self._pool.all_devices}")
+        fastest = max((call.tokens / call.seconds for call in measured if call.seconds > 0), default=math.inf)
+        limit = _MOST_TIMES_CALIBRATED * fastest
+
+        believed = [call for call in calls if call.tokens < limit * call.seconds]
+        if len(believed) < len(calls):
+            log.warning(
+                "the times of %d of %d SuperBatches are not learned: more than %.0f tokens/s, %.0f times what the pool "
+                "reached at its start, cannot be true. If they are, measure again: surge-dagster plan --calibrate",
+                *(len(calls) - len(believed), len(calls), limit, _MOST_TIMES_CALIBRATED),
+            )
+        return believed
 
 
 def known_costs(pool: EncoderPool, store: Store) -> RunCosts:

@@ -68,7 +68,7 @@ def plan(
     costs = known_costs(pool, store)
     bounds, memory = fit_memory(
         thresholds or Thresholds(),
-        costs.encode.efficient_texts,
+        costs.encode.b_min,
         pool.space,
         publishing_threads(store, costs.encode.workers),
         memory_limit_bytes,

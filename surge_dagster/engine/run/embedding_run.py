@@ -272,7 +272,7 @@ class EmbeddingRun:
         threads = self._publish_threads or publishing_threads(store, pool.workers)
         bounds, plan = fit_memory(
             self._thresholds,
-            pool.costs.efficient_texts,
+            pool.costs.b_min,
             pool.space,
             threads,
             self._memory_limit,

@@ -7,7 +7,6 @@ next begins.
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -15,7 +14,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from surge_dagster.engine.encoder.arena import ArenaClosed
+from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.run.events import EventStream
@@ -27,12 +29,8 @@ from surge_dagster.engine.run.superbatch import EncodedSuperBatch, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.timeline import Span
 
-log = logging.getLogger(__name__)
-
 _CONCURRENT_CALLS = 2
 _POLL_SECONDS = 0.05
-_SLOW_PACE = 2.0  # times the running average
-_WORTH_A_WARNING_SECONDS = 1.0
 _ENCODE_SHARE = 0.5  # of the grace time, for SuperBatches that are being encoded; most take less
 
 
@@ -121,7 +119,8 @@ def encoded_superbatches(
         BaseException: what ended the reader.
     """
     calls: deque[SuperBatchCall] = deque()
-    measures, more, error, encoded = _Measures(begun), True, None, 0
+    measures = _Measures(begun, pool.costs)
+    more, error, encoded = True, None, 0
     try:
         while (more or calls) and not memory.stop.stopping.is_set():
             if more and len(calls) < _CONCURRENT_CALLS:
@@ -164,23 +163,31 @@ def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator
 class _Measures:
     """Measures each encode call, and compares it with those before it."""
 
-    def __init__(self, begun: float) -> None:
+    def __init__(self, begun: float, expected: EncodeCosts) -> None:
         self._begun = self._last = begun
+        self._expected = expected
         self._pace = Pace()
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
         """A SuperBatch whose call ended now."""
-        metrics, costs = call.metrics, call.metrics.costs
-        now, seconds, shared_seconds = time.perf_counter(), costs.encode_seconds, costs.shared_seconds
-        since_last, self._last = now - self._last, now
-        pace = self._pace.ratio(costs.padded_tokens, shared_seconds)  # a call that waits for others is not slow
-        if pace is not None and pace > _SLOW_PACE and shared_seconds > _WORTH_A_WARNING_SECONDS:
-            log.warning(
-                "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; check whether "
-                "something else uses the device or slows it down",
-                *(costs.texts_computed, shared_seconds, pace),
-            )
+        metrics = call.metrics
+        costs = metrics.costs
+        seconds = costs.encode_seconds
+        now = time.perf_counter()
+        since_last = now - self._last
+        self._last = now
+        # Of what the call took of the pool: one that waits for others is not slow.
+        pace = self._pace.ratio(costs.shared_seconds, self._expected_seconds(call))
         ended = now - self._begun
         span = Span(max(0.0, ended - seconds), ended, seconds)
         duty = min(1.0, seconds / max(since_last, 1e-9))
         return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated, call.cosines)
+
+    def _expected_seconds(self, call: SuperBatchCall) -> float:
+        """Return what the pool's costs say of so many texts, tokens and bytes; 0 of a call that computed nothing."""
+        costs = call.metrics.costs
+        if not costs.texts_computed:
+            return 0.0
+        text_bytes = call.batch.slot.text_bytes * costs.texts_computed / call.batch.texts
+        amounts = (np.array([float(amount)]) for amount in (costs.texts_computed, costs.tokens, text_bytes))
+        return float(self._expected.seconds(*amounts)[0])

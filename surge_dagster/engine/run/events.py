@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
 from collections.abc import Iterator
 
-from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
+from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import next_item
+
+log = logging.getLogger(__name__)
 
 _GROUP_EVENTS = 256
 _WAITING_GROUPS = 64
@@ -90,6 +93,8 @@ class EventStream:
             self._failed_keys.add(event.key)
         elif isinstance(event, Receipt) and event.action != "fresh":
             self.published.add(event.key)
+        elif isinstance(event, SuperBatchReport) and event.is_slow:
+            log.warning("%s", event.slow_message)
         self._report.count(event, now)
         return True
 

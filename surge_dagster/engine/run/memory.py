@@ -115,7 +115,7 @@ class MemoryPlan:
 
 def fit_memory(
     thresholds: Thresholds,
-    efficient_texts: float,
+    derived_b_min: int,
     space: Space,
     threads: int,
     limit: int | None,
@@ -126,7 +126,7 @@ def fit_memory(
     """The thresholds of a run, and how its memory is divided.
 
     Args:
-        efficient_texts: see `Thresholds.resolve`.
+        derived_b_min: see `Thresholds.resolve`.
         threads, upload_bytes: see `ResultMemory`.
         limit: of resident data, in bytes; None is what three SuperBatches need, at most half of the machine.
         machine_bytes: memory that the process may use.
@@ -139,7 +139,7 @@ def fit_memory(
     share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
 
     def scaled(scale: int) -> Bounds:
-        return thresholds.resolve(efficient_texts, scale / _SCALES)
+        return thresholds.resolve(derived_b_min, scale / _SCALES)
 
     def largest(needed: Callable[[Bounds], int], available: int) -> int:
         """The largest scale whose needs fit; 0 where none fits."""

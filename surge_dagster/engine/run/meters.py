@@ -5,35 +5,40 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from statistics import median
 from typing import Literal
 
 from surge_dagster.engine.support.waiting import TURN_SECONDS, StopSignal
 
 _PACE_NEEDS = 3  # SuperBatches
+_PACE_REMEMBERS = 64
+_ALIKE = 4.0  # times the expected seconds of another one, or a quarter of them
 
 
 class Pace:
-    """Compares each SuperBatch's seconds per token with the running average of those before it.
+    """Compares the seconds of each encode call with those of earlier calls of about its size.
 
-    A device that throttles, or that another process uses, shows here long before the run is late.
+    A device that throttles, or that another process uses, shows here long before the run is late. What a call should
+    take depends on the number and the length of its texts, so each is first divided by what the pool's costs expect.
     """
 
     def __init__(self) -> None:
-        self._seconds = 0.0
-        self._tokens = 0
-        self._seen = 0
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_PACE_REMEMBERS)  # expected seconds, taken / expected
 
-    def ratio(self, tokens: int, seconds: float) -> float | None:
-        """Seconds per token of this SuperBatch over the average; None for the first few."""
-        if not tokens:
+    def ratio(self, seconds: float, expected_seconds: float) -> float | None:
+        """Return how many times longer than usual a call took; None until three like it have been seen."""
+        if expected_seconds <= 0:
             return None
-        is_known = self._seen >= _PACE_NEEDS and self._seconds > 0
-        ratio = seconds / tokens * self._tokens / self._seconds if is_known else None
-        self._seen += 1
-        self._tokens += tokens
-        self._seconds += seconds
-        return ratio
+        taken = seconds / expected_seconds
+        alike = [
+            before for expected, before in self._seen if expected / _ALIKE <= expected_seconds <= expected * _ALIKE
+        ]
+        self._seen.append((expected_seconds, taken))
+        if len(alike) < _PACE_NEEDS or median(alike) <= 0:
+            return None
+        return taken / median(alike)
 
 
 class InFlight:

@@ -38,7 +38,6 @@ class Publication:
     staging: Staging
     observer: PublicationObserver | None
     remaining: int = field(init=False)
-    texts_per_second: float | None = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -50,7 +49,6 @@ class Publication:
 
     def __post_init__(self) -> None:
         self.remaining = len(self.encoded.batch.segments)
-        self.texts_per_second = self.encoded.texts_per_second  # which looks at the slot
 
     def publish(self, segment: Segment, read: ReadPartition) -> None:
         """Write the file of a partition that lies whole in this SuperBatch."""
@@ -70,7 +68,7 @@ class Publication:
             stored,
             target.store.location(stored.name),
             superbatch=batch.index,
-            texts_per_second=self.texts_per_second,
+            texts_per_second=self.encoded.metrics.costs.texts_per_second,
             cosines=(*partition.cosines, *self.encoded.cosines.get((segment.start, segment.stop), ())),
         )
         with self.lock:

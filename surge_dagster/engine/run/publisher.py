@@ -218,7 +218,7 @@ class Publisher:
             split.cosines += publication.encoded.cosines.get((segment.start, segment.stop), ())
             if segment.read is not None:
                 split.read, split.superbatch = segment.read, publication.encoded.batch.index
-                split.texts_per_second = publication.texts_per_second
+                split.texts_per_second = publication.encoded.metrics.costs.texts_per_second
                 split.staged += segment.read.staged
             return split.read is not None and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
 

@@ -17,6 +17,8 @@ _OF_FILE = (
     *("space", "rows", "dimension", "source_version", "content_digest", "desired_version"),
     *("truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded", "oldest_encoded_at"),
 )
+SLOW_PACE = 2.0
+_WORTH_A_WARNING_SECONDS = 1.0
 _RATIOS = ("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio")
 
 
@@ -30,7 +32,7 @@ class SuperBatchReport:
         fill_ratio: texts with new vectors / B_min.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
         worker_idle_ratio: share of the workers' time in the call without a forward pass.
-        pace_ratio: `shared_seconds` per token over the run's average so far; None for the first few.
+        pace_ratio: see `Pace`; None until enough like it were encoded.
         gpu_utilisation, gpu_memory_bytes: None where nothing measures them.
         peak_resident_bytes: the most that the run held until then.
         encode_span, serialize_span, upload_span: None where there was no work, or where the run was stopped meanwhile.
@@ -54,10 +56,24 @@ class SuperBatchReport:
     upload_span: Span | None = None
 
     @property
-    def texts_per_second(self) -> float:
-        """Texts with new vectors, over the seconds of the encode call."""
-        seconds = self.costs.encode_seconds
-        return self.costs.texts_encoded / seconds if seconds > 0 else 0.0
+    def texts_per_second(self) -> float | None:
+        """Texts that the encode call computed, over its seconds; None if it computed none."""
+        return self.costs.texts_per_second
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its encode call took so much longer than calls like it that somebody should know."""
+        is_worth_a_warning = self.costs.shared_seconds > _WORTH_A_WARNING_SECONDS
+        return is_worth_a_warning and self.pace_ratio is not None and self.pace_ratio > SLOW_PACE
+
+    @property
+    def slow_message(self) -> str:
+        """What a person should know of a SuperBatch that `is_slow`."""
+        return (
+            f"SuperBatch {self.index}: its {self.costs.texts_computed:,} texts took {self.costs.shared_seconds:.1f} s, "
+            f"{self.pace_ratio:.1f} times as long as usual. Check whether something else uses the device or "
+            "slows it down."
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """All metrics by name, those of `costs` among them."""
@@ -185,6 +201,7 @@ class RunReport:
     skipped_rows: int = 0
     blank_texts: int = 0
     superbatches: int = 0
+    slow_superbatches: int = 0
     costs: Costs = NO_COSTS
     workers: int = 1
     wall_seconds: float = 0.0
@@ -211,7 +228,8 @@ class RunReport:
 
     @property
     def texts_per_second(self) -> float:
-        return self.texts_encoded / self.wall_seconds if self.wall_seconds > 0 else 0.0
+        """Texts that encode calls computed, over the run's time; equal and reused texts do not count."""
+        return self.costs.texts_computed / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
     @property
     def duty_cycle(self) -> float:
@@ -233,6 +251,7 @@ class RunReport:
         match event:
             case SuperBatchReport():
                 self.superbatches += 1
+                self.slow_superbatches += event.is_slow
                 self.costs = self.costs.plus(event.costs)
             case Failure():
                 self.partitions_failed.append(event)

@@ -206,12 +206,6 @@ class EncodedSuperBatch:
         """Texts of its segments: all of the slot, unless the run was stopped during the call."""
         return sum(segment.stop - segment.start for segment in self.batch.segments)
 
-    @property
-    def texts_per_second(self) -> float | None:
-        """Of the encode call: texts that have new vectors now, over its seconds; known until the slot is released."""
-        seconds, slot = self.metrics.costs.encode_seconds, self.batch.slot
-        return (len(slot) - slot.reused(0, len(slot))) / seconds if seconds > 0 else None
-
 
 def row_bytes(batch: RowBatch) -> np.ndarray:
     """Bytes of each row, those of carried columns included, int64 [rows]: what the byte thresholds count."""

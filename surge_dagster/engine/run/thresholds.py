@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surge_dagster.engine.encoder.costs import RAMP
 from surge_dagster.engine.errors import ConfigError
 
 # Each partition counts this much in addition to its rows, so that many empty partitions also end a SuperBatch.
 PARTITION_OVERHEAD_BYTES = 1024
-_LEAST_B_MIN = 1_000
 # The paper's B_max is five times its B_min. Twice takes less memory, and the same whether the largest partition has two
 # pieces or many; a partition in pieces has its vectors written twice, so ones of a few thousand texts stay whole.
 _B_MAX_FACTOR = 2
 _LEAST_B_MAX = 5_000
-_RAMP = 16
 _BYTES_PER_TEXT = 512
 _LEAST_B_MAX_BYTES = 32 * 1024 * 1024
 _SCALED_B_MAX_BYTES = 8 * 1024 * 1024  # scaling stops here: a text of 4 MiB still has to fit
@@ -36,14 +35,14 @@ class Thresholds:
     max_text_bytes: int = 0
     first_b_min: int | None = None
 
-    def resolve(self, efficient_texts: float, scale: float = 1.0) -> Bounds:
-        """Derive B_min as the smallest that costs little throughput, and B_max as twice that, at least 5,000.
+    def resolve(self, derived_b_min: int, scale: float = 1.0) -> Bounds:
+        """Fill in the missing values: B_min from the pool's speed, and B_max as twice that, at least 5,000.
 
         A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each later one at twice
         the one before. The first files appear early even in a short run, for four encode calls more.
 
         Args:
-            efficient_texts: B_min as the calibrated costs have it (`EncodeCosts.efficient_texts`).
+            derived_b_min: used if no B_min is given (`EncodeCosts.b_min`).
             scale: makes derived values smaller where memory is short, 0 to 1.
 
         Raises:
@@ -53,7 +52,7 @@ class Thresholds:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; {value} was given.")
-        b_min = self.b_min or round(max(_LEAST_B_MIN, efficient_texts))
+        b_min = self.b_min or derived_b_min
         b_max = self.b_max or max(_LEAST_B_MAX, _B_MAX_FACTOR * b_min)
         least_bytes = max(_SCALED_B_MAX_BYTES, 2 * self.max_text_bytes + PARTITION_OVERHEAD_BYTES)
         b_max_bytes = max(_LEAST_B_MAX_BYTES, least_bytes, _BYTES_PER_TEXT * b_max)
@@ -64,7 +63,7 @@ class Thresholds:
             b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
         if b_min > b_max:
             raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
-        derived_first = b_min if self.b_min is not None else max(1, b_min // _RAMP)
+        derived_first = b_min if self.b_min is not None else max(1, b_min // RAMP)
         first = min(b_min, self.first_b_min or derived_first)
         return Bounds(b_min, b_max, b_max_bytes // _B_MAX_FACTOR, b_max_bytes, first)
 

@@ -7,20 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.costs import (
-    SUPERBATCH_SECONDS,
     Call,
     EncodeCosts,
     Fit,
+    derived_b_min,
     fit_costs,
     time_calls,
     timed_calls,
 )
-from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 
 C_IPC, C_LENGTH, C_TEXT, C_TOKEN = 0.004, 0.0003, 0.0002, 0.00005
@@ -71,7 +68,7 @@ def test_machine_that_is_stopped_or_busy_for_a_moment_does_not_make_b_min_run_aw
 
     costs, exact = EncodeCosts.of(time_calls(encode), [], workers=1), 5 * (C_IPC + 32 * C_LENGTH)
     assert costs.superbatch_seconds <= 2 * exact
-    assert costs.efficient_texts <= 2 * 99 * (exact + SUPERBATCH_SECONDS) / (5 * (C_TEXT + 10 * C_TOKEN))
+    assert costs.b_min <= 2 * 5 / (5 * (C_TEXT + 10 * C_TOKEN))
 
 
 def test_calls_grow_until_later_texts_share_the_passes_of_the_first() -> None:
@@ -151,30 +148,47 @@ def test_bytes_that_the_model_does_not_read_do_not_make_its_tokens_dear() -> Non
     assert costs.seconds(np.array([20]), np.array([20 * 256]), np.array([2e7])) == pytest.approx(cut[0].seconds)
 
 
-@given(c_ipc=st.floats(0, 0.04), text=st.floats(1e-6, 0.1), workers=st.integers(1, 8), runs=st.floats(4, 50))
-def test_derived_b_min_is_within_one_percent_of_endless_superbatches_and_so_is_the_ramp(
-    c_ipc: float, text: float, workers: int, runs: float
-) -> None:
-    costs = EncodeCosts.given(c_ipc, text, workers)
-    b_min = costs.efficient_texts
-    each = c_ipc + SUPERBATCH_SECONDS
-    assert (each + b_min * text / workers) == pytest.approx(b_min * text / workers / 0.99)
-    less = 0.98 * b_min
-    assert each + less * text / workers > less * text / workers / 0.99  # it is the smallest
-    texts = runs * b_min  # four SuperBatches and more
-    ramp = [b_min / 16, b_min / 8, b_min / 4, b_min / 2]
-    plain = CostConstants(each, text, workers).seconds(0, 0) + texts / b_min * each + texts * text / workers
-    ramped = (len(ramp) + (texts - sum(ramp)) / b_min) * each + texts * text / workers
-    assert ramped <= 1.01 * plain
+@pytest.mark.parametrize(("texts_per_second", "b_min"), [(1, 1_000), (300, 1_500), (19_000, 95_000), (1e9, 100_000)])
+def test_b_min_is_the_texts_of_five_seconds_within_limits(texts_per_second: float, b_min: int) -> None:
+    assert derived_b_min(texts_per_second) == b_min
 
 
-def test_derived_superbatch_takes_no_more_than_five_seconds() -> None:
-    assert EncodeCosts.given(0.5, 1e-6, 4).efficient_texts == pytest.approx(5 / 1e-6 * 4)
+@pytest.mark.parametrize(("texts_per_second", "b_min"), [(1.0, 5_000), (1_500.0, 7_500), (1e9, 20_000)])
+def test_b_min_at_most_halves_or_doubles_from_run_to_run(texts_per_second: float, b_min: int) -> None:
+    assert derived_b_min(texts_per_second, previous=10_000) == b_min
 
 
-def test_passes_that_few_texts_share_make_b_min_larger() -> None:
-    costs = EncodeCosts(Fit(np.array([C_IPC, C_LENGTH, C_TEXT, 0.0, 0.0])))
-    assert costs.efficient_texts == pytest.approx(99 * (C_IPC + 32 * C_LENGTH + SUPERBATCH_SECONDS) / C_TEXT)
+def test_one_record_that_took_no_time_does_not_move_b_min() -> None:
+    of_runs = [Call(texts, 40.0 * texts, 10.0 * texts, texts / 300) for texts in (1_000, 1_200, 900, 1_100)]
+    untrue = Call(1_000, 40_000.0, 10_000.0, 1e-6)
+
+    costs = EncodeCosts.of([call(100)], [*of_runs, untrue], workers=1)
+
+    assert costs.b_min == 1_500
+
+
+def test_b_min_follows_the_newest_superbatches() -> None:
+    slow = [Call(1_000, 40_000.0, 10_000.0, 10.0)] * 9
+    fast = [Call(1_000, 40_000.0, 10_000.0, 2.0)] * 9
+
+    costs = EncodeCosts.of([call(100)], [*slow, *fast], workers=1, previous_b_min=2_000)
+
+    assert costs.b_min == 2_500
+
+
+def test_small_superbatches_say_nothing_of_b_min() -> None:
+    """Their time is that of a call: a night with few changes must not make SuperBatches smaller."""
+    full = [Call(10_000, 400_000.0, 100_000.0, 4.0)] * 3
+    small = [Call(5, 200.0, 50.0, 0.5)] * 20
+
+    costs = EncodeCosts.of([call(100)], [*full, *small], workers=1, previous_b_min=12_500)
+
+    assert costs.b_min == 12_500
+
+
+def test_without_superbatches_b_min_follows_from_the_timed_calls() -> None:
+    costs = EncodeCosts.of(time_calls(simulated), [], workers=1)
+    assert costs.b_min == round(5 * costs.texts_per_second)
 
 
 def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:

@@ -196,6 +196,34 @@ def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, 
     assert priced_pool.calibration.observations("waits cpu") == [[0.5]]
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e-6])
+def test_superbatch_whose_time_cannot_be_true_is_not_learned(
+    priced_pool: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    run_log = RunLog(priced_pool, open_store(tmp_path))
+    run_log.add(SOME)
+    run_log.add(replace(superbatch_of(shared_seconds=seconds), index=1))
+
+    run_log.end(RunReport())
+
+    [learned] = priced_pool.calibration.observations("runs cpu")
+    assert learned[3] == SOME.costs.shared_seconds
+    assert "the times of 1 of 2 SuperBatches are not learned" in caplog.text
+
+
+def test_next_run_and_its_plan_have_a_b_min_near_the_last_one(priced_pool: Any, tmp_path: Path) -> None:
+    first = priced_pool.costs.b_min
+    run_log = RunLog(priced_pool, open_store(tmp_path))
+    for index in range(9):
+        run_log.add(replace(superbatch_of(texts_computed=10_000), index=index))
+
+    run_log.end(RunReport())
+
+    assert priced_pool.calibration.read("b_min cpu") == first
+    assert priced_pool.costs.b_min == 2 * first
+    assert known_costs(priced_pool, open_store(tmp_path)).encode.b_min == 2 * first
+
+
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
     assert io_of(SOME, 64).publish_seconds == pytest.approx(0.4)  # its threads began 0.1 s after the call
     assert io_of(SOME, 64).file_bytes == 4_700 + 6_400

@@ -40,7 +40,7 @@ def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
     assert priced_pool.calibration.observations("waits cpu") == [[0.0], [0.0]]
     assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
     first, second, *others = priced_pool.calibration.observations("runs cpu")
-    assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
+    assert first[0] < second[0] < priced_pool.costs.b_min  # from small SuperBatches to larger ones
     assert max(others)[0] >= 1_000, "the second run has SuperBatches of B_min"
 
 

@@ -16,7 +16,12 @@ PROMISED = (
     "peak_rss_bytes space space_title dimension device hardware precision"
 )
 SUPERBATCH = SuperBatchReport(
-    0, 2, 100, 5000, Costs(tokens=900, padded_tokens=1000, encode_seconds=2.0, texts_encoded=100), truncated=1
+    0,
+    2,
+    100,
+    5000,
+    Costs(tokens=900, padded_tokens=1000, encode_seconds=2.0, texts_computed=80, texts_encoded=100),
+    truncated=1,
 )
 
 
@@ -40,10 +45,19 @@ def test_overlap_is_the_share_of_io_that_encoding_hides(io_seconds: float, encod
     assert overlap_ratio(io_seconds, encode_seconds) == ratio
 
 
+def test_speed_of_a_superbatch_counts_only_texts_that_its_call_computed() -> None:
+    assert SUPERBATCH.texts_per_second == 40.0
+
+
+def test_superbatch_without_an_encode_call_has_no_speed() -> None:
+    reused = SuperBatchReport(0, 2, 100, 5000, Costs(rows_reused=100))
+    assert reused.texts_per_second is None
+
+
 def test_superbatches_are_summed() -> None:
     report = RunReport(wall_seconds=8.0)
     for _ in range(2):
         report.count(SUPERBATCH, 0.0)
     assert (report.superbatches, report.texts_encoded, report.costs.encode_seconds) == (2, 200, 4.0)
-    assert (report.texts_per_second, report.duty_cycle) == (25.0, 0.5)
+    assert (report.texts_per_second, report.duty_cycle) == (20.0, 0.5)
     assert report.costs.padding_ratio == pytest.approx(0.1)

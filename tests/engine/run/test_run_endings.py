@@ -9,21 +9,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.calls import EncodeMetrics
-from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run import encoding, publisher
 from surge_dagster.engine.run import events as events_module
-from surge_dagster.engine.run.meters import Pace
+from surge_dagster.engine.run import publisher
 from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -255,29 +250,6 @@ def test_run_that_waits_only_for_storage_can_be_stopped(hash_pool: EncoderPool, 
         assert events == []
     finally:
         go_on.set()
-
-
-def test_pace_compares_a_superbatch_with_the_average_after_the_first_few() -> None:
-    pace = Pace()
-    assert [pace.ratio(100, 1.0) for _ in range(3)] == [None, None, None]
-    assert pace.ratio(100, 1.0) == pytest.approx(1.0)
-    assert pace.ratio(200, 2.0) == pytest.approx(1.0)
-    assert pace.ratio(50, 1.5) == pytest.approx(3.0)
-    assert pace.ratio(0, 9.0) is None
-
-
-@pytest.mark.parametrize(("shared_seconds", "pace"), [(2.0, 1.0), (6.0, 3.0)])
-def test_pace_counts_what_a_call_takes_of_the_pool_and_not_its_wait_for_workers(
-    caplog: pytest.LogCaptureFixture, shared_seconds: float, pace: float
-) -> None:
-    measures = encoding._Measures(0.0)
-    costs = Costs(texts_computed=10, padded_tokens=100, encode_seconds=2.0, shared_seconds=2.0)
-    for _ in range(3):
-        measures.of(Mock(metrics=EncodeMetrics(costs)))
-    late = EncodeMetrics(replace(costs, encode_seconds=9.0, shared_seconds=shared_seconds))
-    assert measures.of(Mock(metrics=late)).pace_ratio == pytest.approx(pace)
-    warned = [record.getMessage() for record in caplog.records]
-    assert [f"took {shared_seconds} s, 3.0 times as long" in message for message in warned] == [True] * (pace > 2)
 
 
 @pytest.mark.parametrize("name", ["surge-read", "surge-publish", "surge-publish-split"])
