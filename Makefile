@@ -45,7 +45,7 @@ help: ## show this list
 	@echo
 	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
 	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"
-	@echo "  EXTRAS=$(EXTRAS)    extras of pyproject.toml; the tests get dev, too, and bigquery,integrations,postgres,ray,slack run all"
+	@echo "  EXTRAS=$(EXTRAS)    extras of pyproject.toml; the tests get dev, too, and integrations,postgres,ray,slack run all"
 	@echo "  DEMO_LIMIT=6000    texts of make demo                 ARGS='-k name'  handed to demo, test, bench"
 
 venv: $(STAMP) ## make the virtual environment and install into it

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ARROW_VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"
+GOOGLE = {"dagster_gcp", "google.auth", "google.cloud"}
 # Top-level folders and the names that they are imported by.
 FOLDERS = {"surge_dagster": "surge_dagster", "assets": "surge_dagster.assets", "resources": "surge_dagster.resources"}
 
@@ -101,8 +102,8 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_coll
     ("begin", "slow"),
     [
         (
-            "from surge_dagster import definitions as d; d.embedding_catalog(output='s3://b/out', devices='cuda')",
-            {"torch", "transformers", "pandas", "polars", "dagster_gcp", "obstore", "sentence_transformers"},
+            "from surge_dagster import definitions as d; d.embedding_catalog(output='gs://b/out', devices='cuda')",
+            {*GOOGLE, "torch", "transformers", "pandas", "polars", "obstore", "sentence_transformers"},
         ),
         (
             "import surge_dagster.engine.encoder.worker.main",
@@ -110,7 +111,7 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_coll
         ),
         (
             "import surge_dagster as s; s.open_store('/tmp'); s.EmbeddingRun",
-            {"obstore", "boto3", "google.auth", "google.cloud"},
+            {"obstore", "boto3", *GOOGLE},
         ),
     ],
     ids=["definitions of every run, tick and server of Dagster", "worker of each GPU", "run with a local output"],
@@ -151,17 +152,15 @@ def imported_distributions() -> set[str]:
     return {"google-auth" if name == "google" else known.get(name, [name])[0].lower() for name in names}
 
 
-def test_every_imported_package_is_declared_and_what_belongs_to_one_cloud_is_an_extra() -> None:
+def test_every_imported_package_is_declared_and_that_of_s3_is_an_extra() -> None:
     def names(requirements: list[str]) -> set[str]:
         return {re.split(r"[<>=\[]", requirement)[0].lower() for requirement in requirements}
 
     extras = SETTINGS["project"]["optional-dependencies"]
     core = names(SETTINGS["project"]["dependencies"])
-    clouds = names([*extras["s3"], *extras["gcs"]]) - core
-    assert clouds == {"boto3", "google-auth"}
+    assert names(extras["s3"]) - core == {"boto3"}
     product = [extra for extra in extras if extra not in ("bench", "dev", "integrations")]
     assert imported_distributions() <= core | {name for extra in product for name in names(extras[extra])}
-    assert not core & {"boto3", "google-auth", "dagster-gcp"}
 
 
 def test_constraints_pin_the_declared_dependencies() -> None:
