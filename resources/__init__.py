@@ -22,6 +22,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
@@ -33,19 +34,23 @@ __all__ = ["CatalogSource", "Encoder", "OutputStore"]
 _KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json"}
 
 
-class GivesClient(Protocol):
+class GoogleResource(Protocol):
     """The part of the resources of `dagster_gcp` that is used. Importing the package takes two seconds."""
 
-    def get_client(self) -> Any: ...
+    project: str | None
 
 
 class CatalogSource(CatalogSettings, dg.ConfigurableResource):
-    """Where partitions come from; `bigquery`, a `dagster_gcp.BigQueryResource`, gives project and credentials."""
+    """Where partitions come from.
+
+    `gcs`, a `dagster_gcp.GCSResource`, and `bigquery`, a `dagster_gcp.BigQueryResource`, give project, location and
+    credentials for a bucket of Google Cloud Storage and for BigQuery.
+    """
 
     url: str = Field(description="path or URL of a folder, or a pattern such as data/{category}.parquet")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
-    gcs: dg.ResourceDependency[GivesClient] = None  # pyright: ignore[reportAssignmentType]
-    bigquery: dg.ResourceDependency[GivesClient] = None  # pyright: ignore[reportAssignmentType]
+    gcs: dg.ResourceDependency[GoogleResource] = None  # pyright: ignore[reportAssignmentType]
+    bigquery: dg.ResourceDependency[GoogleResource] = None  # pyright: ignore[reportAssignmentType]
 
     _context: Any = PrivateAttr(None)
 
@@ -60,10 +65,12 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         if asset_key(self.url) is not None:
             self.require_no_bigquery(self.url)
             return open_asset(self.url, self._context, self.selection(), self.partition_by)
-        if self.bigquery is not None and self.url.startswith(BIGQUERY_SCHEME):
-            with self.bigquery.get_client() as client:
-                return self.open_bigquery(self.url, client)
-        return self.open_catalog(self.url, _options(self.storage, self.gcs))
+        return self.open_catalog(self.url, self.cloud_options())
+
+    def cloud_options(self) -> StorageOptions:
+        """Return how the bucket, or BigQuery, is reached."""
+        is_bigquery = self.url.startswith(BIGQUERY_SCHEME)
+        return _with_google(self.storage, self.bigquery if is_bigquery else self.gcs)
 
     def catalog_record(self) -> CatalogRecord:
         """The catalog as a space records it."""
@@ -117,13 +124,13 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
     """Where embedding files go: `<url>/<space>/<encoded key>.<format>`.
 
     `storage` holds the options of a bucket. It is a dependency and not a field, since it may hold secrets: Dagster's UI
-    shows fields and its event log keeps them. With `gcs`, a `dagster_gcp.GCSResource`, the store uses its credentials
-    for a GCS bucket.
+    shows fields and its event log keeps them. `gcs`, a `dagster_gcp.GCSResource`, gives the credentials for a bucket of
+    Google Cloud Storage.
     """
 
     url: str = Field(description="path or URL; the folder need not exist yet")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
-    gcs: dg.ResourceDependency[GivesClient] = None  # pyright: ignore[reportAssignmentType]
+    gcs: dg.ResourceDependency[GoogleResource] = None  # pyright: ignore[reportAssignmentType]
 
     def describe(self) -> str:
         """The output for people, without opening it."""
@@ -133,8 +140,19 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
 
     def open(self) -> Store:
         """Open the store; `ConfigError` when the place cannot be one."""
-        return open_store(self.url, _options(self.storage, self.gcs))
+        return open_store(self.url, self.cloud_options())
+
+    def cloud_options(self) -> StorageOptions:
+        """Return how the bucket is reached."""
+        return _with_google(self.storage, self.gcs)
 
 
-def _options(storage: StorageOptions, gcs: GivesClient | None) -> StorageOptions:
-    return storage if gcs is None else replace(storage, credentials=lambda: gcs.get_client()._credentials)
+def _with_google(storage: StorageOptions, resource: GoogleResource | None) -> StorageOptions:
+    """Return the options with project and credentials of a resource, if there is one."""
+    if resource is None:
+        return storage
+    gcp = getattr(resource, "gcp", None)  # of the settings
+    if gcp is None:
+        location = getattr(resource, "location", None)
+        gcp = GcpOptions(resource.project, location, getattr(resource, "gcp_credentials", None))
+    return replace(storage, gcp=gcp)

@@ -22,11 +22,14 @@ from surge_dagster.automation.alerts import webhook_alerts
 from surge_dagster.automation.hand_over import hand_over_changes, hand_over_job
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
+from surge_dagster.config.nested_settings import GcpSettings
 from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.orchestration.dagster_internals import described
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.resources.upstream_asset import asset_url
+
+_OF_GCP = "with the account of the setting `gcp`, for the catalog, the output and your own assets."
 
 
 def embedding_catalog(settings: Settings | None = None, *, name: str | None = None, **arguments: Any) -> dg.Definitions:
@@ -78,8 +81,17 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     values = settings.model_dump()
     storage: Any = settings.storage_options.options()
-    output = OutputStore(url=settings.output, storage=storage, **_named(OutputStore, values))
-    catalog = CatalogSource(url=settings.source, storage=storage, **_named(CatalogSource, values))
+    google = _google_resources(names, settings.gcp)
+    gcs: Any = google.get(names.gcs_resource)
+    bigquery: Any = google.get(names.bigquery_resource)
+    output = OutputStore(url=settings.output, storage=storage, gcs=gcs, **_named(OutputStore, values))
+    catalog = CatalogSource(
+        url=settings.source,
+        storage=storage,
+        gcs=gcs,
+        bigquery=bigquery,
+        **_named(CatalogSource, values),
+    )
     encoder = Encoder(**_named(Encoder, values))
     return {
         names.catalog_resource: described(catalog, catalog.describe()),
@@ -87,6 +99,23 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
         names.output_resource: described(output, output.describe()),
         names.input_resource: EmbeddingsInput(output=output),
         names.changes_resource: ChangesInput(output=output),
+        **google,
+    }
+
+
+def _google_resources(names: CatalogNames, gcp: GcpSettings | None) -> dict[str, Any]:
+    """Return the resources of dagster-gcp, which are not imported if the setting `gcp` is not given."""
+    if gcp is None:
+        return {}
+
+    from surge_dagster.resources.google import CatalogBigQueryResource, CatalogGCSResource
+
+    options: Any = gcp.options()
+    gcs = CatalogGCSResource(project=gcp.project, gcp=options)
+    bigquery = CatalogBigQueryResource(project=gcp.project, location=gcp.location, gcp=options)
+    return {
+        names.gcs_resource: described(gcs, f"Google Cloud Storage {_OF_GCP}"),
+        names.bigquery_resource: described(bigquery, f"BigQuery {_OF_GCP}"),
     }
 
 

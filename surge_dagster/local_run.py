@@ -41,7 +41,7 @@ from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import complain, progress_bar
 
 _OF_RUNS = (CatalogSettings, EncoderSettings, FileSettings)
-_OTHERS = {"storage_options", "removed_partitions"}
+_OTHERS = {"gcp", "storage_options", "removed_partitions"}
 _SETTINGS = {name for settings in _OF_RUNS for name in settings.model_fields} | _OTHERS
 _FRAMES = "frame://python"  # the place of every catalog of frames, which catalog_name tells apart
 _NAMED = 10

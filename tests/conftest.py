@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
     from tests.engine.store.object_server import ObjectServer
+    from tests.google_account import GoogleAccount
 
 AnyReport = TypeVar("AnyReport", pytest.TestReport, pytest.CollectReport)
 
@@ -215,3 +216,23 @@ def object_server(running_object_server: ObjectServer) -> ObjectServer:
     """An empty bucket."""
     running_object_server.reset()
     return running_object_server
+
+
+@pytest.fixture
+def google_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleAccount]:
+    """A service account of Google; the environment has no credentials.
+
+    Google's clients also look for the account's regions, in the background; the proxy keeps them on this machine.
+    """
+    from tests.google_account import GoogleAccount
+
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "HTTP_PROXY", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    account = GoogleAccount()
+    try:
+        yield account
+    finally:
+        account.close()

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -17,7 +18,6 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from tests.command import Command
 from tests.engine.sources.tables import write_csv
 from tests.engine.store.object_server import BUCKET, ObjectServer
-from tests.extras import require
 from tests.small_catalogs import Rows, assert_embedded, write_rows
 
 PAGES = Path(__file__).parent.parent / "docs" / "sources"
@@ -95,7 +95,6 @@ def test_page_of_buckets_embeds_its_rows(
 
 
 def test_page_of_bigquery_embeds_its_rows(shell: Shell) -> None:
-    require("bigquery", "google.cloud.bigquery_storage_v1")
     from tests.engine.tables.bigquery_fake import TABLE as NAME
     from tests.engine.tables.bigquery_fake import FakeBigQuery
 
@@ -110,6 +109,22 @@ def test_page_of_bigquery_embeds_its_rows(shell: Shell) -> None:
     shell.assert_embedded(CATALOG)
     [space] = (shell.root / "described").glob("*/space.json")
     assert_embedded(shell.root / "described", space.parent.name, "hats", [("3", "a straw hat. new")])
+
+
+def test_resource_of_the_page_of_bigquery_lists_its_partitions() -> None:
+    from tests.engine.tables.bigquery_fake import TABLE as NAME
+    from tests.engine.tables.bigquery_fake import FakeBigQuery
+
+    [program] = blocks("bigquery", "python")
+    columns = dict(zip(("sku", "title", "category"), zip(*TABLE, strict=True), strict=True))
+    table = pa.table({name: list(values) for name, values in columns.items()} | {"description": ["new"] * len(TABLE)})
+    names: dict[str, Any] = {}
+
+    exec(program.replace("my-project.shop.products", NAME), names)
+    with FakeBigQuery(table).serve_by_default():
+        listed = {partition.key for partition in names["catalog"].open()}
+
+    assert listed == set(CATALOG)
 
 
 def test_page_of_frames_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

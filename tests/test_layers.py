@@ -51,7 +51,7 @@ BUDGETS: dict[str, int] = {
     "component": 100,
     "commands": 910,
     "demo": 180,
-    "definitions": 110,
+    "definitions": 150,
     "local_run": 276,
     "terminal": 120,
     "catalogs": 420,
@@ -59,10 +59,10 @@ BUDGETS: dict[str, int] = {
     "assets": 1_160,
     "orchestration": 3_659,
     "event_storage": 90,
-    "resources": 370,
+    "resources": 450,
     "service": 3_982,
     "cluster": 1_086,
-    "config": 710,
+    "config": 800,
     "consumers": 930,
     "engine.derived": 710,
     "engine.feed": 740,
@@ -70,7 +70,7 @@ BUDGETS: dict[str, int] = {
     "engine.plan": 1_300,
     "engine.readers": 625,
     "engine.remote": 500,
-    "engine.tables": 1_480,
+    "engine.tables": 1_550,
     "engine.verify": 630,
     "engine.run": 4_105,
     "engine.output": 770,
@@ -78,7 +78,7 @@ BUDGETS: dict[str, int] = {
     "engine.sources": 2_345,
     "engine.files": 1_045,
     "engine.model": 1_135,
-    "engine.store": 1_505,
+    "engine.store": 1_600,
     "engine.support": 1_025,
     "engine.errors": 80,
     "version": 8,
@@ -185,9 +185,9 @@ def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
 def test_core_product_and_tests_keep_to_their_budgets() -> None:
     core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
     product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
-    assert core <= 15_700
-    assert product <= 37_755
-    assert lines_of(ROOT / "tests") <= 45_897
+    assert core <= 16_000
+    assert product <= 38_500
+    assert lines_of(ROOT / "tests") <= 48_000
     assert lines_of(ROOT / "benchmarks") <= 7_891  # 1,250 of them simulate fleets
 
 

@@ -184,7 +184,7 @@ def test_what_cannot_work_is_refused_by_names_that_the_function_has(
 def test_the_function_shows_the_settings_of_the_command(surge: Command) -> None:
     shown = inspect.signature(embed).parameters
     options = inspect.signature(cli.embed).parameters
-    assert shown.keys() - options.keys() == {"raise_on_failure", "storage_options"}
+    assert shown.keys() - options.keys() == {"gcp", "raise_on_failure", "storage_options"}
     assert options.keys() - shown.keys() == {"as_json"}
     _, out, _ = surge("embed", "--help")
     groups = [line.split()[1] for line in out.splitlines() if line.startswith("╭─")]

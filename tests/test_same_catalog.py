@@ -25,7 +25,6 @@ from tests.command import Command
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
 from tests.engine.store.object_server import BUCKET, ObjectServer
-from tests.extras import require
 from tests.small_catalogs import DIMENSION, Rows, read_embedded, write_catalog
 
 KEYS = ("shoes", "0042", "garden tools/größe 50%", "مرحبا", '中文, "quoted"')
@@ -196,14 +195,13 @@ def test_bigquery_gives_what_folders_with_sorted_ids_give(
     hash_pool: EncoderPool, tmp_path: Path, surge: Command
 ) -> None:
     """Its rows have no order of their own."""
-    require("bigquery", "google.cloud.bigquery_storage_v1")
     from surge_dagster.engine.tables.bigquery import BigQueryCatalog
     from tests.engine.tables.bigquery_fake import TABLE, FakeBigQuery
 
     folders = Folders({key: sorted(rows) for key, rows in catalog().items()}, hash_pool, tmp_path)
     fake, source = FakeBigQuery(frame(catalog())), f"bigquery://{TABLE}"
     with fake.serve() as (client, storage_client):
-        found = BigQueryCatalog(client, source, ["category"], storage_client=storage_client)
+        found = BigQueryCatalog(client, source, ["category"], open_storage=lambda: storage_client)
         assert embedded(found, hash_pool, tmp_path / "other") == folders.found
     with fake.serve_by_default():
         surge.json("embed", source, "cli", "--model", f"hash://{DIMENSION}", "--partition-by", "category")

@@ -72,7 +72,7 @@ def plan(
                     encoded = calibrate(
                         partitions,
                         settings.output,
-                        settings.storage_options.options(),
+                        settings.cloud_options(),
                         pool,
                         settings.format,
                         thresholds,

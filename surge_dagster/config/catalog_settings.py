@@ -16,7 +16,6 @@ from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Sour
 from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.support.urls import local_path
-from surge_dagster.engine.tables.bigquery import BigQueryCatalog
 from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
 from surge_dagster.engine.tables.frames import Frame, FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source, require_no_bigquery
@@ -125,12 +124,6 @@ class CatalogSettings(BaseModel):
         if self.partition_by:
             raise ConfigError("frames by partition key are partitions, which partition_by cannot divide. Leave it out.")
         return FrameCatalog(frames, self.selection())
-
-    def open_bigquery(self, place: str, client: Any) -> BigQueryCatalog:
-        """Open a table of BigQuery, or the query, through a `google.cloud.bigquery.Client`."""
-        return BigQueryCatalog(
-            client, place, self.partition_by, self.selection(), query=self.query, updated_at=self.updated_at
-        )
 
     def require_no_bigquery(self, place: str) -> None:
         """Raise `ConfigError` where settings of BigQuery are given for another source."""

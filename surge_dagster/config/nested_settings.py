@@ -1,4 +1,4 @@
-"""Settings that have settings of their own: `storage_options`, and the entries of `derived`."""
+"""Settings that have settings of their own: `storage_options`, `gcp`, and the entries of `derived`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from surge_dagster.consumers.settings import Secret
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.store import StorageOptions
+from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.support.urls import is_bare
 
@@ -37,6 +39,22 @@ class StorageSettings(BaseModel):
         for name, value in values.items():
             values[name] = value.get_secret_value() if isinstance(value, SecretStr) else value
         return StorageOptions(**values)
+
+
+class GcpSettings(BaseModel):
+    """Settings of Google Cloud; see `GcpOptions`. The key is never shown, not even in errors about it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    project: str | None = None
+    location: str | None = None
+    gcp_credentials: Secret | None = None
+
+    def options(self) -> GcpOptions:
+        """Return the engine's form of these settings, with the key in clear text."""
+        secret = self.gcp_credentials
+        key = None if secret is None else secret.get_secret_value()
+        return GcpOptions(self.project, self.location, key)
 
 
 class DerivedSettings(BaseModel):

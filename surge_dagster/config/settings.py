@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -36,7 +36,7 @@ from yaml import YAMLError
 
 from surge_dagster.config.catalog_settings import ASSET_SCHEME, CatalogSettings
 from surge_dagster.config.check_policy import MAX_TRUNCATED_SHARE, RUN_CHECK, AnyCheckName, CheckPolicy, Severity
-from surge_dagster.config.nested_settings import DerivedSettings, StorageSettings
+from surge_dagster.config.nested_settings import DerivedSettings, GcpSettings, StorageSettings
 from surge_dagster.config.settings_input import (
     config_file,
     problem,
@@ -59,7 +59,8 @@ from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Source
-from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.store.gcp import service_account_key
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
@@ -208,6 +209,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
         description="how a bucket is reached, where the cloud's own environment variables do not say it",
     )
+    gcp: GcpSettings | None = Field(
+        None,
+        description="project, location and gcp_credentials of Google Cloud, where its environment does not say them",
+    )
 
     lancedb: LanceDBSettings | None = Field(None, description="a table of LanceDB that follows the vectors")
     pgvector: PgVectorSettings | None = Field(None, description="a table of Postgres that follows the vectors")
@@ -266,6 +271,16 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         if not is_object_store(value):
             try:
                 local_path(value, what=what)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("gcp")
+    @classmethod
+    def _require_key(cls, value: GcpSettings | None) -> GcpSettings | None:
+        if value is not None and value.gcp_credentials is not None:
+            try:
+                service_account_key(value.gcp_credentials.get_secret_value())
             except ConfigError as error:
                 raise ValueError(str(error)) from None
         return value
@@ -333,8 +348,13 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     def check_policy(self) -> CheckPolicy:
         return CheckPolicy(self.checks, self.max_truncated_share)
 
+    def cloud_options(self) -> StorageOptions:
+        """Return how buckets and BigQuery are reached."""
+        options = self.storage_options.options()
+        return options if self.gcp is None else replace(options, gcp=self.gcp.options())
+
     def open_source(self) -> Source:
-        return self.open_catalog(self.source, self.storage_options.options())
+        return self.open_catalog(self.source, self.cloud_options())
 
     def catalog_record(self) -> CatalogRecord:
         return self.record(self.source)
@@ -351,7 +371,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         return self.model_copy(update=taken)
 
     def open_store(self) -> Store:
-        return open_store(self.output, self.storage_options.options())
+        return open_store(self.output, self.cloud_options())
 
 
 def absolute_place(place: str) -> str:
@@ -375,8 +395,9 @@ def load_settings(**arguments: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         # Without its cause, which quotes every value, secrets too.
-        known = Settings.model_fields, StorageSettings.model_fields
-        raise ConfigError("\n".join(problem(detail, given, *known) for detail in error.errors())) from None
+        nested = {"storage_options": StorageSettings.model_fields, "gcp": GcpSettings.model_fields}
+        problems = [problem(detail, given, Settings.model_fields, nested) for detail in error.errors()]
+        raise ConfigError("\n".join(problems)) from None
     except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
         where = config_file() or "the SURGE_… environment variables"
         raise ConfigError(f"the settings in {where} cannot be read: {without_quotes(error)}") from None

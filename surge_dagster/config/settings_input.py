@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 # Values that no error message quotes: secrets, and URLs that may contain one.
-_NOT_SHOWN = ("alert_webhook", "lancedb", "output", "pgvector", "source", "storage_options")
+_NOT_SHOWN = ("alert_webhook", "gcp", "lancedb", "output", "pgvector", "source", "storage_options")
 
 
 def require_text(name: str, value: str) -> None:
@@ -48,8 +48,13 @@ def config_file() -> Path | None:
     return path if path.is_file() else None
 
 
-def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], storage_fields: Iterable[str]) -> str:
-    """One validation error as a sentence that says which source it came from."""
+def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], nested: Mapping[str, Iterable[str]]) -> str:
+    """Return one validation error as a sentence that says which source it came from.
+
+    Args:
+        fields: the names of all settings.
+        nested: the names in each setting that has settings of its own and secrets among them.
+    """
     place: Sequence[Any] = detail["loc"]
     name = str(place[0]) if place else "?"
     if name in given:
@@ -60,8 +65,8 @@ def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], storag
         origin = f"{name} in {config_file()}"
     message = detail["msg"].removeprefix("Value error, ")
     message = f"{message[0].lower()}{message[1:]}"
-    if name == "storage_options" and detail["type"] == "extra_forbidden":
-        inner, known = ".".join(map(str, place[1:])), ", ".join(storage_fields)
+    if name in nested and detail["type"] == "extra_forbidden":
+        inner, known = ".".join(map(str, place[1:])), ", ".join(nested[name])
         return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
     if name in _NOT_SHOWN:
         return f"setting {'.'.join(map(str, (origin, *place[1:])))}: {message}"

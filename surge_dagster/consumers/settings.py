@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import Distance, Index, PgVectorTable
+
+
+def _resolved(value: Any) -> Any:
+    if not hasattr(value, "env_var_name"):
+        return value
+    if (secret := value.get_value()) is None:
+        raise ValueError(f"the environment variable {value.env_var_name} is not set")
+    return secret
+
+
+# Also an `EnvVar` of Dagster, whose variable is read with the settings.
+Secret = Annotated[SecretStr, BeforeValidator(_resolved)]
 
 
 class _Target(BaseModel):
@@ -29,19 +41,9 @@ class LanceDBSettings(_Target):
 class PgVectorSettings(_Target):
     """A table of Postgres with pgvector."""
 
-    dsn: SecretStr = Field(description="how to connect, as libpq takes it; a secret")
+    dsn: Secret = Field(description="how to connect, as libpq takes it; a secret")
     index: Index = Field("hnsw", description="index of the vectors: hnsw or none")
     distance: Distance = Field("cosine", description="that the index is for: cosine, l2 or ip")
-
-    @field_validator("dsn", mode="before")
-    @classmethod
-    def _resolve(cls, value: Any) -> Any:
-        """Read the variable that an `EnvVar` of Dagster names."""
-        if not hasattr(value, "env_var_name"):
-            return value
-        if (dsn := value.get_value()) is None:
-            raise ValueError(f"the environment variable {value.env_var_name} is not set")
-        return dsn
 
     def target(self) -> PgVectorTable:
         return PgVectorTable(self.dsn.get_secret_value(), self.table, index=self.index, distance=self.distance)

@@ -46,19 +46,18 @@ class ResourceRuns:
     @classmethod
     def of(cls, resources: CatalogResources, force: bool, refused: Sequence[PublishedFile]) -> Self:
         catalog, output = resources.catalog, resources.output
-        if asset_key(catalog.url) is not None or catalog.bigquery or catalog.gcs or output.gcs:
+        if asset_key(catalog.url) is not None:
             raise ConfigError(
-                "a cluster's machines cannot use a Dagster asset as a catalog, or resources of other packages. Give "
-                "the catalog as a path or URL, with credentials in the settings, or set cluster to none"
+                "a cluster's machines cannot use a Dagster asset as a catalog. Give the catalog as a path or URL, or "
+                "set cluster to none"
             )
-        places = {"url", "storage"}
         return cls(
-            {name: getattr(catalog, name) for name in CatalogSettings.model_fields.keys() | places}
-            | {"url": absolute_place(catalog.url)},
+            {name: getattr(catalog, name) for name in CatalogSettings.model_fields}
+            | {"url": absolute_place(catalog.url), "storage": catalog.cloud_options()},
             {name: getattr(resources.encoder, name) for name in EncoderSettings.model_fields}
             | {"model": absolute_model(resources.encoder.model)},
-            {name: getattr(output, name) for name in FileSettings.model_fields.keys() | places}
-            | {"url": absolute_place(output.url)},
+            {name: getattr(output, name) for name in FileSettings.model_fields}
+            | {"url": absolute_place(output.url), "storage": output.cloud_options()},
             force,
             refused,
         )

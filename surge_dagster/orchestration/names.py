@@ -91,6 +91,8 @@ class CatalogNames:
     output_resource = _Name("output")
     input_resource = _Name("embeddings_input")
     changes_resource = _Name("changes")
+    gcs_resource = _Name("gcs")  # this and the next one where the setting `gcp` is given
+    bigquery_resource = _Name("bigquery")
 
     def __post_init__(self) -> None:
         if self.name is not None and not _VALID.fullmatch(self.name):

@@ -10,10 +10,8 @@ import pytest
 
 from tests.command import MODEL, Command
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
-from tests.extras import require
+from tests.google_account import TOKEN, GoogleAccount
 from tests.small_catalogs import assert_embedded
-
-require("bigquery", "google.cloud.bigquery_storage_v1")
 
 KEYS = ("a", "b", "ß")
 
@@ -56,6 +54,19 @@ def test_query_is_embedded_and_found_on_record_by_verify(fake: FakeBigQuery, sur
     other = ("bigquery://p", "out", *MODEL, "--query", f"{query} WHERE TRUE", "--partition-by", "category")
     code, _, error = surge("embed", *other)
     assert code == 2 and "holds embeddings of the catalog 'bigquery://p?query=" in error
+
+
+def test_table_is_embedded_with_the_key_of_the_settings(
+    fake: FakeBigQuery, surge: Command, google_account: GoogleAccount
+) -> None:
+    gcp = {"project": "billed", "gcp_credentials": google_account.gcp_credentials}
+    configure(surge, source=SOURCE, partition_by="category", gcp=gcp)
+
+    report = surge.json("embed")
+
+    assert report["partitions_written"] == len(KEYS)
+    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
+    assert set(fake.projects) == {"billed"}
 
 
 def test_project_without_a_query_is_refused(fake: FakeBigQuery, surge: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from surge_dagster import EmbeddingCatalog
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster.conftest import Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
@@ -191,6 +193,17 @@ def test_alert_webhook_is_read_from_an_attribute(monkeypatch: pytest.MonkeyPatch
     assert "a_alerts_of_failed_runs" in sensors
 
 
+def test_key_of_google_cloud_is_read_from_a_template(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = base64.b64encode(b'{"type": "service_account"}').decode()
+    monkeypatch.setenv("GCP_KEY", key)
+
+    made = load(source="c", output="o", gcp={"project": "p", "gcp_credentials": "{{ env.GCP_KEY }}"})
+
+    assert made.settings.cloud_options().gcp == GcpOptions("p", gcp_credentials=key)
+    assert key not in repr(made)
+
+
 @pytest.mark.parametrize(
     ("attributes", "named"),
     [
@@ -199,6 +212,7 @@ def test_alert_webhook_is_read_from_an_attribute(monkeypatch: pytest.MonkeyPatch
         ({"b_min": 0}, "b_min"),
         ({"dtype": "int8"}, "dtype"),
         ({"storage_options": {"secret": "hunter2"}}, "storage_options.secret"),
+        ({"gcp": {"credentials": "hunter2"}}, "gcp"),
         ({"alert_webhook": ["hunter2"]}, "alert_webhook"),
         ({"source": None}, "source"),
         ({"storage_options": None}, "storage_options"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import dagster as dg
 import pytest
 from pydantic import ValidationError
 
@@ -17,6 +19,7 @@ from surge_dagster.engine.encoder import devices
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
+from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.resources import Encoder
 
 
@@ -284,3 +287,55 @@ class TestStorageOptions:
         with pytest.raises(ConfigError) as caught:
             load_settings()
         assert "hunter2" not in str(caught.getrepr(style="native"))
+
+
+class TestGcp:
+    """The setting `gcp`; the keys of these tests have the form of a key and no use."""
+
+    KEY = base64.b64encode(b'{"type": "service_account", "private_key": "hunter2"}').decode()
+
+    def test_environment_variable_holds_the_account_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SURGE_GCP", json.dumps({"project": "p", "gcp_credentials": self.KEY}))
+        assert load_settings().cloud_options().gcp == GcpOptions("p", gcp_credentials=self.KEY)
+
+    def test_env_var_of_dagster_is_read_with_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GCP_KEY", self.KEY)
+        gcp: Any = {"gcp_credentials": dg.EnvVar("GCP_KEY")}
+        assert load_settings(gcp=gcp).cloud_options().gcp.gcp_credentials == self.KEY
+
+    def test_env_var_that_is_not_set_is_refused_by_its_name(self) -> None:
+        gcp: Any = {"gcp_credentials": dg.EnvVar("GCP_KEY_OF_NOBODY")}
+        with pytest.raises(ConfigError, match="environment variable GCP_KEY_OF_NOBODY is not set"):
+            load_settings(gcp=gcp)
+
+    def test_options_without_the_setting_leave_all_to_the_environment(self) -> None:
+        assert load_settings().cloud_options().gcp == GcpOptions()
+
+    def test_key_is_not_shown_by_the_options(self) -> None:
+        assert self.KEY not in repr(StorageOptions(gcp=GcpOptions(gcp_credentials=self.KEY)))
+
+    def test_unknown_field_is_refused_with_the_known_ones(self) -> None:
+        Path("surge.yaml").write_text("gcp: {credentials: hunter2}\n")
+        with pytest.raises(ConfigError, match="there are project, location, gcp_credentials") as caught:
+            load_settings()
+        assert "hunter2" not in str(caught.getrepr(style="native"))
+
+    @pytest.mark.parametrize(
+        "credentials",
+        [
+            "hunter2",
+            '{"type": "service_account", "private_key": "hunter2"}',
+            base64.b64encode(b"hunter2").decode(),
+            base64.b64encode(b'["hunter2"]').decode(),
+            base64.b64encode(b'{"type": "authorized_user", "refresh_token": "hunter2"}').decode(),
+            ["hunter2"],
+        ],
+        ids=["text", "JSON", "text in base64", "list", "user", "not text"],
+    )
+    def test_value_that_is_no_key_is_refused_and_not_quoted(self, credentials: Any) -> None:
+        Path("surge.yaml").write_text(json.dumps({"gcp": {"gcp_credentials": credentials}}))
+        with pytest.raises(ConfigError, match="setting gcp") as caught:
+            load_settings()
+        shown = str(caught.getrepr(style="native"))
+        assert "hunter2" not in shown
+        assert str(credentials) not in shown

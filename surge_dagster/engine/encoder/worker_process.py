@@ -31,7 +31,7 @@ _WORKER_MODULE = "surge_dagster.engine.encoder.worker.main"
 # A worker computes vectors of texts that it is given: it needs no secret, and a model's library must not see one.
 _SECRET_NAME = re.compile(
     r"TOKEN(?!IZERS)|SECRET|PASSW|_PASS$|_PWD$|_PAT$|CREDENTIAL|WEBHOOK|STORAGE_OPTIONS|CONNECTION_STRING|APIKEY"
-    r"|(?:^|_)KEY(?:_|$)|^(?:AWS|AZURE|GOOGLE)_",
+    r"|(?:^|_)(?:KEY|GCP)(?:_|$)|^(?:AWS|AZURE|GOOGLE)_",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(r"://[^@\s]*:[^@\s]*@|[?&]sig=")  # a URL with a password or a signature

@@ -9,7 +9,6 @@ The clients are imported where they are used, because settings import this modul
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.engine.support.urls import is_bare
 
 NO_ENDPOINT = (
@@ -41,7 +41,8 @@ class StorageOptions:
         endpoint: base URL of the service, for S3-compatible stores and test servers.
         region, access_key_id, secret_access_key, session_token: S3's.
         service_account: path of a GCS service account's key file.
-        credentials: returns google-auth credentials, such as those of dagster-gcp's `GCSResource`.
+        gcp: project and credentials of Google Cloud, for GCS and for BigQuery. For GCS, `service_account` comes first.
+        credentials: returns google-auth credentials for GCS, in place of all others.
     """
 
     endpoint: str | None = None
@@ -50,6 +51,7 @@ class StorageOptions:
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
     service_account: str | None = None
+    gcp: GcpOptions = field(default_factory=GcpOptions)
     credentials: Callable[[], object] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,8 +114,12 @@ def _common(endpoint: str, limits: ClientLimits) -> dict[str, Any]:
 def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
     if bool(options.access_key_id) != bool(options.secret_access_key):
         raise ConfigError("only one of access_key_id and secret_access_key was given; give both or neither")
-    _require_extra("boto3", "s3")
-    import boto3
+    try:
+        import boto3
+    except ImportError as error:
+        raise ConfigError(
+            f"S3 needs the package {error.name}, which is not installed: pip install 'surge-dagster[s3]'"
+        ) from error
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
@@ -149,7 +155,6 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
 
 
 def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
-    _require_extra("google.auth", "gcs")
     import google.auth
     from google.auth.exceptions import GoogleAuthError
     from obstore.auth.google import GoogleCredentialProvider
@@ -162,11 +167,11 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
         elif options.service_account is not None:
             credentials, _ = google.auth.load_credentials_from_file(options.service_account, [_GCS_SCOPE])
         else:
-            credentials, _ = google.auth.default([_GCS_SCOPE])
+            credentials, _ = options.gcp.load(_GCS_SCOPE)
     except (GoogleAuthError, OSError, ValueError) as error:
         raise ConfigError(
             f"no credentials for GCS ({type(error).__name__}): set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud "
-            "auth application-default login`, or give `service_account` or a GCSResource."
+            "auth application-default login`, or give the setting gcp, or `service_account` in storage_options."
         ) from None
     store = GCSStore(
         bucket,
@@ -175,16 +180,6 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
         **_common(endpoint, limits),
     )
     return store, endpoint or _GCS_ENDPOINT
-
-
-def _require_extra(module: str, extra: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{extra.upper()} needs the package {error.name}, which is not installed: "
-            f"pip install 'surge-dagster[{extra}]'"
-        ) from error
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

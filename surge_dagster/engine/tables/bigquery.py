@@ -27,6 +27,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.store.gcp import CLOUD_SCOPE, GcpOptions
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.table_rows import NO_KEY_NAME, without_key
@@ -71,7 +72,7 @@ class BigQueryCatalog:
         query: whose rows are the catalog, in the place of a table.
         updated_at: a column that grows when a row changes: its maximum and the number of rows are a partition's
             version. Without it, the version is a fingerprint of the rows, for which BigQuery reads the texts.
-        storage_client: by default one with the credentials of `client`.
+        open_storage: opens the client of the Storage Read API, at the first read.
     """
 
     def __init__(
@@ -81,9 +82,9 @@ class BigQueryCatalog:
         partition_by: Sequence[str],
         selection: Selection | None = None,
         *,
+        open_storage: Callable[[], BigQueryReadClient],
         query: str | None = None,
         updated_at: str | None = None,
-        storage_client: BigQueryReadClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         table = source.removeprefix(BIGQUERY_SCHEME)
@@ -103,7 +104,8 @@ class BigQueryCatalog:
             raise ConfigError(f"{self.url} needs the setting partition_by: the column whose values are the partitions.")
         self.selection = selection or Selection()
         self._client = client
-        self._storage_client = storage_client
+        self._open_storage = open_storage
+        self._storage_client: BigQueryReadClient | None = None
         self._partition_by = tuple(partition_by)
         self._updated_at = updated_at
         self._table = table
@@ -207,26 +209,50 @@ class BigQueryCatalog:
 
     def _storage(self) -> BigQueryReadClient:
         if self._storage_client is None:
-            from google.cloud.bigquery_storage_v1 import BigQueryReadClient
-
-            self._storage_client = BigQueryReadClient(credentials=self._client._credentials)
+            self._storage_client = self._open_storage()
         return self._storage_client
 
 
-def default_client(source: str, query: str | None = None) -> Client:
-    """A client with the credentials of the environment, and its project; that of the source for a query."""
-    try:
-        import google.cloud.bigquery as bigquery
-        import google.cloud.bigquery_storage_v1  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"BigQuery needs packages that are not installed ({error}). Run: pip install 'surge-dagster[bigquery]'"
-        ) from error
+def open_bigquery(
+    source: str,
+    partition_by: Sequence[str],
+    selection: Selection,
+    gcp: GcpOptions,
+    *,
+    query: str | None = None,
+    updated_at: str | None = None,
+) -> BigQueryCatalog:
+    """Open a table or a query with the project and the credentials of `gcp`. The source of a query names the project.
+
+    Importing Google's clients takes two seconds.
+    """
+    from google.cloud import bigquery
+
     with _errors("BigQuery"):
+        credentials, project = gcp.load(CLOUD_SCOPE)
+        if query is not None:
+            project = source.removeprefix(BIGQUERY_SCHEME)
         try:
-            return bigquery.Client(project=source.removeprefix(BIGQUERY_SCHEME) if query else None)
+            client = bigquery.Client(project, credentials, location=gcp.location)
         except OSError as error:
-            raise ConfigError(f"{first_line(error)}. Set GOOGLE_CLOUD_PROJECT.") from error
+            raise ConfigError(
+                f"{first_line(error)} Set GOOGLE_CLOUD_PROJECT, or project in the setting gcp."
+            ) from error
+
+    def open_storage() -> BigQueryReadClient:
+        from google.cloud.bigquery_storage_v1 import BigQueryReadClient
+
+        return BigQueryReadClient(credentials=credentials)
+
+    return BigQueryCatalog(
+        client,
+        source,
+        partition_by,
+        selection,
+        open_storage=open_storage,
+        query=query,
+        updated_at=updated_at,
+    )
 
 
 class _Rows:
@@ -366,5 +392,5 @@ def _errors(url: str, key: str | None = None) -> Iterator[None]:
     except GoogleAuthError as error:
         raise ConfigError(
             f"{where}: no credentials for BigQuery ({first_line(error)}). Run `gcloud auth application-default login`, "
-            "or set GOOGLE_APPLICATION_CREDENTIALS."
+            "set GOOGLE_APPLICATION_CREDENTIALS, or give the setting gcp."
         ) from error

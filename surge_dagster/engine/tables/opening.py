@@ -11,7 +11,7 @@ from surge_dagster.engine.sources import open_files, open_folders
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions
-from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, open_bigquery
 from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
 from surge_dagster.engine.tables.table import TableSource
 
@@ -39,8 +39,8 @@ def open_source(
     """
     selection, partition_by = selected(selection, columns), column_names(partition_by)
     if str(url).startswith(BIGQUERY_SCHEME):
-        client = default_client(str(url), query)
-        return BigQueryCatalog(client, str(url), partition_by, selection, query=query, updated_at=updated_at)
+        gcp = (storage_options or StorageOptions()).gcp
+        return open_bigquery(str(url), partition_by, selection, gcp, query=query, updated_at=updated_at)
     require_no_bigquery(str(url), query=query, updated_at=updated_at)
     if partition_by:
         return TableSource(open_files(url, storage_options), partition_by, selection)

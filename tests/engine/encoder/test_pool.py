@@ -52,6 +52,7 @@ def test_workers_inherit_no_secrets_and_allocate_like_commands(monkeypatch: pyte
         "AWS_SECRET_ACCESS_KEY": "s",
         "HF_TOKEN": "s",
         "SURGE_STORAGE_OPTIONS": '{"secret_access_key": "s"}',
+        "SURGE_GCP": '{"gcp_credentials": "s"}',
         "SURGE_ALERT_WEBHOOK": "https://s",
         "DATABASE": "postgresql://user:s@host/db",
         "OPENAI_API_KEY": "s",

@@ -61,6 +61,9 @@ class FakeBigQuery:
         refused: the status and text with which calls of the Storage Read API are refused, by method.
         offsets: of each request for rows.
         sessions: the keys filter of each read session.
+        tokens: the header Authorization of each request for queries and tables.
+        projects, locations: of the queries, as the client named them.
+        storage_credentials: with which the clients of the Storage Read API were opened by default.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -71,6 +74,10 @@ class FakeBigQuery:
         self.queries = list[str]()
         self.offsets = list[int]()
         self.sessions = list[str]()
+        self.tokens = list[str | None]()
+        self.projects = list[str]()
+        self.locations = list[str | None]()
+        self.storage_credentials = list[Any]()
         self._results = dict[str, pa.Table]()
         self._streams = dict[str, pa.Table]()
         self._lock = threading.Lock()
@@ -105,17 +112,23 @@ class FakeBigQuery:
 
     @contextmanager
     def serve_by_default(self) -> Iterator[None]:
-        """Serve all sources of the process that open BigQuery with the environment's credentials."""
+        """Serve all sources of the process that open BigQuery; the environment's credentials are anonymous.
+
+        The client of queries finds this server by the variable of Google's emulator. For that of the Storage Read API
+        there is no such variable.
+        """
         from google.auth.credentials import AnonymousCredentials
 
-        from surge_dagster.engine.tables.bigquery import BigQueryCatalog
+        def open_storage(credentials: Any) -> BigQueryReadClient:
+            self.storage_credentials.append(credentials)
+            return storage
 
         with self.serve() as (client, storage):
             emulator = {"BIGQUERY_EMULATOR_HOST": str(client._connection.API_BASE_URL)}  # Google's own variable
             with (
                 mock.patch.dict("os.environ", emulator),
                 mock.patch("google.auth.default", return_value=(AnonymousCredentials(), PROJECT)),
-                mock.patch.object(BigQueryCatalog, "_storage", lambda _: storage),
+                mock.patch("google.cloud.bigquery_storage_v1.BigQueryReadClient", open_storage),
             ):
                 yield
 
@@ -243,6 +256,7 @@ def _handler(fake: FakeBigQuery) -> type[BaseHTTPRequestHandler]:
             self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _answer(self, body: dict[str, Any]) -> None:
+            fake.tokens.append(self.headers["Authorization"])
             try:
                 status, document = 200, _rest(fake, self.path.partition("?")[0], body)
             except Refused as error:
@@ -266,9 +280,13 @@ def _rest(fake: FakeBigQuery, path: str, body: dict[str, Any]) -> dict[str, Any]
         project, dataset, table = TABLE.split(".")
         reference = {"projectId": project, "datasetId": dataset, "tableId": table}
         return {"tableReference": reference, "type": "TABLE", "lastModifiedTime": str(fake.modified), "schema": {}}
+    if path.endswith(("/queries", "/jobs")):
+        fake.projects.append(path.partition("/projects/")[2].partition("/")[0])
     if path.endswith("/queries"):
+        fake.locations.append(body.get("location"))
         name, result = fake.query(body["query"])
     elif path.endswith("/jobs"):
+        fake.locations.append(body["jobReference"].get("location"))
         name, result = fake.query(body["configuration"]["query"]["query"])
     else:
         name = path.rpartition("/")[2]

@@ -18,10 +18,7 @@ from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.tables import versions
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.engine.tables.test_frames import content
-from tests.extras import require
 from tests.small_catalogs import write_catalog
-
-require("bigquery", "google.cloud.bigquery_storage_v1")
 
 
 class Service:
@@ -36,7 +33,9 @@ class Service:
         self, source: str = SOURCE, partition_by: tuple[str, ...] = ("category",), **options: Any
     ) -> BigQueryCatalog:
         client, storage = self._clients
-        return BigQueryCatalog(client, source, partition_by, storage_client=storage, clock=lambda: self.now, **options)
+        return BigQueryCatalog(
+            client, source, partition_by, open_storage=lambda: storage, clock=lambda: self.now, **options
+        )
 
 
 @pytest.fixture

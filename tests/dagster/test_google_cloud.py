@@ -1,0 +1,277 @@
+"""The setting `gcp` and the resources of dagster-gcp, with a real google-auth and fakes of Google's services."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.remote_representation.external_data import RepositorySnap
+
+from surge_dagster import embedding_catalog
+from surge_dagster.config.settings import load_settings
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.store import StorageOptions, retries
+from surge_dagster.orchestration.cluster_runs import ResourceRuns
+from surge_dagster.orchestration.names import CatalogResources
+from surge_dagster.resources import CatalogSource, OutputStore
+from tests.dagster.conftest import Ran, Workbench, execute
+from tests.engine.store.object_server import BUCKET, ObjectServer
+from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
+from tests.google_account import EMAIL, TOKEN, GoogleAccount
+from tests.small_catalogs import Rows, assert_embedded, write_rows
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "storage.md"
+ROWS: dict[str, Rows] = {"category=a": [("1", "boots")], "category=b": [("2", "sandals")]}
+
+
+@pytest.fixture
+def bucket(object_server: ObjectServer, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
+    """A bucket with a catalog, at the endpoint that the environment names."""
+    monkeypatch.setenv("SURGE_STORAGE_OPTIONS", json.dumps({"endpoint": object_server.url}))
+    monkeypatch.setenv("SURGE_MODEL", "hash://16")
+    for key, rows in ROWS.items():
+        object_server.put(f"catalog/{key}/0.parquet", write_rows(bench.root / "x.parquet", rows).read_bytes())
+    return object_server
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores repeat what failed at once."""
+    monkeypatch.setattr(retries, "rest", lambda *_, **__: None)
+
+
+def refresh(bench: Workbench, definitions: dg.Definitions) -> Ran:
+    job = definitions.resolve_job_def("catalog_refresh")
+    return execute(bench.instance, job)
+
+
+def catalog_in_the_bucket(**gcp: Any) -> dg.Definitions:
+    return embedding_catalog(source=f"gs://{BUCKET}/catalog", output=f"gs://{BUCKET}/vectors", gcp=gcp)
+
+
+def test_buckets_of_source_and_output_are_reached_with_the_key(
+    bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
+) -> None:
+    definitions = catalog_in_the_bucket(gcp_credentials=google_account.gcp_credentials)
+
+    ran = refresh(bench, definitions)
+
+    assert ran.success, ran.failure()
+    written = {name.rpartition("/")[2] for name in bucket.objects() if name.endswith("parquet") and "vectors/" in name}
+    assert len(written) == len(ROWS)
+    assert google_account.tokens_given > 0
+
+
+def test_requests_to_a_bucket_carry_the_token_of_the_key(google_account: GoogleAccount) -> None:
+    gcp: Any = {"gcp_credentials": google_account.gcp_credentials}
+    storage: Any = {"endpoint": google_account.url}
+    store = load_settings(output="gs://vectors/out", gcp=gcp, storage_options=storage).open_store()
+
+    with pytest.raises(FileNotFoundError):
+        store.open("space/b.parquet")
+
+    assert google_account.requests == [("GET", f"Bearer {TOKEN}")]
+
+
+def test_bigquery_is_read_with_the_key_and_the_project_of_the_settings(
+    bench: Workbench, google_account: GoogleAccount
+) -> None:
+    fake = FakeBigQuery(table_of(CATALOG))
+    gcp = {"project": "billed", "gcp_credentials": google_account.gcp_credentials}
+    with fake.serve_by_default():
+        definitions = embedding_catalog(
+            source=SOURCE, partition_by="category", output=str(bench.output), model="hash://16", gcp=gcp
+        )
+        ran = refresh(bench, definitions)
+
+    assert ran.success, ran.failure()
+    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
+    assert {credentials.service_account_email for credentials in fake.storage_credentials} == {EMAIL}
+    assert set(fake.projects) == {"billed"}
+    for key, rows in CATALOG.items():
+        assert_embedded(bench.output, bench.space, key, rows)
+
+
+def test_project_of_the_key_runs_queries_if_no_other_is_set(google_account: GoogleAccount) -> None:
+    fake = FakeBigQuery(table_of(CATALOG))
+    gcp: Any = {"gcp_credentials": google_account.gcp_credentials}
+    with fake.serve_by_default():
+        list(load_settings(source=SOURCE, partition_by="category", gcp=gcp).open_source())
+
+    assert fake.projects == ["project-of-the-key"]
+
+
+def test_location_of_the_settings_is_that_of_the_queries(google_account: GoogleAccount) -> None:
+    fake = FakeBigQuery(table_of(CATALOG))
+    gcp: Any = {"location": "EU", "project": "p", "gcp_credentials": google_account.gcp_credentials}
+    with fake.serve_by_default():
+        list(load_settings(source=SOURCE, partition_by="category", gcp=gcp).open_source())
+
+    assert fake.locations == ["EU"]
+
+
+def test_fields_of_a_bigquery_resource_are_used(
+    bench: Workbench, google_account: GoogleAccount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dagster_gcp import BigQueryResource
+
+    monkeypatch.setenv("GCP_KEY", google_account.gcp_credentials)
+    fake = FakeBigQuery(table_of(CATALOG))
+    made = embedding_catalog(source=SOURCE, partition_by="category", output=str(bench.output), model="hash://16")
+    resource = BigQueryResource(project="p", location="EU", gcp_credentials=dg.EnvVar("GCP_KEY"))
+    catalog = CatalogSource(url=SOURCE, partition_by=["category"], bigquery=resource)  # pyright: ignore[reportCallIssue]
+    definitions = dg.Definitions(jobs=made.jobs, resources={**(made.resources or {}), "catalog": catalog})
+    with fake.serve_by_default():
+        ran = refresh(bench, definitions)
+
+    assert ran.success, ran.failure()
+    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
+    assert set(fake.locations) == {"EU"}
+
+
+def test_gcs_resource_without_the_setting_uses_the_environment(
+    google_account: GoogleAccount, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dagster_gcp import GCSResource
+
+    (tmp_path / "key.json").write_text(google_account.key)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    storage = StorageOptions(endpoint=google_account.url)
+    store = OutputStore(url="gs://vectors/out", storage=storage, gcs=GCSResource(project="test")).open()
+
+    with pytest.raises(FileNotFoundError):
+        store.open("space/b.parquet")
+
+    assert google_account.requests == [("GET", f"Bearer {TOKEN}")]
+
+
+def test_assets_of_the_user_get_clients_with_the_key(
+    bench: Workbench, google_account: GoogleAccount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dagster_gcp import BigQueryResource, GCSResource
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_account.url)
+    fake = FakeBigQuery(table_of(CATALOG))
+    projects = list[str | None]()
+
+    @dg.asset
+    def uses_both(gcs: dg.ResourceParam[Any], bigquery: dg.ResourceParam[Any]) -> None:
+        assert isinstance(gcs, GCSResource)
+        client = gcs.get_client()
+        assert not client.bucket("b").blob("x").exists()
+        assert isinstance(bigquery, BigQueryResource)
+        with bigquery.get_client() as queries:
+            queries.get_table(TABLE)
+        projects.extend((client.project, queries.project))
+
+    gcp = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
+    made = embedding_catalog(source="c", output="o", gcp=gcp)
+    definitions = dg.Definitions.merge(made, dg.Definitions(assets=[uses_both]))
+    with fake.serve_by_default():
+        job = definitions.resolve_implicit_global_asset_job_def()
+        ran = job.execute_in_process(instance=bench.instance, asset_selection=[uses_both.key])
+
+    assert ran.success
+    assert projects == ["p", "p"]
+    assert set(google_account.requests) == {("GET", f"Bearer {TOKEN}")}
+    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
+
+
+def test_resources_of_a_named_catalog_have_its_name() -> None:
+    resources = embedding_catalog(name="shop", source="c", output="o", gcp={}).resources or {}
+    assert {"shop_gcs", "shop_bigquery"} <= set(resources)
+    assert "gcs" not in resources
+
+
+def test_key_is_not_shown_by_dagster(bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount) -> None:
+    definitions = catalog_in_the_bucket(project="my-project", gcp_credentials=google_account.gcp_credentials)
+    ran = refresh(bench, definitions)
+
+    snapshot = dg.serialize_value(RepositorySnap.from_def(definitions.get_repository_def()))
+    entries = "".join(map(dg.serialize_value, bench.instance.all_logs(ran.run_id)))
+    config = dg.serialize_value(bench.instance.get_run_by_id(ran.run_id))  # pyright: ignore[reportArgumentType]
+    assert ran.success
+    assert "my-project" in snapshot
+    assert not google_account.is_quoted(snapshot)
+    assert not google_account.is_quoted(entries)
+    assert not google_account.is_quoted(config)
+    assert not google_account.is_quoted(repr(definitions.resources))
+
+
+def test_key_is_not_shown_by_settings_and_options(google_account: GoogleAccount) -> None:
+    gcp: Any = {"gcp_credentials": google_account.gcp_credentials}
+    settings = load_settings(gcp=gcp)
+    shown = (settings, settings.model_dump(), settings.model_dump_json(), settings.cloud_options())
+    assert not google_account.is_quoted(" ".join(map(repr, shown)))
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_event_log_of_a_failed_run_does_not_quote_the_key(
+    bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
+) -> None:
+    google_account.is_revoked = True
+    ran = refresh(bench, catalog_in_the_bucket(gcp_credentials=google_account.gcp_credentials))
+
+    entries = "".join(map(dg.serialize_value, bench.instance.all_logs(ran.run_id)))
+    assert not ran.success
+    assert "could not be renewed" in ran.failure()
+    assert not google_account.is_quoted(entries)
+
+
+@pytest.mark.usefixtures("no_waits")
+@pytest.mark.parametrize("source", [f"gs://{BUCKET}/catalog", SOURCE])
+def test_error_of_a_revoked_key_does_not_quote_it(google_account: GoogleAccount, source: str) -> None:
+    google_account.is_revoked = True
+    gcp: Any = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
+    storage: Any = {"endpoint": google_account.url}
+    settings = load_settings(source=source, partition_by="category", gcp=gcp, storage_options=storage)
+
+    with FakeBigQuery(table_of(CATALOG)).serve_by_default(), pytest.raises((ConfigError, TransientError)) as refused:
+        list(settings.open_source())
+
+    assert not google_account.is_quoted(str(refused.getrepr(style="native")))
+
+
+def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) -> None:
+    gcp = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
+    made = embedding_catalog(source=SOURCE, partition_by="category", output="gs://b/out", gcp=gcp)
+    resources = CatalogResources(*((made.resources or {})[name] for name in ("catalog", "encoder", "output")))
+    runs = ResourceRuns.of(resources, force=False, refused=[])
+
+    travelled = pickle.loads(pickle.dumps(runs))
+
+    fake = FakeBigQuery(table_of(CATALOG))
+    with fake.serve_by_default():
+        listed = [partition.key for partition in travelled.list_partitions()]
+    assert len(listed) == len(CATALOG)
+    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
+    assert travelled.output["storage"].gcp.gcp_credentials == google_account.gcp_credentials
+
+
+def blocks(language: str) -> list[str]:
+    found = PAGE.read_text().split(f"```{language}\n")[1:]
+    return [block.partition("```")[0] for block in found]
+
+
+def test_program_of_the_page_about_storage_runs(
+    bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [program] = blocks("python")
+    monkeypatch.setenv("GCP_KEY", google_account.gcp_credentials)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_account.url)
+    google_account.blobs = [{"name": "vectors/a.parquet", "size": "7"}, {"name": "vectors/b.parquet", "size": "8"}]
+    names: dict[str, Any] = {}
+
+    exec(program.replace("my-bucket", BUCKET), names)
+    ran = refresh(bench, names["defs"])
+    job = names["defs"].resolve_implicit_global_asset_job_def()
+    reported = job.execute_in_process(instance=bench.instance, asset_selection=[names["bytes_of_vectors"].key])
+
+    assert ran.success, ran.failure()
+    assert len(ran.materialized()) == len(ROWS)
+    assert reported.output_for_node("bytes_of_vectors") == 15
+    assert set(google_account.requests) == {("GET", f"Bearer {TOKEN}")}
