@@ -24,8 +24,7 @@ class CatalogGCSResource(GCSResource):
     gcp: dg.ResourceDependency[GcpOptions]
 
     def get_client(self) -> storage.Client:
-        credentials, project = self.gcp.load(CLOUD_SCOPE)
-        return storage.Client(project, credentials)
+        return storage.Client(self.project, self.gcp.load(CLOUD_SCOPE))
 
 
 class CatalogBigQueryResource(BigQueryResource):
@@ -35,5 +34,5 @@ class CatalogBigQueryResource(BigQueryResource):
 
     @contextmanager
     def get_client(self) -> Iterator[bigquery.Client]:
-        credentials, project = self.gcp.load(CLOUD_SCOPE)
-        yield bigquery.Client(project, credentials, location=self.gcp.location)
+        credentials = self.gcp.load(CLOUD_SCOPE)
+        yield bigquery.Client(self.project, credentials, location=self.location)

@@ -9,12 +9,14 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from dagster._core.remote_representation.external_data import RepositorySnap
 
 from surge_dagster import embedding_catalog
 from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import StorageOptions, retries
+from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, OutputStore
@@ -255,6 +257,11 @@ def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) ->
 def blocks(language: str) -> list[str]:
     found = PAGE.read_text().split(f"```{language}\n")[1:]
     return [block.partition("```")[0] for block in found]
+
+
+def test_settings_of_the_page_about_storage_are_accepted() -> None:
+    [text] = [block for block in blocks("yaml") if "gcp:" in block]
+    assert load_settings(**yaml.safe_load(text)).cloud_options().gcp == GcpOptions("my-project", "EU")
 
 
 def test_program_of_the_page_about_storage_runs(

@@ -38,8 +38,8 @@ class GcpOptions:
     location: str | None = None
     gcp_credentials: str | None = field(default=None, repr=False)
 
-    def load(self, scope: str) -> tuple[Credentials, str | None]:
-        """Return credentials of google-auth for a scope, and the project.
+    def load(self, scope: str) -> Credentials:
+        """Return credentials of google-auth for a scope.
 
         Raises:
             ConfigError: `gcp_credentials` is not a usable key.
@@ -48,19 +48,17 @@ class GcpOptions:
         if self.gcp_credentials is None:
             import google.auth
 
-            credentials, project = google.auth.default([scope])
-            return credentials, self.project or project
+            credentials, _ = google.auth.default([scope])
+            return credentials
 
         from google.oauth2 import service_account
 
         key = service_account_key(self.gcp_credentials)
         try:
-            account = service_account.Credentials.from_service_account_info(key, scopes=[scope])
-        except ValueError as error:  # its text, or that of its cause, may quote the key
+            return service_account.Credentials.from_service_account_info(key, scopes=[scope])
+        except ValueError as error:
             refusal = f"gcp_credentials cannot be used ({type(error).__name__}). Create another key."
-        else:
-            return account, self.project or account.project_id
-        raise ConfigError(refusal)
+        raise ConfigError(refusal)  # without its cause, whose text may quote the key
 
 
 def service_account_key(gcp_credentials: str) -> dict[str, Any]:

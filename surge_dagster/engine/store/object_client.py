@@ -167,7 +167,7 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
         elif options.service_account is not None:
             credentials, _ = google.auth.load_credentials_from_file(options.service_account, [_GCS_SCOPE])
         else:
-            credentials, _ = options.gcp.load(_GCS_SCOPE)
+            credentials = options.gcp.load(_GCS_SCOPE)
     except (GoogleAuthError, OSError, ValueError) as error:
         raise ConfigError(
             f"no credentials for GCS ({type(error).__name__}): set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud "

@@ -229,9 +229,8 @@ def open_bigquery(
     from google.cloud import bigquery
 
     with _errors("BigQuery"):
-        credentials, project = gcp.load(CLOUD_SCOPE)
-        if query is not None:
-            project = source.removeprefix(BIGQUERY_SCHEME)
+        credentials = gcp.load(CLOUD_SCOPE)
+        project = gcp.project if query is None else source.removeprefix(BIGQUERY_SCHEME)
         try:
             client = bigquery.Client(project, credentials, location=gcp.location)
         except OSError as error:
