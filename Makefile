@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
+.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ gpu: $(TEST_STAMP) ## what a GPU makes of this engine, in eight minutes
 
 gpu-carry: $(TEST_STAMP) ## a folder of 50 MB that does the same on a machine with torch alone: gpu-carry/
 	@$(BIN)/python -m benchmarks.gpu_models gpu-carry $(ARGS)
+
+bench-main-road: $(TEST_STAMP) ## ten runs as a new user starts them, and runs that a signal stops
+	@$(BIN)/python -m benchmarks.main_road $(ARGS)
 
 bench-resume: $(TEST_STAMP) ## how long a run takes to find 40,000 outputs up to date
 	@$(BIN)/python -m benchmarks.resume $(ARGS)
