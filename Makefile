@@ -41,7 +41,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
 .PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
 	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"

@@ -1,4 +1,4 @@
-"""The order of the rooms and their size: imports go downwards only, and the core stands without its satellites."""
+"""The order of the rooms: imports go downwards only, and the core stands without its satellites."""
 
 from __future__ import annotations
 
@@ -45,44 +45,6 @@ LAYERS = (
 HOUSES = {PACKAGE, "engine"}
 CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
 SATELLITES = ("derived", "feed", "inference", "plan", "readers", "remote", "tables", "verify")
-# Lines of Python at most, comments and blank ones included. A room that grows past its budget needs a reason.
-BUDGETS: dict[str, int] = {
-    "__main__": 11,
-    "component": 100,
-    "commands": 910,
-    "demo": 180,
-    "definitions": 150,
-    "local_run": 276,
-    "terminal": 120,
-    "catalogs": 420,
-    "automation": 450,
-    "assets": 1_160,
-    "orchestration": 3_659,
-    "event_storage": 90,
-    "resources": 450,
-    "service": 3_982,
-    "cluster": 1_086,
-    "config": 800,
-    "consumers": 930,
-    "engine.derived": 710,
-    "engine.feed": 740,
-    "engine.inference": 1_522,
-    "engine.plan": 1_300,
-    "engine.readers": 625,
-    "engine.remote": 500,
-    "engine.tables": 1_550,
-    "engine.verify": 630,
-    "engine.run": 4_105,
-    "engine.output": 770,
-    "engine.encoder": 3_712,
-    "engine.sources": 2_345,
-    "engine.files": 1_045,
-    "engine.model": 1_135,
-    "engine.store": 1_600,
-    "engine.support": 1_025,
-    "engine.errors": 80,
-    "version": 8,
-}
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}
 
 
@@ -151,19 +113,6 @@ def test_no_modules_and_no_rooms_import_each_other_in_a_circle() -> None:
             raise AssertionError(f"imported in a circle: {' -> '.join(error.args[1])}") from None
 
 
-def lines_of(*places: Path) -> int:
-    """Lines of Python in files and in folders with all that lies below them."""
-    files = [path for place in places for path in ([place] if place.is_file() else place.rglob("*.py"))]
-    return sum(path.read_bytes().count(b"\n") for path in files)
-
-
-def place_of(room: str) -> Path:
-    """The folder or the file of a room."""
-    above, _, name = room.rpartition(".")
-    folder = ROOT / room if room in ("assets", "resources") else ROOT / PACKAGE / above.replace(".", "/") / name
-    return folder if folder.is_dir() else folder.with_suffix(".py")
-
-
 def test_core_imports_no_satellite() -> None:
     """What the order says too: a satellite in the line of a core room would still be found here."""
     core, satellites = ({f"engine.{name}" for name in names} for names in (CORE, SATELLITES))
@@ -175,20 +124,6 @@ def test_core_imports_no_satellite() -> None:
         if room(module) in core and room(imported) in satellites
     ]
     assert found == []
-
-
-@pytest.mark.parametrize("room_name", sorted(RANKS))
-def test_room_keeps_to_its_budget_of_lines(room_name: str) -> None:
-    assert lines_of(place_of(room_name)) <= BUDGETS[room_name]
-
-
-def test_core_product_and_tests_keep_to_their_budgets() -> None:
-    core = lines_of(*(place_of(f"engine.{name}") for name in CORE))
-    product = lines_of(ROOT / PACKAGE, ROOT / "assets", ROOT / "resources")
-    assert core <= 16_000
-    assert product <= 38_500
-    assert lines_of(ROOT / "tests") <= 48_000
-    assert lines_of(ROOT / "benchmarks") <= 7_891  # 1,250 of them simulate fleets
 
 
 RUN_OF_THE_CORE = """
