@@ -12,19 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import UntrustedCode, is_snapshot, trusted_code, untrusted
-from surge_dagster.engine.model.digest import (
-    ModelModule,
-    canonical_module_config,
-    model_digest,
-    read_document,
-    read_tensors,
-)
+from surge_dagster.engine.model.digest import model_digest, own_files, read_document
 from surge_dagster.engine.model.prompts import CONFIG_FILE, Prompts, Task, read_prompts
 from surge_dagster.engine.model.router import ROUTER_KINDS, read_routes
 
-DEMO_MODEL_DIGEST = "55f42e38e49b814a76c307c5096d996729943de959455a1878064322a180793b"
+DEMO_MODEL_DIGEST = "4182c0a5c03ea7e9a9d87a1c37b57b44387c2f9637fdcda9e475789cde9d324f"
 DEMO_SLUG = "all-MiniLM-L6-v2"
 
 _TRANSFORMER_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -35,6 +31,31 @@ _LIBRARY = "sentence_transformers."
 _USUAL_TYPE = re.compile(
     r"sentence_transformers\.(?:models|base\.modules|sentence_transformer\.modules)(?:\.\w+)?\.(\w+)"
 )
+
+
+_POOLING_FLAG = "pooling_mode_"  # in front of the name of each mode, in the older form of the config
+
+
+@dataclass(frozen=True, slots=True)
+class ModelModule:
+    """One module of a sentence-transformers model.
+
+    Attributes:
+        kind: the last part of the module's type, which stays the same when the library moves its modules; the whole
+            type where the module is not in a package of the library's usual ones.
+        config: of a module that is no Transformer.
+        weights: files of safetensors.
+    """
+
+    kind: str
+    folder: Path
+    config: dict[str, Any]
+    weights: tuple[Path, ...]
+
+    @property
+    def files(self) -> set[Path]:
+        """The files that shape a vector; of a kind that is not known, all that may."""
+        return own_files(self.folder) if self.kind in _KNOWN_KINDS else _all_files(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +83,7 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
     code = trusted_code(folder, trusted)
     modules = _read_modules(folder, with_code=code is not None)
     own = read_document(folder / CONFIG_FILE) or {}
-    digest = model_digest(modules, code)
+    digest = model_digest(_model_files(folder, modules), folder, code)
     chain, routed = _chain(modules, "document"), any(module.kind in ROUTER_KINDS for module in modules)
     root = chain[0].folder
     config = read_document(root / "config.json") or {}
@@ -84,6 +105,16 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
         dimension=dimension,
         routed=routed,
     )
+
+
+def _model_files(folder: Path, modules: list[ModelModule]) -> set[Path]:
+    files = own_files(folder)
+    for module in modules:
+        files |= module.files
+        for route in _routed(module).values():
+            for routed in route:
+                files |= routed.files
+    return files
 
 
 def tokenizer_file(folder: Path) -> Path | None:
@@ -111,7 +142,7 @@ def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{folder} is not a model: it has neither modules.json nor config.json; check the path")
         # sentence-transformers adds mean pooling to a bare transformer.
-        pooling = ModelModule("Pooling", folder, {"pooling_mode": ["mean"]}, ())
+        pooling = ModelModule("Pooling", folder, {}, ())
         return [_module("Transformer", folder), pooling]
 
     try:
@@ -161,19 +192,25 @@ def _kind(module_type: str) -> str:
 
 
 def _module(kind: str, folder: Path) -> ModelModule:
-    if kind == "Transformer":
-        names = ["sentence_bert_config.json", *(f"sentence_{name}_config.json" for name in _TRANSFORMER_CONFIGS)]
-    else:
-        names = ["config.json"]
-    config = next((document for name in names if (document := read_document(folder / name)) is not None), {})
+    config: dict[str, Any] = {}
+    if kind != "Transformer":
+        config = read_document(folder / "config.json") or {}
     weights = () if kind in _WEIGHTLESS else _weights_of(kind, folder)
-    others = () if kind in _KNOWN_KINDS else _all_files(folder)
-    return ModelModule(kind, folder, canonical_module_config(kind, config), weights, others)
+    for file in weights:
+        _require_safetensors(file)
+    return ModelModule(kind, folder, config, weights)
 
 
-def _all_files(folder: Path) -> tuple[Path, ...]:
-    files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".txt", ".model", ".safetensors")]
-    return tuple(path for path in files if not {"onnx", "openvino"} & set(path.relative_to(folder).parts))
+def _all_files(folder: Path) -> set[Path]:
+    files = {path for path in folder.rglob("*") if path.suffix in (".json", ".txt", ".model", ".safetensors")}
+    return {path for path in files if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)}
+
+
+def _require_safetensors(file: Path) -> None:
+    try:
+        safe_open(file, framework="numpy").keys()
+    except SafetensorError as error:
+        raise ConfigError(f"{file} is not a safetensors file ({error}); download the model again") from error
 
 
 def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
@@ -211,16 +248,35 @@ def _dimension(folder: Path, modules: list[ModelModule], config: dict[str, Any],
     dimension: Any = config.get("hidden_size") or config.get("dim") or config.get("d_model")
     for module in modules:
         if module.kind == "Pooling":
-            dimension = module.config.get("embedding_dimension", dimension) * len(module.config["pooling_mode"])
+            dimension = _pooled_dimension(module.config, dimension)
         elif module.kind == "Dense":
             dimension = module.config.get("out_features", dimension)
         elif module.kind == "StaticEmbedding":
-            # [type, shape, digest] of each tensor; the embedding table is the first.
-            dimension = next((shape[1] for _, shape, _ in read_tensors(module.weights[0]).values()), None)
+            dimension = _table_dimension(module.weights[0])
     if not isinstance(dimension, int) or dimension < 1:
         raise ConfigError(f"{folder} does not say how many dimensions its vectors have; use another model")
     truncated = own.get("truncate_dim")
     return min(dimension, truncated) if isinstance(truncated, int) and truncated > 0 else dimension
+
+
+def _pooled_dimension(config: dict[str, Any], dimension: Any) -> Any:
+    """Return the dimension behind a Pooling module, whose modes are concatenated; `dimension` is the one before it."""
+    own = config.get("embedding_dimension", config.get("word_embedding_dimension", dimension))
+    if not isinstance(own, int):
+        return None
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [name for name, is_used in config.items() if name.startswith(_POOLING_FLAG) and is_used]
+    if isinstance(modes, str):
+        modes = [modes]
+    return own * max(1, len(modes))
+
+
+def _table_dimension(weights: Path) -> int:
+    """Return the dimension of a StaticEmbedding, whose table is the first tensor of its file."""
+    with safe_open(weights, framework="numpy") as tensors:
+        first = next(iter(tensors.keys()))
+        return tensors.get_slice(first).get_shape()[1]
 
 
 def _slug(folder: Path) -> str:

@@ -93,6 +93,6 @@ def test_worker_states_the_tokens_of_the_tokenizer_that_the_libraries_loaded(nam
 
     space, tokenizer = loaded()
     assert " transformers-5." in tokenizer and loaded() == (space, tokenizer)
-    if name == "bert_cls":  # a change that the model's digest does not cover
+    if name == "bert_cls":
         (folder / "special_tokens_map.json").write_text('{"additional_special_tokens": ["bottle"]}')
-        assert loaded()[0] == space and loaded()[1] != tokenizer
+        assert loaded()[1] != tokenizer
