@@ -125,15 +125,19 @@ class LocalStore(Store):
                 self._remove_empty(path.parent)
 
     def sync(self, folder: str) -> None:
-        """Flush the folder; of a hidden one also the folders above it, whose own names may be new."""
+        """Flush the folder; of a hidden one also the folders above it, whose own names may be new.
+
+        A hidden folder that is gone was empty: another process has deleted the objects, and no name is left to flush.
+        """
         path = self.root / folder
-        parents = path.parents[: len(PurePath(folder).parts)] if is_hidden(folder) else ()
-        for changed_folder in (path, *parents):
-            descriptor = os.open(changed_folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        if not is_hidden(folder):
+            _flush_folder(path)
+            return
+
+        for below in (path, *path.parents[: len(PurePath(folder).parts) - 1]):
+            with contextlib.suppress(FileNotFoundError):
+                _flush_folder(below)
+        _flush_folder(self.root)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -151,3 +155,11 @@ class LocalStore(Store):
             while folder != self.root:
                 folder.rmdir()
                 folder = folder.parent
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

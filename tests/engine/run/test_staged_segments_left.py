@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -195,6 +196,31 @@ def test_run_whose_staged_rows_another_run_removed_finds_its_file_and_fails_for_
     assert not (tmp_path / STAGING).exists()
     assert finish_receipts(make_run(hash_pool, [partition_of("big", BIG)], tmp_path), "fresh")
     assert_embedded(tmp_path, run.space.name, "big", BIG)
+
+
+@pytest.mark.parametrize("overtaken_at", [1, 2, 3])
+def test_run_may_lose_its_staging_folder_before_it_is_flushed(
+    hash_pool: EncoderPool, tmp_path: Path, overtaken_at: int
+) -> None:
+    """Another run publishes the partition, and so removes the folder, between a segment and its flush."""
+    syncs = itertools.count(1)
+
+    class OvertakenStore(LocalStore):
+        def sync(self, folder: str) -> None:
+            if folder.startswith(STAGING) and next(syncs) == overtaken_at:
+                other = make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL)
+                assert failures(list(other.events())) == []
+                assert not (tmp_path / STAGING).exists()
+            super().sync(folder)
+
+    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), SMALL)
+    events = finish(run)
+
+    assert failures(events) == []
+    assert next(syncs) > overtaken_at
+    assert_embedded(tmp_path, run.space.name, "big", BIG)
+    assert finish_receipts(make_run(UnstartedPool(hash_pool), [partition_of("big", BIG)], tmp_path), "fresh")
+    assert not (tmp_path / STAGING).exists()
 
 
 def test_two_concurrent_runs_may_stage_the_same_segments(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -293,6 +293,18 @@ class TestListing:
             upload.publish(lambda: None)
         assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/y"]
 
+    def test_sync_of_a_hidden_folder_that_another_process_removed_is_done(self, store: LocalStore) -> None:
+        put(store, ".hidden/a/x", b"x")
+        LocalStore(store.root).delete(".hidden/a/x")
+
+        store.sync(".hidden/a")
+
+        assert not (store.root / ".hidden").exists()
+
+    def test_sync_of_a_missing_folder_fails_unless_it_is_hidden(self, store: LocalStore) -> None:
+        with pytest.raises(FileNotFoundError):
+            store.sync("another")
+
     def test_sweep_of_a_hidden_folder_removes_empty_folders_and_dead_temp_files(self, store: LocalStore) -> None:
         put(store, ".hidden/a/b/x", b"x")
         for folder in (".hidden/a/b", ".hidden/a/c", ".hidden/d/e"):
