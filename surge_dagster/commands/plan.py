@@ -170,9 +170,10 @@ def _explained(planned: Plan, costs: RunCosts, pool: EncoderPool | None, calibra
         "",
         f"Partition by partition the encoding would take {_time(planned.partition_by_partition_seconds)}: "
         f"speedup {planned.speedup:.2f} (alpha {planned.alpha:.3f}).",
-        f"{planned.phi:.0%} of the partitions are below n* = {planned.break_even_texts:,.1f} texts "
-        f"(phi {planned.phi:.2f}); the spread of their sizes is CV {planned.cv:.2f}.",
         planned.verdict,
+        f"{planned.phi:.0%} of the partitions are below n* = {planned.break_even_texts:,.1f} texts "
+        f"(phi {planned.phi:.2f}); the spread of their sizes is CV {planned.cv:.2f}. "
+        f"The SURGE paper's table says of these: {planned.paper_recommendation}.",
     ]
 
 

@@ -33,6 +33,7 @@ from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 _TOKENS_OF_TEXTS = (8, 32, 128, 512)
+_LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is wrong by
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,14 @@ class Plan:
         tokens_counted: whether the model's tokenizer counted those of `texts_sampled` texts; else they are as many per
             byte as in earlier runs.
         partitions_sampled: partitions of which the first rows were read.
-        superbatches_bound: the paper's ceil(N / B_min).
+        superbatches_bound: the most that the thresholds in texts can make, whatever the partitions are.
         call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one worker.
         call_margin, text_margin: half of their 95 % confidence intervals; None where they were given.
         text_seconds_by_tokens: c_enc of texts of other lengths, with its margin.
         alpha: the paper's, with the mean fixed cost of a call for one partition.
         break_even_texts: n*, which phi is measured against.
+        paper_recommendation: what the paper's table says of phi and CV, whatever a call costs here.
+        verdict: what SuperBatches gain by the costs that were measured here.
         partition_by_partition_seconds: encoding with one call per partition; `speedup` compares it with SuperBatches.
         peak_superbatch_bytes: lemma 3, of the largest SuperBatch that the sizes will make.
         bound_superbatch_bytes: of the largest one that B_max admits.
@@ -193,7 +196,7 @@ class Plan:
     break_even_texts: float
     phi: float
     cv: float
-    recommendation: Recommendation
+    paper_recommendation: Recommendation
     verdict: str
     peak_superbatch_bytes: int
     bound_superbatch_bytes: int
@@ -275,7 +278,7 @@ def plan(
         largest_partition_texts=int(counts.max(initial=0)),
         workers=encode.workers,
         superbatches=len(flushes),
-        superbatches_bound=flushes_upper_bound(texts, bounds.b_min),
+        superbatches_bound=flushes_upper_bound(texts, bounds),
         fill_ratio=encoded / len(flushes) / bounds.b_min if flushes else 0.0,
         call_seconds=encode.call_seconds,
         call_margin=encode.call_margin,
@@ -290,8 +293,8 @@ def plan(
         break_even_texts=break_even,
         phi=phi,
         cv=cv,
-        recommendation=recommend(phi, cv),
-        verdict=verdict(phi, cv, gain),
+        paper_recommendation=recommend(phi, cv),
+        verdict=verdict(gain),
         peak_superbatch_bytes=superbatch_bytes(largest, mean_bytes, costs.vector_bytes, itemsize=1),
         bound_superbatch_bytes=superbatch_bytes(bounds.b_max, mean_bytes, costs.vector_bytes, itemsize=1),
         peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
@@ -305,11 +308,12 @@ def plan(
     )
 
 
-def verdict(phi: float, cv: float, gain: float) -> str:
-    small = "most partitions are" if phi > 0.5 else "few partitions are" if phi < 0.5 else "half of the partitions are"
-    varied = "their sizes vary much" if cv > 1 else "their sizes are alike"
-    saved = f"SuperBatches save {1 - 1 / gain:.0%} of the encoding time" if gain > 1.005 else "the gain is below 1 %"
-    return f"SuperBatches are {recommend(phi, cv)}: {small} too small for a call of their own, {varied}; {saved}."
+def verdict(gain: float) -> str:
+    """Return what SuperBatches gain here, in one sentence."""
+    saved = 1 - 1 / gain
+    if saved < _LEAST_GAIN:
+        return f"SuperBatches make little difference here: they save less than {_LEAST_GAIN:.0%} of the encoding time."
+    return f"SuperBatches save {saved:.0%} of the encoding time here."
 
 
 def _peak_resident_bytes(flushes: Sequence[Flush], beside_bytes: float, memory: MemoryPlan) -> int:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
@@ -88,7 +88,7 @@ def test_sizes_of_the_synthetic_catalog_have_the_cv_of_their_distribution() -> N
 
 def test_flushes_of_the_paper_are_an_upper_bound() -> None:
     """The formula says 100 at B_min 100,000 and the paper counts 89: SuperBatches overshoot B_min."""
-    assert flushes_upper_bound(TEXTS, 100_000) == 100
+    assert flushes_upper_bound(TEXTS, bounds(100_000, 500_000)) == 100
     for seed in range(5):
         sizes = partition_sizes(TEXTS, PARTITIONS, seed=seed)
         assert 80 <= len(predict_flushes(sizes, bounds(100_000, 500_000))) < 100
@@ -172,11 +172,41 @@ def test_prediction_keeps_every_text_and_the_bound(sizes: list[int], b_min: int,
     assert all(flush.texts < b_min + largest for flush in flushes if flush.texts)  # lemma 3
 
 
-@given(sizes=st.lists(st.integers(1, 5_000), min_size=1, max_size=60), b_min=st.integers(1, 3_000))
-def test_superbatches_are_as_many_as_the_formula_at_most_where_no_partition_is_oversized(
-    sizes: list[int], b_min: int
+@given(
+    sizes=st.lists(st.integers(0, 40), max_size=40),
+    b_min=st.integers(1, 20),
+    extra=st.integers(0, 25),
+    first=st.integers(1, 20) | st.none(),
+    reused_share=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+)
+@example(sizes=[1, 12] * 5, b_min=10, extra=2, first=None, reused_share=0.0)
+def test_superbatches_never_exceed_their_upper_bound(
+    sizes: list[int], b_min: int, extra: int, first: int | None, reused_share: float
 ) -> None:
-    assert len(predict_flushes(sizes, bounds(b_min, b_min + sum(sizes)))) <= flushes_upper_bound(sum(sizes), b_min)
+    thresholds = bounds(b_min, b_min + extra, first)
+    rows_reused = [int(size * reused_share) for size in sizes]
+
+    flushes = predict_flushes(sizes, thresholds, rows_reused=rows_reused)
+
+    with_texts = [flush for flush in flushes if flush.texts]
+    assert len(with_texts) <= flushes_upper_bound(sum(sizes), thresholds)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "b_min", "b_max"),
+    [
+        ([1, 12] * 5, 10, 12),  # the paper's ceil(N / B_min) is 7
+        ([10] * 7, 10, 50),
+        ([10, 11, 10, 11, 10], 11, 20),
+    ],
+)
+def test_upper_bound_of_superbatches_is_reached(sizes: list[int], b_min: int, b_max: int) -> None:
+    assert len(flushed_texts(sizes, b_min, b_max)) == flushes_upper_bound(sum(sizes), bounds(b_min, b_max))
+
+
+def test_upper_bound_is_the_papers_from_twice_b_min_less_one_on() -> None:
+    assert flushes_upper_bound(1_000, bounds(10, 19)) == 100
+    assert flushes_upper_bound(1_000, bounds(10, 18)) == 106
 
 
 @given(
