@@ -34,7 +34,9 @@ _DESCRIPTIONS: dict[CheckName, str] = {
 _WITHOUT_ENCODING = (
     *("space", "space_title", "dimension", "partitions_written", "partitions_skipped", "partitions_republished"),
     *("device", "hardware", "precision", "encoder_notes", "pool_start_seconds", "wall_seconds", "storage_retries"),
+    *("run_seconds", "cost"),
 )
+_COSTS = ("cost", "cost_per_million_texts")  # may be far below 1
 
 
 def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSpec]:
@@ -130,7 +132,7 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     report = outcome.metrics
     # Where nothing was encoded, only what the run has done and needed: Dagster would plot everything else as zeros.
     metrics = {
-        name: round(value, 4) if isinstance(value, float) else value
+        name: round(value, 4) if isinstance(value, float) and name not in _COSTS else value
         for name, value in report.as_dict().items()
         if value not in (None, [], {}) and (report.superbatches or (value and name in _WITHOUT_ENCODING))
     }

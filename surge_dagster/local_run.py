@@ -200,6 +200,7 @@ def run_catalog(
             grace_seconds = settings.grace_seconds
             run = ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=complain)
             events = run.events()
+        run.report.price_per_hour = settings.price_per_hour
         total = sum(partition.rows or 0 for partition in partitions)
         _follow(run, events, total or None, quiet)
     removed, refusal = (), None

@@ -182,6 +182,7 @@ class ClusterRun(Generic[T]):
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
             self.report.wall_seconds = self._now()
+            self.report.run_seconds = self.report.wall_seconds
 
     def _embed(self, cluster: Cluster[T], left: Stretches) -> Generator[Event]:
         try:
@@ -225,6 +226,7 @@ class ClusterRun(Generic[T]):
             self._local.begin_space()  # which is refused before any machine has written
         for name in machines.keys() - self.work.keys():
             self.work[name] = MachineWork(machines[name])
+            self.report.machines = len(self.work)
             self._describe(machines[name])
         if speeds := [speed for work in self.work.values() if (speed := work.bytes_per_second)]:  # also of lost ones
             cluster.request(max(1, len(machines), left.machines_wanted(sum(speeds) / len(speeds))))

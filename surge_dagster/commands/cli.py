@@ -20,7 +20,7 @@ import typer
 
 from surge_dagster.commands.catalog import catalog_app
 from surge_dagster.commands.derive import derive
-from surge_dagster.commands.plan import plan
+from surge_dagster.commands.plan import cost_text, plan
 from surge_dagster.commands.serve import serve
 from surge_dagster.commands.settings import CATALOG, RUN, SPACE, start_pool, takes_settings
 from surge_dagster.commands.spaces import describes_space, existing_space, recorded_source, space_to_read
@@ -291,5 +291,7 @@ def _print_report(report: RunReport, removed: Sequence[str], store: Store, quiet
             f"{counted(report.partitions_written, 'partition')} written, {report.partitions_skipped:,} fresh, "
             f"{len(report.partitions_failed):,} failed{gone}; {done}\nfiles are in {store.location(report.space)}"
         )
+        if report.cost is not None and report.price_per_hour is not None:
+            print(f"cost {cost_text(report.cost, report.price_per_hour, report.cost_per_million_texts)}")
     if as_json:
         print_json(report.as_dict() | {"partitions_removed": removed})

@@ -35,13 +35,13 @@ _SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are 
 @takes_settings(
     *("source", "output", *SPACE, "devices", "b_min", "b_max", "first_b_min", "memory_limit_bytes", "format"),
     *CATALOG,
+    "price_per_hour",
 )
 def plan(
     settings: Settings,
     calibrate_first: Annotated[
         bool, typer.Option("--calibrate", help="Measure on some of the texts first; takes about half a minute.")
     ] = False,
-    price_per_hour: Annotated[float | None, typer.Option(help="Price of this machine per hour.", min=0)] = None,
     deadline: Annotated[
         str | None, typer.Option(help="Size the workers and machines for it: 90s, 30m, 2h.", metavar="TIME")
     ] = None,
@@ -62,7 +62,11 @@ def plan(
     if calibrate_first and texts_per_second is not None:
         raise ConfigError("--calibrate measures this machine, and --texts-per-second describes another: give one.")
     seconds = None if deadline is None else _seconds(deadline)
-    goals: dict[str, Any] = {"price_per_hour": price_per_hour, "deadline_seconds": seconds, "bandwidth": bandwidth}
+    goals: dict[str, Any] = {
+        "price_per_hour": settings.price_per_hour,
+        "deadline_seconds": seconds,
+        "bandwidth": bandwidth,
+    }
     source, store, thresholds = settings.open_source(), settings.open_store(), settings.thresholds()
     partitions, calibrated_on, pool = list(source), "", None
     if texts_per_second is None:
@@ -103,7 +107,7 @@ def plan(
     lines = [f"{counted(number, 'partition')} {why}: not in this plan" for why, number in left_out.items() if number]
     lines += [failure.reason for failure in planned.partitions_refused[:_SHOWN_REASONS]]
     if planned.partitions:
-        lines = [*_lines(planned, price_per_hour), *lines]
+        lines = [*_lines(planned, settings.price_per_hour), *lines]
         lines += ["", *_explained(planned, costs, pool, calibrated_on)] if explain else [_MORE]
     else:
         nothing = _ALL_REFUSED if planned.partitions_refused else "Nothing is left to encode."
@@ -125,9 +129,8 @@ def _lines(planned: Plan, price_per_hour: float | None) -> list[str]:
         f"wall time      {_time(forecast.wall_seconds)}{margin}, {forecast.texts_per_second:,.0f} texts/s; "
         f"the first files after {_time(forecast.time_to_first_output_seconds)}",
     ]
-    if planned.cost is not None and planned.cost_per_million_texts is not None:
-        cost, of_million = _rounded(planned.cost, 4), _rounded(planned.cost_per_million_texts, 4)
-        lines.append(f"cost           {cost} at {price_per_hour:g} an hour; {of_million} per million texts")
+    if planned.cost is not None and price_per_hour is not None:
+        lines.append(f"cost           {cost_text(planned.cost, price_per_hour, planned.cost_per_million_texts)}")
     lines += [
         f"work           {counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
         + (f", {about}{planned.texts_encoded:,} of them to encode" if planned.rows_reused else "")
@@ -137,6 +140,12 @@ def _lines(planned: Plan, price_per_hour: float | None) -> list[str]:
     if planned.fleet is not None:
         lines.append(_fleet(planned.fleet))
     return lines
+
+
+def cost_text(cost: float, price_per_hour: float, of_million: float | None) -> str:
+    """Return what a run costs, at which price, and what a million of its texts cost if it encodes any."""
+    text = f"{_rounded(cost, 4)} at {price_per_hour:g} an hour"
+    return text if of_million is None else f"{text}; {_rounded(of_million, 4)} per million texts"
 
 
 def _evidence(planned: Plan) -> str:

@@ -138,6 +138,9 @@ class EncoderSettings(BaseModel):
     hang_timeout_seconds: float = Field(
         DEFAULT_HANG_TIMEOUT_SECONDS, gt=0, description="seconds without progress after which a worker is replaced"
     )
+    price_per_hour: float | None = Field(
+        None, ge=0, description="price of a machine per hour in any currency (unset: no run reports its cost)"
+    )
 
     @field_validator("trust_remote_code", mode="before")
     @classmethod

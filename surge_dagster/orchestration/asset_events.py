@@ -167,6 +167,7 @@ def whole_run(
     """
     report = outcome.report
     times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
+    costs = {name: getattr(report, name) for name in ("cost", "cost_per_million_texts")}
     measured = [[result.metadata.get(name) for name in ("texts_encoded", "rows_reused")] for result in reversed(before)]
     known = [(texts.value, rows.value) for texts, rows in measured if texts is not None and rows is not None]
     runs: list[Any] = [*known, (report.texts_encoded, report.costs.rows_reused)]
@@ -182,6 +183,7 @@ def whole_run(
             "rows_reused": report.costs.rows_reused,
             "texts_deduplicated": report.costs.texts_deduplicated,
             **{name: round(value, 4) for name, value in times.items() if value is not None},
+            **{name: value for name, value in costs.items() if value is not None},
             "space_title": report.space_title,
             "space": report.space,
         },

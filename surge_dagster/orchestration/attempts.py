@@ -10,11 +10,11 @@ from surge_dagster.engine.run.report import RunReport
 
 ADDED_UP = (
     *("superbatches", "partitions_republished", "texts_reused", "truncated", "skipped_rows", "blank_texts"),
-    *("pool_start_seconds", "wall_seconds", "exposed_io_seconds"),
+    *("pool_start_seconds", "wall_seconds", "run_seconds", "exposed_io_seconds"),
 )
 PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
 _OF_SPACE = ("space", "space_title", "dimension")
-_OF_ENCODER = ("device", "hardware", "precision", "workers", "call_seconds", "b_min", "b_max")
+_OF_ENCODER = ("device", "hardware", "precision", "workers", "call_seconds", "b_min", "b_max", "machines")
 
 
 def combined(before: RunReport, last: RunReport) -> RunReport:

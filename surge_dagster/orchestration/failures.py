@@ -106,7 +106,8 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
     catalog = resources.catalog.model_dump(include={"id", "text", "missing_text", "max_text_bytes", "columns"})
-    encoder = resources.encoder.model_dump(exclude={"grace_seconds"})  # a text may kill workers of one device only
+    # Devices count: a text may kill workers of one device only.
+    encoder = resources.encoder.model_dump(exclude={"grace_seconds", "price_per_hour"})
     return hashlib.sha256(json.dumps([catalog, encoder], sort_keys=True).encode()).hexdigest()[:12]
 
 

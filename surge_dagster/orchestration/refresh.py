@@ -170,6 +170,7 @@ class Refresh:
             warn, refused = self._context.log.warning, work.refused
             run = cluster_run_of(resources, work.todo, pool, warn, force=force, refused=refused)
             self._outcome.machines = run.work
+        run.report.price_per_hour = resources.encoder.price_per_hour
         self._outcome.report = run.report
         to_do, space = counted(len(work.todo), "partition"), run.space
         self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")

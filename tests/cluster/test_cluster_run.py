@@ -30,6 +30,7 @@ def test_machines_share_the_work_and_every_partition_is_told_of_once(runs: Small
     assert_all_embedded(runs, pool)
     assert Counter(event.key for event in events if isinstance(event, Receipt)) == Counter(list(CATALOG))
     assert run.report.partitions_written == 12
+    assert run.report.machines == 2
     assert run.report.texts_encoded >= sum(map(len, CATALOG.values())), "and copies at the end"
     assert sum(work.texts for work in run.work.values()) == run.report.texts_encoded
     assert cluster.requested and set(cluster.requested) == {2}, "there is nothing to do for a third machine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -61,6 +62,23 @@ def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
     assert (verified["violations"], verified["vectors_compared"], verified["seed"]) == ([], 34, None)
     [hit] = surge.json("search", "out", "pears number 2", *MODEL, "-k", 1)["hits"]
     assert (hit["key"], hit["id"]) == ("pears", "pears-2")
+
+
+def test_embed_with_a_price_reports_its_cost(catalog: Path, surge: Command) -> None:
+    report = surge.json("embed", catalog, "out", *MODEL, "--price-per-hour", 3600)
+
+    assert report["cost"] == pytest.approx(report["run_seconds"])
+    assert report["cost_per_million_texts"] == pytest.approx(1e6 * report["cost"] / 34)
+
+    fresh = surge("embed", catalog, "out", *MODEL, "--price-per-hour", 3600)[1]
+
+    assert re.search(r"^cost [\d.]+ at 3600 an hour$", fresh, re.MULTILINE)
+
+
+def test_embed_without_a_price_reports_no_cost(catalog: Path, surge: Command) -> None:
+    printed = surge("embed", catalog, "out", *MODEL)[1]
+
+    assert "cost" not in printed
 
 
 def test_no_worker_is_started_where_everything_is_fresh(

@@ -80,6 +80,14 @@ def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(catalog: Pat
     assert "were predicted) on cpu" in embedded.stdout
 
 
+def test_plan_takes_the_price_from_the_settings(catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SURGE_PRICE_PER_HOUR", "3.6")
+
+    shown = plan(catalog, tmp_path, "--texts-per-second", 100).stdout
+
+    assert "at 3.6 an hour; " in shown
+
+
 def test_fresh_partitions_are_left_out_of_the_plan(tmp_path: Path) -> None:
     for key, rows in SIZES.items():
         write_partition(tmp_path / "catalog", key, numbered_rows(key, rows))

@@ -16,8 +16,9 @@ SUPERBATCH = SuperBatchReport(
 )
 NOT_ADDED_UP = (
     "costs predicted_wall_seconds call_seconds "
-    "space space_title dimension device hardware precision encoder_notes workers b_min b_max partitions_written "
-    "partitions_skipped partitions_failed time_to_first_output_seconds storage_retries"
+    "space space_title dimension device hardware precision encoder_notes workers b_min b_max machines "
+    "price_per_hour partitions_written partitions_skipped partitions_failed time_to_first_output_seconds "
+    "storage_retries"
 )
 
 

@@ -52,6 +52,19 @@ def test_superbatches_and_run_report_their_metrics(bench: Workbench) -> None:
     assert ran.checks()[NAMES.run_check.name].passed
 
 
+def test_run_with_a_price_reports_its_cost_in_its_check(bench: Workbench) -> None:
+    bench.fill("ab")
+    bench.settings["price_per_hour"] = 0.36
+
+    encoded = bench.refresh().metrics()
+    fresh = bench.refresh().metrics()
+
+    assert encoded["cost"] == pytest.approx(0.36 * encoded["run_seconds"] / 3600, rel=1e-2)
+    assert encoded["cost_per_million_texts"] > encoded["cost"] > 0
+    assert fresh["cost"] > 0
+    assert "cost_per_million_texts" not in fresh
+
+
 def test_fresh_partitions_are_shown_as_fresh_when_the_settings_go_back_to_an_older_space(bench: Workbench) -> None:
     bench.fill("ab")
     bench.refresh()

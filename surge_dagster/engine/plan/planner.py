@@ -167,7 +167,7 @@ class Plan:
         peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may. None: not known.
         workers_per_machine: the workers that one machine's way to the store can serve, by Zero's rule (U/S)·BW; None
             where nothing was published there yet.
-        cost, cost_per_million_texts: at the given price of an hour.
+        cost, cost_per_million_texts: at the given price of an hour; the texts are those that are encoded.
         partitions_fresh, partitions_uncounted, partitions_refused: left out: those that a run passes over, those of
             unknown size, and those that it refuses, as far as their files and first rows show.
     """
@@ -261,6 +261,7 @@ def plan(
     served = None
     if bandwidth is not None and texts:
         served = max(1, int(bandwidth * row_seconds * encoded / file_bytes))
+    cost = None if price_per_hour is None else price_per_hour * times.wall_seconds / 3600
     fleet = None
     if deadline_seconds is not None:
         model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
@@ -300,10 +301,8 @@ def plan(
         peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
-        cost=price_per_hour * times.wall_seconds / 3600 if price_per_hour else None,
-        cost_per_million_texts=price_per_hour * times.wall_seconds / texts / 3.6e-3
-        if price_per_hour and texts
-        else None,
+        cost=cost,
+        cost_per_million_texts=None if cost is None or not encoded else 1e6 * cost / encoded,
         fleet=fleet,
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -176,6 +177,7 @@ class EmbeddingRun:
         if self._started:
             raise RuntimeError("a run runs once; make another one")
         self._started = True
+        begun = time.perf_counter()
         gauge, fresh_keys = MemoryGauge(), set[str]()
         try:
             with gauge:
@@ -193,6 +195,7 @@ class EmbeddingRun:
                     self.keep_tidy(fresh_keys)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
+            self.report.run_seconds = time.perf_counter() - begun
 
     def stop(self) -> None:
         """Ask the run to end early, from any thread: like closing `events()`, except that it yields the rest."""

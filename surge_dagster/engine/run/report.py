@@ -19,7 +19,10 @@ _OF_FILE = (
 )
 SLOW_PACE = 2.0
 _WORTH_A_WARNING_SECONDS = 1.0
-_RATIOS = ("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio")
+_DERIVED = (
+    *("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio"),
+    *("cost", "cost_per_million_texts"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,9 @@ class RunReport:
         predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches that it made; None
             until it has ended by itself, and where it encoded nothing.
         call_seconds: fixed cost of an encode call (c_ipc), as it was known before the run.
+        run_seconds: from the beginning of the run to its end, the start of the encoder included; 0 until it has ended.
+        machines: those that took part; more than one over a cluster.
+        price_per_hour: of one machine; None if it is not set.
     """
 
     space: str = ""
@@ -215,6 +221,9 @@ class RunReport:
     b_max: int = 0
     predicted_wall_seconds: float | None = None
     call_seconds: float = 0.0
+    run_seconds: float = 0.0
+    machines: int = 1
+    price_per_hour: float | None = None
 
     @property
     def texts_encoded(self) -> int:
@@ -246,6 +255,21 @@ class RunReport:
         """Share of the workers' time, over the whole run, in which their devices had nothing to compute."""
         return self.costs.worker_idle_ratio(self.workers, self.wall_seconds)
 
+    @property
+    def cost(self) -> float | None:
+        """Price of the machines that took part, over `run_seconds`; None without a price."""
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour * self.machines * self.run_seconds / 3600
+
+    @property
+    def cost_per_million_texts(self) -> float | None:
+        """The cost of a million texts with new vectors, equal ones included; None if there are none."""
+        texts = self.texts_encoded + self.costs.texts_deduplicated
+        if self.cost is None or not texts:
+            return None
+        return 1e6 * self.cost / texts
+
     def count(self, event: Event, seconds: float) -> None:
         """Add an event, `seconds` after the run began."""
         match event:
@@ -270,7 +294,7 @@ class RunReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON-ready document."""
-        document = _flat(self) | {name: getattr(self, name) for name in _RATIOS}
+        document = _flat(self) | {name: getattr(self, name) for name in _DERIVED}
         document["partitions_failed"] = [
             {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
         ]

@@ -72,7 +72,7 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
     shared = set(document) & set(RunReport().as_dict())
     times = {"wall_seconds", "encode_seconds", "publish_seconds", "exposed_io_seconds", "time_to_first_output_seconds"}
     others = {"texts_per_second", "superbatches", "fill_ratio", "duty_cycle", "overlap_ratio", "tokens", "workers"}
-    others |= {"texts_encoded", "rows_reused"}
+    others |= {"texts_encoded", "rows_reused", "cost", "cost_per_million_texts"}
     assert shared == times | others | {"b_min", "b_max", "call_seconds", "peak_resident_bytes"}
 
 

@@ -61,3 +61,27 @@ def test_superbatches_are_summed() -> None:
     assert (report.superbatches, report.texts_encoded, report.costs.encode_seconds) == (2, 200, 4.0)
     assert (report.texts_per_second, report.duty_cycle) == (20.0, 0.5)
     assert report.costs.padding_ratio == pytest.approx(0.1)
+
+
+def test_cost_is_the_price_of_all_machines_over_the_run() -> None:
+    report = RunReport(run_seconds=1800.0, machines=3, price_per_hour=2.0)
+
+    assert report.cost == 3.0
+
+
+def test_cost_per_million_texts_counts_texts_with_new_vectors() -> None:
+    costs = Costs(texts_encoded=300_000, texts_deduplicated=100_000, rows_reused=50_000)
+    report = RunReport(costs=costs, run_seconds=3600.0, price_per_hour=2.0)
+
+    assert report.cost_per_million_texts == pytest.approx(5.0)
+
+
+def test_run_that_encoded_nothing_has_a_cost_and_none_per_million_texts() -> None:
+    document = RunReport(run_seconds=36.0, price_per_hour=1.0).as_dict()
+
+    assert document["cost"] == pytest.approx(0.01)
+    assert document["cost_per_million_texts"] is None
+
+
+def test_run_without_a_price_has_no_cost() -> None:
+    assert RunReport(run_seconds=36.0).cost is None
