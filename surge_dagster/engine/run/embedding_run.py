@@ -186,7 +186,7 @@ class EmbeddingRun:
                 due = yield from self._first_due(decisions, fresh_keys)
                 if due is not None:
                     self.preparing = "the encoder is starting"
-                    self._pool.start()
+                    self._start_pool()
                 if self._stop.stopping.is_set():
                     return
                 if due is not None:
@@ -268,6 +268,12 @@ class EmbeddingRun:
                     self._stop.abandon()
                     raise
 
+    def _start_pool(self) -> None:
+        """Start the pool, which takes no time if another run or asset has started it."""
+        begun = time.perf_counter()
+        self._pool.start()
+        self.report.pool_start_seconds = time.perf_counter() - begun
+
     def _begin(self) -> RunMemory:
         """Divide the memory, claim the space, and describe both in the report."""
         pool, store, started = self._pool, self._store, self._pool.start()
@@ -286,7 +292,7 @@ class EmbeddingRun:
         report = self.report
         report.device, report.hardware, report.precision = pool.device, pool.hardware, started.precision
         report.encoder_notes = list(started.notes)
-        report.pool_start_seconds, report.workers = pool.start_seconds, pool.workers
+        report.workers = pool.workers
         report.b_min, report.b_max = bounds.b_min, bounds.b_max
         report.call_seconds = pool.costs.call_seconds
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)

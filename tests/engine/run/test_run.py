@@ -307,3 +307,15 @@ def test_only_strings_of_at_least_a_disk_block_are_compressed(hash_pool: Encoder
         group = pq.read_metadata(tmp_path / file_name(run.space.name, key)).row_group(0)
         assert [group.column(place).compression for place in (0, 1)] == [compression] * 2
         assert_embedded(tmp_path, run.space.name, key, catalog[key])
+
+
+def test_run_reports_no_start_of_a_pool_that_another_started(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hash_pool.start()
+    monkeypatch.setattr(hash_pool, "start_seconds", 1_000.0)
+    run = make_run(hash_pool, [partition_of("a", numbered_rows("a", 3))], tmp_path / "out")
+
+    finish(run)
+
+    assert run.report.pool_start_seconds < 1_000.0
