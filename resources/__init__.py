@@ -1,7 +1,7 @@
-"""The resources of a run: the catalog, the encoder's settings, and the output.
+"""The resources of a run: the catalog, the encoder, and the output.
 
 Their fields are settings of the same names, with the same validation. None of them opens or starts anything before it
-is called: a resource that Dagster starts with the run would load a model even when nothing is missing.
+is called: a run in which nothing is missing loads no model.
 
 Dagster finds dependencies by looking at annotations while the class is created, so they must not be strings here.
 """
@@ -15,20 +15,17 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from surge_dagster.config.catalog_settings import CatalogSettings
-from surge_dagster.config.check_policy import RUN_CHECK
-from surge_dagster.config.settings import EncoderSettings, FileSettings, absolute_place
-from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.config.settings import FileSettings, absolute_place
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
+from surge_dagster.resources.encoder import EncoderResource
 from surge_dagster.resources.upstream_asset import asset_key, open_asset
 
-__all__ = ["CatalogSource", "Encoder", "OutputStore"]
+__all__ = ["CatalogSource", "EncoderResource", "OutputStore"]
 
 
 _KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json"}
@@ -95,29 +92,6 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
             return {"bigquery"}
         endings = Path(self.url).suffixes
         return {kind for ending, kind in _KINDS.items() if ending in endings}
-
-
-class Encoder(EncoderSettings, dg.ConfigurableResource):
-    """Which vectors are computed, on which devices, in SuperBatches of which size."""
-
-    def describe(self) -> str:
-        """The model and the devices for people, as Markdown, without loading a model or importing torch."""
-        size = "" if self.dimension is None else f" of {self.dimension:,} dimensions"
-        return (
-            f"Makes {self.dtype} vectors{size} with `{self.model}`.\n\nWhere this code location is loaded: "
-            f"{self._describe_devices()}.\n\nThe check `{RUN_CHECK}` of each run says where it encoded, and into which "
-            "space."
-        )
-
-    def _describe_devices(self) -> str:
-        try:
-            choice = choose_devices(self.devices)
-            precision = choose_precision(self.precision, choice)
-        except ConfigError as error:
-            return f"no worker; {error}"
-        workers, devices = counted(len(choice.devices), "worker"), ", ".join(dict.fromkeys(choice.devices))
-        details = "; ".join(filter(None, (choice.reason, hardware(choice))))
-        return f"{workers} on {devices} ({details}), in {precision}"
 
 
 class OutputStore(FileSettings, dg.ConfigurableResource):

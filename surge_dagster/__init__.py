@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from surge_dagster.engine.tables.opening import open_source
     from surge_dagster.engine.verify.verification import verify
     from surge_dagster.local_run import DeletionRefused, PartitionsFailed, embed
-    from surge_dagster.resources import CatalogSource, OutputStore
+    from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
 _HOMES = {
@@ -35,6 +35,7 @@ _HOMES = {
     "Embeddings": "engine.readers.loading",
     "EmbeddingsInput": "assets.embeddings_input",
     "EncoderPool": "engine.encoder.pool",
+    "EncoderResource": "resources",
     "EncodingSpec": "engine.model.spec",
     "FrameCatalog": "engine.tables.frames",
     "FrameTable": "engine.tables.frames",
@@ -61,6 +62,7 @@ __all__ = [
     "Embeddings",
     "EmbeddingsInput",
     "EncoderPool",
+    "EncoderResource",
     "EncodingSpec",
     "FrameCatalog",
     "FrameTable",

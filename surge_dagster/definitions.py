@@ -26,7 +26,7 @@ from surge_dagster.config.nested_settings import GcpSettings
 from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.orchestration.dagster_internals import described
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 from surge_dagster.resources.upstream_asset import asset_url
 
 _OF_GCP = "with the account of the setting `gcp`, for the catalog, the output and your own assets."
@@ -92,7 +92,7 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
         bigquery=bigquery,
         **_named(CatalogSource, values),
     )
-    encoder = Encoder(**_named(Encoder, values))
+    encoder = EncoderResource(**_named(EncoderResource, values))
     return {
         names.catalog_resource: described(catalog, catalog.describe()),
         names.encoder_resource: described(encoder, encoder.describe()),

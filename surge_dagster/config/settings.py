@@ -53,7 +53,7 @@ from surge_dagster.engine.feed.change_files import DEFAULT_KEEP_DAYS
 from surge_dagster.engine.model.code import EXPECTED, TRUSTED
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat, Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.remote.pool import RemotePool
@@ -96,7 +96,7 @@ _OWNER = re.compile(r"[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}|team:.+", re.ASCII
 
 
 class EncoderSettings(BaseModel):
-    """Settings of the vectors and the encoder pool; part of `Settings` and of the resource `Encoder`."""
+    """Settings of the vectors and the encoder pool; part of `Settings` and of the resource `EncoderResource`."""
 
     model: str = Field(DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name or local folder")
     trust_remote_code: str | None = Field(
@@ -164,7 +164,7 @@ class EncoderSettings(BaseModel):
         """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
         return Thresholds(self.b_min, self.b_max, max_text_bytes=max_text_bytes, first_b_min=self.first_b_min)
 
-    def encoder_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
+    def encoder_pool(self, spec: EncodingSpec | Space | None = None, task: Task = "document") -> EncoderPool:
         """A pool for this spec or another one, which starts when it is needed; close it, or use `with`."""
         pool = EncoderPool if task == "query" else partial(RemotePool, service=self.service)
         return pool(
@@ -175,9 +175,11 @@ class EncoderSettings(BaseModel):
             hang_timeout_seconds=self.hang_timeout_seconds,
         )
 
-    def pool_of_run(self) -> EncoderPool:
-        """The pool of a run; over a cluster one that never starts, because its machine may lack their devices."""
-        return self.encoder_pool() if self.cluster == "none" else EncoderPool(self.encoding_spec())
+    def pool_of_run(self, spec: EncodingSpec | Space | None = None, task: Task = "document") -> EncoderPool:
+        """The pool of a run's own process; with a cluster on any device, as `devices` are those of its machines."""
+        if self.cluster == "none":
+            return self.encoder_pool(spec, task)
+        return EncoderPool(spec or self.encoding_spec(), task=task)
 
 
 class FileSettings(BaseModel):

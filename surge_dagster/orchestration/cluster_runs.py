@@ -22,7 +22,7 @@ from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.names import CatalogResources
-from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 from surge_dagster.resources.upstream_asset import asset_key
 
 # Of the grace time, for publishing; the last events are stored in the rest of the time.
@@ -63,7 +63,7 @@ class ResourceRuns:
         )
 
     def open_pool(self) -> EncoderPool:
-        return Encoder(**self.encoder).encoder_pool()
+        return EncoderResource(**self.encoder).encoder_pool()
 
     def list_partitions(self) -> Iterable[Partition]:
         return CatalogSource(**self.catalog).open()
@@ -71,7 +71,9 @@ class ResourceRuns:
     def new_run(
         self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
     ) -> EmbeddingRun:
-        resources = CatalogResources(CatalogSource(**self.catalog), Encoder(**self.encoder), OutputStore(**self.output))
+        resources = CatalogResources(
+            CatalogSource(**self.catalog), EncoderResource(**self.encoder), OutputStore(**self.output)
+        )
         store = resources.output.open()
         return run_of(resources, partitions, store, pool, at_once=at_once, force=self.force, **options)
 

@@ -15,7 +15,7 @@ import dagster as dg
 
 from surge_dagster.config.check_policy import RUN_CHECK
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 
 LOST_RUNS = "lost_runs"  # the sensor that all catalogs of a code location share
 _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -24,7 +24,7 @@ _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 @dataclass(frozen=True, slots=True)
 class CatalogResources:
     catalog: CatalogSource
-    encoder: Encoder
+    encoder: EncoderResource
     output: OutputStore
 
 

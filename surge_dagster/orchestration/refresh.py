@@ -111,7 +111,7 @@ class Refresh:
 
     def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
         known = self._known_space()
-        with self._resources.encoder.pool_of_run() as pool:
+        with self._resources.encoder.pool() as pool:
             self._require_same_model(pool, known)
             # Another space: the first run of one, or the content of the model has changed.
             is_known = known is not None and known.spec_sha256 == pool.space.spec_sha256

@@ -21,7 +21,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.progress import Progress
-from surge_dagster.resources import Encoder
+from surge_dagster.resources import EncoderResource
 from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import assert_embedded, numbered_rows
 
@@ -233,12 +233,12 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
     bench.refresh()
     bench.write("b")
 
-    def start(encoder: Encoder) -> EncoderPool:
+    def start(encoder: EncoderResource, *_: object) -> EncoderPool:
         pool = EncoderPool(EncodingSpec(model="hash://24"))
         pool.space = replace(pool.space, requested=encoder.encoding_spec())
         return pool
 
-    monkeypatch.setattr(Encoder, "encoder_pool", start)
+    monkeypatch.setattr(EncoderResource, "encoder_pool", start)
     [space] = list_spaces(open_store(bench.output))
     refused = bench.refresh(unattended=Unattended())
     assert not refused.success and "the model's content has changed. Nothing" in refused.failure()

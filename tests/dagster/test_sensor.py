@@ -19,7 +19,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import record_pool_limit, require_expected_settings, unattended
 from surge_dagster.orchestration.names import CatalogResources
-from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 from tests.dagster.conftest import NAMES, Workbench, requested, values_of
 
 
@@ -256,7 +256,7 @@ def test_columns_and_encoding_must_be_those_of_the_request_while_paths_may_diffe
         source: dict[str, Any] = {"url": "/mnt/catalog", **catalog}
         encoder: dict[str, Any] = {"model": model}
         output: dict[str, Any] = {"url": "out"}
-        return CatalogResources(CatalogSource(**source), Encoder(**encoder), OutputStore(**output))
+        return CatalogResources(CatalogSource(**source), EncoderResource(**encoder), OutputStore(**output))
 
     requested = unattended(resources("/models/minilm"), None).tags
     require_expected_settings(requested, resources("/mnt/e5", url="/data/catalog"))
@@ -275,7 +275,7 @@ def test_long_settings_fit_into_the_tag_of_a_requested_run() -> None:
         source: dict[str, Any] = {"url": "c", "columns": [f"column {number}" for number in range(columns)]}
         encoder: dict[str, Any] = {"model": "hash://16", "document_prompt": "passage " * 1_000}
         output: dict[str, Any] = {"url": "out"}
-        return CatalogResources(CatalogSource(**source), Encoder(**encoder), OutputStore(**output))
+        return CatalogResources(CatalogSource(**source), EncoderResource(**encoder), OutputStore(**output))
 
     requested = unattended(resources(400), None).tags
     assert len("".join(requested.values())) < 2_000

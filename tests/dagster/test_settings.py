@@ -20,7 +20,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.store.gcp import GcpOptions
-from surge_dagster.resources import Encoder
+from surge_dagster.resources import EncoderResource
 
 
 @pytest.fixture(autouse=True)
@@ -43,20 +43,20 @@ def test_arguments_override_the_environment_which_overrides_the_file(monkeypatch
 def test_precision_does_not_change_the_encoding_spec() -> None:
     for precision in ("auto", "fp32", "fp16", "bf16"):
         inside: dict[str, Any] = {"precision": precision}
-        assert Encoder(**inside).encoding_spec() == load_settings(**inside).encoding_spec() == EncodingSpec()
+        assert EncoderResource(**inside).encoding_spec() == load_settings(**inside).encoding_spec() == EncodingSpec()
 
 
 @pytest.mark.parametrize("given", [{"devices": "gpu"}, {"precision": "int8"}, {"b_min": 0}])
 def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Encoder(**given)
+        EncoderResource(**given)
 
 
 def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Mock()
     monkeypatch.setattr(settings, "RemotePool", pools)
     inside: dict[str, Any] = {"hang_timeout_seconds": 7}
-    Encoder(**inside).encoder_pool()
+    EncoderResource(**inside).encoder_pool()
     monkeypatch.setenv("SURGE_HANG_TIMEOUT_SECONDS", "1800")
     load_settings().encoder_pool()
     assert [call.kwargs["hang_timeout_seconds"] for call in pools.call_args_list] == [7, 1800]
@@ -66,7 +66,7 @@ def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatc
 
 def test_resources_describe_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_usable_gpus", lambda: (["cuda:0", "cuda:1"], ""))
-    monkeypatch.setattr("surge_dagster.resources.hardware", lambda choice: "2 x NVIDIA L4")
+    monkeypatch.setattr("surge_dagster.resources.encoder.hardware", lambda choice: "2 x NVIDIA L4")
 
     def descriptions(**given: Any) -> dict[str, str]:
         storage = StorageSettings(endpoint="http://127.0.0.1:9")

@@ -239,6 +239,11 @@ class EncoderPool:
     def ready_workers(self) -> int:
         return self._dispatcher.ready_workers() if self._dispatcher else 0
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether its workers have failed for good, so that only another pool can encode."""
+        return self._dispatcher is not None and self._dispatcher.failure is not None
+
     def require_documents(self) -> None:
         """Refuse to encode a catalog as queries, with a ConfigError, where the model encodes those in another way."""
         if self.space.side == "query":
