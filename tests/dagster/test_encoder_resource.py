@@ -1,0 +1,353 @@
+"""Encoding with the resource: its vectors, who shares its workers, and when they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import psutil
+import pytest
+
+from surge_dagster import EncoderPool, EncoderResource
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.errors import ConfigError, EncoderError
+from tests.dagster.conftest import NAMES, Workbench, execute, values_of
+from tests.dagster.dev_server import CHILD_PATH
+
+PAGE = Path(__file__).parents[2] / "docs" / "use.md"
+DIMENSION = 16
+TEXTS = ["steel bottle", "straw hat", "steel bottle", ""]
+Pids = list[int]
+
+
+def resource(**settings: Any) -> EncoderResource:
+    given: dict[str, Any] = {"model": f"hash://{DIMENSION}", **settings}
+    return EncoderResource(**given)
+
+
+def workers(encoder: EncoderResource) -> Pids:
+    """The process ids of the shared pool's workers; none before it has started."""
+    with encoder.pool() as pool:
+        return pool.worker_pids
+
+
+def alive(pids: Pids) -> Pids:
+    return [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.fixture
+def held() -> Iterator[EncoderResource]:
+    """A resource whose workers live until the test ends, like those of a run."""
+    encoder = resource()
+    with encoder.pool():
+        yield encoder
+
+
+class TestVectors:
+    def test_vectors_come_in_the_order_of_their_texts(self) -> None:
+        vectors = resource().encode(TEXTS)
+
+        assert vectors.dtype == np.float32
+        assert np.array_equal(vectors, hash_vectors(TEXTS, DIMENSION))
+
+    def test_any_iterable_of_texts_is_encoded(self) -> None:
+        vectors = resource().encode(text for text in TEXTS)
+
+        assert np.array_equal(vectors, hash_vectors(TEXTS, DIMENSION))
+
+    def test_vectors_are_float32_in_a_space_of_float16(self) -> None:
+        vectors = resource(dtype="float16").encode(TEXTS)
+
+        assert vectors.dtype == np.float32
+
+    def test_no_texts_give_no_vectors_and_start_no_worker(self, held: EncoderResource) -> None:
+        vectors = held.encode([])
+
+        assert vectors.shape == (0, DIMENSION)
+        assert workers(held) == []
+
+    @pytest.mark.parametrize(
+        ("texts", "message"),
+        [
+            (["a", None], r"texts\[1\] is None; expected a str"),
+            (["a", 1.5], r"texts\[1\] is of the type float; expected a str"),
+            ("steel bottle", "texts is a str. Give a list of texts"),
+        ],
+    )
+    def test_other_texts_are_refused(self, texts: Any, message: str, held: EncoderResource) -> None:
+        with pytest.raises(ConfigError, match=message):
+            held.encode(texts)
+
+        assert workers(held) == []
+
+    def test_unknown_task_is_refused(self) -> None:
+        task: Any = "passage"
+
+        with pytest.raises(ConfigError, match=r"Unknown task 'passage'\. Use document or query"):
+            resource().encode(TEXTS, task)
+
+
+class TestTasks:
+    def test_each_task_has_its_prompt(self) -> None:
+        encoder = resource(document_prompt="passage: ", query_prompt="query: ")
+
+        document = encoder.encode(["straw hat"])
+        query = encoder.encode(["straw hat"], task="query")
+
+        assert np.array_equal(document, hash_vectors(["passage: straw hat"], DIMENSION))
+        assert np.array_equal(query, hash_vectors(["query: straw hat"], DIMENSION))
+
+    def test_tasks_that_are_encoded_alike_share_workers(self, held: EncoderResource) -> None:
+        with held.pool("document") as documents, held.pool("query") as queries:
+            assert documents is queries
+
+    def test_tasks_with_different_prompts_have_workers_of_their_own(self) -> None:
+        encoder = resource(query_prompt="query: ")
+
+        with encoder.pool("document") as documents, encoder.pool("query") as queries:
+            assert (documents.space.task, queries.space.task) == ("document", "query")
+
+
+class TestSpace:
+    def test_space_is_known_without_workers(self, held: EncoderResource) -> None:
+        assert held.space.name.startswith("hash-16-")
+        assert workers(held) == []
+
+    def test_space_is_known_where_the_devices_are_missing(self) -> None:
+        assert resource(devices="cuda:7").space.dimension == DIMENSION
+
+
+class TestSharing:
+    def test_equal_settings_share_workers(self, held: EncoderResource) -> None:
+        held.encode(TEXTS)
+
+        assert workers(resource()) == workers(held) != []
+
+    def test_other_settings_do_not_share_workers(self, held: EncoderResource) -> None:
+        held.encode(TEXTS)
+
+        assert workers(resource(hang_timeout_seconds=7)) == []
+
+    def test_threads_that_encode_first_together_start_one_pool(self, held: EncoderResource) -> None:
+        together = threading.Barrier(4)
+
+        def encode(_: int) -> Pids:
+            together.wait()
+            resource().encode(TEXTS)
+            return workers(held)
+
+        with ThreadPoolExecutor(4) as threads:
+            seen = list(threads.map(encode, range(4)))
+
+        assert len({tuple(pids) for pids in seen}) == 1
+
+    def test_forked_process_has_workers_of_its_own(self) -> None:
+        """In a process of its own, because a fork of the tests' process copies threads' locks."""
+        script = """if True:
+            import os
+            from surge_dagster import EncoderResource
+
+            encoder = EncoderResource(model="hash://16")
+            with encoder.pool() as pool:
+                before = encoder.encode(["steel bottle"])
+                if not (child := os.fork()):
+                    after = encoder.encode(["steel bottle"])
+                    os._exit(int((before != after).any()))
+                assert os.waitpid(child, 0)[1] == 0
+                assert (encoder.encode(["steel bottle"]) == before).all()
+        """
+
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.usefixtures("gated")
+    def test_workers_that_failed_for_good_are_replaced(
+        self, held: EncoderResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        repaired = tmp_path / "repaired"
+        monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
+        monkeypatch.setenv("GATED_DEVICE", str(repaired))
+        with pytest.raises(EncoderError, match="the device is broken"):
+            held.encode([f"break before {repaired}"])
+        repaired.touch()
+
+        vectors = held.encode(TEXTS)
+
+        assert np.array_equal(vectors, hash_vectors(TEXTS, DIMENSION))
+
+
+class TestEnd:
+    def test_workers_end_with_the_last_of_their_runs(self) -> None:
+        with dg.build_resources({"encoder": resource()}) as first:
+            with dg.build_resources({"encoder": resource()}) as second:
+                second.encoder.encode(TEXTS)
+                pids = workers(second.encoder)
+            after_one = alive(pids)
+
+            first.encoder.encode(TEXTS)
+            shared = workers(first.encoder)
+
+        assert after_one == shared == pids != []
+        assert alive(pids) == []
+
+    def test_outside_of_a_run_no_worker_outlives_the_call(self) -> None:
+        before = psutil.Process().children(recursive=True)
+
+        resource().encode(TEXTS)
+
+        assert psutil.Process().children(recursive=True) == before
+
+
+class Assets:
+    """Two assets that encode in one run; keeps the workers that each of them had."""
+
+    def __init__(self) -> None:
+        self.seen: list[Pids] = []
+
+        @dg.asset
+        def first(encoder: EncoderResource) -> None:
+            encoder.encode(TEXTS)
+            self.seen.append(workers(encoder))
+
+        @dg.asset(deps=[first])
+        def second(encoder: EncoderResource) -> None:
+            encoder.encode(TEXTS)
+            self.seen.append(workers(encoder))
+            self.end()
+
+        self.both = [first, second]
+
+    def end(self) -> None:
+        """What the second asset does after it has encoded."""
+
+    def run(self, bench: Workbench) -> bool:
+        return bench.run_downstream(*self.both).success
+
+
+class TestRuns:
+    def test_assets_of_a_run_share_workers_which_end_with_it(self, bench: Workbench) -> None:
+        assets = Assets()
+
+        assert assets.run(bench)
+
+        [first, second] = assets.seen
+        assert first == second != []
+        assert alive(first) == []
+
+    @pytest.mark.parametrize("error", [RuntimeError("odd"), dg.DagsterExecutionInterruptedError()])
+    def test_workers_end_with_a_run_that_ends_early(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        assets = Assets()
+
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr(assets, "end", fail)
+
+        assert not assets.run(bench)
+
+        assert alive(assets.seen[0]) == []
+
+    def test_workers_end_with_a_run_that_a_signal_terminates(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assets = Assets()
+
+        def terminate() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while True:
+                threading.Event().wait(0.01)
+
+        monkeypatch.setattr(assets, "end", terminate)
+
+        assert not assets.run(bench)
+
+        assert alive(assets.seen[0]) == []
+
+    def test_embeddings_share_workers(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench.fill("ab")
+        assert bench.refresh().success
+        starts = count_starts(monkeypatch)
+        assets = Assets()
+        definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(assets=assets.both))
+        span = "dagster/asset_partition_range_"
+
+        ran = execute(
+            bench.instance,
+            definitions.resolve_implicit_global_asset_job_def(),
+            {"ops": {"embeddings": {"config": {"force": True}}}},
+            {f"{span}start": "a", f"{span}end": "b"},
+            asset_selection=[NAMES.embeddings, *(asset.key for asset in assets.both)],
+        )
+
+        assert ran.success and len(ran.materialized()) == 2
+        assert len(starts) == 1
+
+    def test_run_without_missing_partitions_starts_no_worker(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.write("a")
+        assert bench.refresh().success
+        starts = count_starts(monkeypatch)
+
+        assert bench.refresh().success
+
+        assert starts == []
+
+
+def test_examples_of_the_page_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rain, gift = "shoes for rain", "a gift for a gardener"
+    bench.write("shoes", [("1", rain), ("2", "sandals")])
+    bench.write("garden", [("3", gift), ("4", "rake")])
+    assert bench.refresh().success
+    monkeypatch.setenv("SURGE_SOURCE", "catalog")
+    monkeypatch.setenv("SURGE_OUTPUT", "output")
+    monkeypatch.setenv("SURGE_MODEL", f"hash://{DIMENSION}")
+
+    own_texts, queries = (run_example(bench, example) for example in _examples())
+
+    assert own_texts["category_vectors"]["texts"] == 3
+    assert own_texts["category_vectors"]["space"] == bench.space
+    assert np.load("category_vectors.npy").shape == (3, DIMENSION)
+    assert queries["answers"] == {rain: rain, gift: gift}
+
+
+def _examples() -> list[str]:
+    section = PAGE.read_text().partition("## Encode your own texts\n")[2].partition("\n## ")[0]
+    return [block.partition("```")[0] for block in section.split("```python\n")[1:]]
+
+
+def run_example(bench: Workbench, example: str) -> dict[str, dict[str, Any]]:
+    """Materialize the asset of an example in a run of its own; returns the metadata by asset."""
+    names: dict[str, Any] = {}
+    exec(compile(example, PAGE.name, "exec", dont_inherit=True), names)
+    [asset] = [value for value in names.values() if isinstance(value, dg.AssetsDefinition)]
+    job = names["defs"].resolve_implicit_global_asset_job_def()
+    ran = execute(bench.instance, job, asset_selection=[asset.key])
+    assert ran.success, ran.failure()
+    return {asset.key.path[-1]: values_of(ran.materialized(asset.key)[None])}
+
+
+def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[EncoderPool]:
+    """The pools whose workers start from now on."""
+    started: list[EncoderPool] = []
+    start = EncoderPool._start_workers
+
+    def noted(pool: EncoderPool) -> Any:
+        started.append(pool)
+        return start(pool)
+
+    monkeypatch.setattr(EncoderPool, "_start_workers", noted)
+    return started
