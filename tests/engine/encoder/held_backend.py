@@ -29,9 +29,11 @@ _POLL_SECONDS = 0.01
 
 def load(space: Space, settings: BackendSettings) -> Backend:
     backend: Any = make_backend(os.environ["HELD_BACKEND"], space, settings)
+    is_queuing = isinstance(backend, QueuingBackend)
+    takes_bytes = isinstance(backend, TextsFromBytes)
     folder = Path(os.environ["HELD_FOLDER"])
 
-    prepare_name = "prepare_bytes" if isinstance(backend, TextsFromBytes) else "prepare"
+    prepare_name = "prepare_bytes" if takes_bytes else "prepare"
     prepare = getattr(backend, prepare_name)
 
     def prepare_and_tell(*texts: Any) -> Any:
@@ -39,7 +41,7 @@ def load(space: Space, settings: BackendSettings) -> Backend:
         (folder / f"tokenized-{len(texts[-1])}").touch()
         return prepared
 
-    compute_name = "launch" if isinstance(backend, QueuingBackend) else "forward"
+    compute_name = "launch" if is_queuing else "forward"
     compute = getattr(backend, compute_name)
 
     def compute_when_allowed(prepared: Any, rows: Rows, progress: Progress) -> Any:

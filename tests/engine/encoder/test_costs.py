@@ -199,11 +199,11 @@ def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:
 
 
 def test_b_min_and_its_ramp_can_be_set() -> None:
-    assert Thresholds().resolve(3_200.0).first_b_min == 200
-    assert Thresholds(first_b_min=500).resolve(3_200.0).first_b_min == 500
-    assert Thresholds(first_b_min=9_000).resolve(3_200.0).first_b_min == 3_200  # no larger than what follows
-    assert Thresholds(b_min=4_000).resolve(3_200.0).first_b_min == 4_000
-    assert Thresholds(b_min=4_000, first_b_min=10).resolve(3_200.0).b_min_of(2) == 40
+    assert Thresholds().resolve(3_200).first_b_min == 200
+    assert Thresholds(first_b_min=500).resolve(3_200).first_b_min == 500
+    assert Thresholds(first_b_min=9_000).resolve(3_200).first_b_min == 3_200  # no larger than what follows
+    assert Thresholds(b_min=4_000).resolve(3_200).first_b_min == 4_000
+    assert Thresholds(b_min=4_000, first_b_min=10).resolve(3_200).b_min_of(2) == 40
 
 
 class TestWhatIsKept:

@@ -182,7 +182,7 @@ def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) 
     costs = known_costs(priced_pool, open_store(tmp_path))
     assert costs.waiting_seconds == pytest.approx(0.8)
     costs = replace(costs, encode=replace(costs.encode, workers=2))
-    flushes = predict_flushes([100, 100], Thresholds(b_min=100).resolve(1.0))
+    flushes = predict_flushes([100, 100], Thresholds(b_min=100).resolve(1))
     without = forecast(flushes, replace(costs, waiting_seconds=0.0))
     assert forecast(flushes, costs).encode_seconds == pytest.approx(without.encode_seconds + 0.8)
 

@@ -221,7 +221,7 @@ class TestFleet:
 
 
 def test_memory_of_a_plan_is_that_of_three_superbatches_and_within_the_limit() -> None:
-    bounds = Thresholds(b_min=1_000).resolve(1.0)
+    bounds = Thresholds(b_min=1_000).resolve(1)
     memory = plan_memory(bounds, ResultMemory(384, 4, 4, 0), 1 << 30)
     one = plan([1_000], [47_000], run_costs(), bounds, memory=memory)
     three = plan([1_000] * 3, [47_000] * 3, run_costs(), bounds, memory=memory)

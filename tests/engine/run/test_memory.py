@@ -223,7 +223,7 @@ def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
         shrink_shares(patch, batch_rows)
         patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
         least = smallest_run_limit(hash_pool, store, thresholds)
-        on_disk = smallest_limit(lambda limit: fit_memory(thresholds, 1.0, SPACE, 8, limit, machine_bytes=1)[1].limit)
+        on_disk = smallest_limit(lambda limit: fit_memory(thresholds, 1, SPACE, 8, limit, machine_bytes=1)[1].limit)
         run = make_run(hash_pool, partitions, store, thresholds, memory_limit_bytes=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
     assert run.report.peak_resident_bytes <= least

@@ -35,7 +35,7 @@ class TestPlan:
             plan_memory(self.BOUNDS, RESULT, least - 1)
 
     def test_without_a_limit_three_superbatches_may_be_alive(self) -> None:
-        bounds, plan = fit_memory(Thresholds(), 100.0, SPACE, 8, None, machine_bytes=2**34)
+        bounds, plan = fit_memory(Thresholds(), 100, SPACE, 8, None, machine_bytes=2**34)
         assert plan.limit >= plan.result.wanted(bounds) > SLOTS * plan.result.of_superbatch(bounds)
 
     def test_remaining_memory_of_a_limit_goes_to_the_source(self) -> None:
@@ -75,21 +75,21 @@ class TestFit:
     WIDE = EncodingSpec(model="hash://4096").resolve()
 
     def test_thresholds_stay_where_three_superbatches_fit_half_the_machine(self) -> None:
-        bounds, plan = fit_memory(Thresholds(), 20_000.0, SPACE, 8, None, machine_bytes=64 * self.GIB)
-        assert bounds == Thresholds().resolve(20_000.0)
+        bounds, plan = fit_memory(Thresholds(), 20_000, SPACE, 8, None, machine_bytes=64 * self.GIB)
+        assert bounds == Thresholds().resolve(20_000)
         assert plan == plan_memory(bounds, RESULT, 32 * self.GIB)
         assert plan.limit >= plan.result.wanted(bounds), "three of them fit"
 
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
-    @pytest.mark.parametrize("texts_per_second", [10.0, 2_000.0, 1e6])
+    @pytest.mark.parametrize("derived_b_min", [1_000, 2_000, 1_000_000])
     @pytest.mark.parametrize("machine", [GIB // 2, GIB, 4 * GIB, 25 * GIB])
     def test_derived_thresholds_shrink_until_they_fit_half_the_machine(
-        self, machine: int, texts_per_second: float, upload_bytes: int
+        self, machine: int, derived_b_min: int, upload_bytes: int
     ) -> None:
-        unlimited = Thresholds().resolve(texts_per_second)
+        unlimited = Thresholds().resolve(derived_b_min)
         for space in (SPACE, self.WIDE):
             bounds, plan = fit_memory(
-                Thresholds(), texts_per_second, space, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+                Thresholds(), derived_b_min, space, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
             )
             assert plan.limit <= machine // 2
             assert 1 <= bounds.b_min <= bounds.b_max <= unlimited.b_max
@@ -100,27 +100,27 @@ class TestFit:
                 assert plan.result.wanted(bounds) > 0.99 * (machine // 2), "no smaller than necessary"
 
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
-    @pytest.mark.parametrize("texts_per_second", [300.0, 20_000.0])
-    def test_with_more_memory_superbatches_do_not_become_tiny(self, texts_per_second: float, upload_bytes: int) -> None:
+    @pytest.mark.parametrize("derived_b_min", [1_000, 20_000])
+    def test_with_more_memory_superbatches_do_not_become_tiny(self, derived_b_min: int, upload_bytes: int) -> None:
         """There is one step, from the largest that fits once to the largest that fits three times."""
         largest = 0
         for machine in range(self.GIB // 2, 4 * self.GIB, self.GIB // 16):
             bounds, _ = fit_memory(
-                Thresholds(), texts_per_second, SPACE, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+                Thresholds(), derived_b_min, SPACE, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
             )
             assert 8 * bounds.b_max >= largest, machine
             largest = max(largest, bounds.b_max)
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
         requested = Thresholds(b_min=20_000)
-        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=4 * self.GIB)
-        assert 20_000 == bounds.b_min <= bounds.b_max < requested.resolve(1e6).b_max
+        bounds, plan = fit_memory(requested, 1_000_000, self.WIDE, 8, None, machine_bytes=4 * self.GIB)
+        assert 20_000 == bounds.b_min <= bounds.b_max < requested.resolve(1_000_000).b_max
         assert plan.limit <= 2 * self.GIB
 
     def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
         requested = Thresholds(b_max=400_000)
-        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
-        assert bounds == requested.resolve(1e6)
+        bounds, plan = fit_memory(requested, 1_000_000, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
+        assert bounds == requested.resolve(1_000_000)
         assert plan.limit == 25 * self.GIB // 2
         assert plan.limit < plan.result.wanted(bounds), "three do not fit"
 
@@ -137,7 +137,7 @@ class TestFit:
         self, requested: Thresholds
     ) -> None:
         def fit(thresholds: Thresholds, limit: int | None = None) -> int:
-            return fit_memory(thresholds, 1e6, self.WIDE, 8, limit, machine_bytes=8 * self.GIB)[1].limit
+            return fit_memory(thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=8 * self.GIB)[1].limit
 
         with pytest.raises(ConfigError, match="half of this machine's or container's 8,589,934,592") as error:
             fit(requested)
@@ -147,8 +147,8 @@ class TestFit:
         assert fit(requested, least) == least
 
     def test_configured_limit_is_not_compared_with_the_machine(self) -> None:
-        bounds, plan = fit_memory(Thresholds(), 1e5, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
-        assert bounds == Thresholds().resolve(1e5)
+        bounds, plan = fit_memory(Thresholds(), 100_000, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
+        assert bounds == Thresholds().resolve(100_000)
         assert plan.limit == 40 * self.GIB
 
     def test_derived_thresholds_grow_with_the_limit_and_with_the_longest_text(self) -> None:
@@ -156,7 +156,7 @@ class TestFit:
 
         def b_max_bytes(limit: int, max_text_bytes: int = 4 * mib) -> int:
             thresholds = Thresholds(max_text_bytes=max_text_bytes)
-            bounds, plan = fit_memory(thresholds, 1e6, self.WIDE, 8, limit, machine_bytes=self.GIB)
+            bounds, plan = fit_memory(thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=self.GIB)
             assert plan.limit == limit and bounds.b_max_bytes > 2 * max_text_bytes
             return bounds.b_max_bytes
 
@@ -175,7 +175,7 @@ class TestFit:
         self, requested: Thresholds, ids: int, beyond: int, times: float
     ) -> None:
         def fit(limit: int) -> MemoryPlan:
-            return fit_memory(requested, 1e6, SPACE, 8, limit, machine_bytes=self.GIB)[1]
+            return fit_memory(requested, 1_000_000, SPACE, 8, limit, machine_bytes=self.GIB)[1]
 
         plan = fit(int(times * smallest_limit(fit)))
         size = plan.pages + beyond
