@@ -19,7 +19,7 @@ from surge_dagster.version import __version__
 _FORMAT, _METADATA_DIGEST = b"surge.format", b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"
 
-Flaw = Literal["damaged", "space", "place", "dimension"]
+Flaw = Literal["damaged", "space", "place", "dimension", "rows"]
 
 
 class InvalidFile(Exception):
@@ -27,7 +27,7 @@ class InvalidFile(Exception):
 
     Args:
         reason: what is wrong with it, as the end of a sentence.
-        flaw: "damaged", or which statement of an undamaged file is not that of its space or partition.
+        flaw: "damaged", or what contradicts the file's own facts, its space or its partition.
     """
 
     def __init__(self, reason: str, flaw: Flaw = "damaged", location: str = "") -> None:

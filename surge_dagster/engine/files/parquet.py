@@ -21,7 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, facts_of, invalid_when_damaged
-from surge_dagster.engine.files.rows import FileWriter, OutputFile, carried_columns, require_carried, row_group_rows
+from surge_dagster.engine.files.rows import (
+    FileWriter,
+    OutputFile,
+    carried_columns,
+    require_carried,
+    require_dimension,
+    row_group_rows,
+)
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 
 FORMAT = "2"
@@ -98,9 +105,13 @@ class ParquetFile(OutputFile):
 
 
 def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:
-    """The facts in the footer of an output file; see `read_guarded`."""
+    """Return the facts in the footer of an output file, compared with its rows and its columns."""
     facts = read_guarded(footer, FileFacts, FORMAT)
-    require_carried(facts.carried_columns, columns or footer.schema.to_arrow_schema())
+    if columns is None:
+        columns = footer.schema.to_arrow_schema()
+
+    require_dimension(columns, facts.dimension)
+    require_carried(facts.carried_columns, columns)
     return facts
 
 
@@ -113,7 +124,7 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     for rows in (footer.num_rows, sum(groups)):
         if rows != facts.rows:
-            raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {rows:,}")
+            raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {rows:,}", "rows")
     return facts
 
 

@@ -164,6 +164,7 @@ def schema(
 
 def check_schema(columns: pa.Schema, *, dimension: int, dtype: str | None = None) -> None:
     """Raise `InvalidFile` for a file with other columns; `dtype` None allows every type that vectors may have."""
+    require_dimension(columns, dimension)
     id_type = columns.field("id").type if "id" in columns.names else None
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
@@ -172,6 +173,24 @@ def check_schema(columns: pa.Schema, *, dimension: int, dtype: str | None = None
     expected = [in_words(schema(id_type, dimension, each, include_text=has_text, carried=carried)) for each in allowed]
     if in_words(columns) not in expected:
         raise InvalidFile(f"its columns are {in_words(columns)}; expected {' or '.join(expected)}")
+
+
+def require_dimension(columns: pa.Schema, dimension: int) -> None:
+    """Raise `InvalidFile` for a file whose column `embedding` cannot hold vectors of this dimension."""
+    if "embedding" not in columns.names:
+        raise InvalidFile("it has no column embedding")
+
+    vectors = columns.field("embedding").type
+    if pa.types.is_fixed_size_list(vectors):
+        dimensions = [vectors.list_size]
+    elif pa.types.is_fixed_size_binary(vectors):
+        dimensions = [vectors.byte_width * 8 // bits for bits in _BITS.values()]
+    else:
+        dimensions = []
+
+    if dimension not in dimensions:
+        finding = f"its embedding column has type {vectors}; expected {dimension} numbers per row"
+        raise InvalidFile(finding, "dimension")
 
 
 def carried_columns(columns: pa.Schema) -> pa.Schema | None:

@@ -22,7 +22,7 @@ from surge_dagster.engine.support import disk_cache
 Tag = tuple[int, str]  # of a version of a file, as a listing shows it: its size, and what changes with its content
 T = TypeVar("T")
 
-_FORMAT = "surge footers 5"
+_FORMAT = "surge footers 6"
 _MOST_PLACES = 256
 
 _places: dict[str, dict[str, tuple[Tag, Any]]] = {}  # tag and footer by name; the place looked at last is the last

@@ -38,7 +38,13 @@ _FileKind = Literal[
 ]
 Kind = _FileKind | Literal["ids", "texts", "columns", "finite", "length", "vectors"]
 _RUN_AGAIN = "Run again."
-_KINDS: dict[Flaw, Kind] = {"damaged": "damaged", "space": "space", "place": "ids", "dimension": "dimension"}
+_KINDS: dict[Flaw, Kind] = {
+    "damaged": "damaged",
+    "space": "space",
+    "place": "ids",
+    "dimension": "dimension",
+    "rows": "rows",
+}
 
 
 @dataclass(eq=False)
@@ -110,7 +116,7 @@ def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partiti
     location = store.location(name)
     remedy = remedy_of(space, error.flaw)
     fault = Fault(_KINDS[error.flaw], f"{error}.", remedy)
-    if error.flaw != "damaged":
+    if error.flaw not in ("damaged", "rows"):
         return fault
     try:
         with store.open(name) as file:
