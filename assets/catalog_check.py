@@ -1,23 +1,24 @@
 """Checks that read everything: each partition beside its file, and each file of the space beside the catalog.
 
-They judge `embeddings`, except for truncation, which is the texts' and so judges `source_partitions`. Only the job
+They judge `embeddings`, except for truncation, which is the texts' and so judges `source_partitions`. The job
 `catalog_check` evaluates them. Rows are streamed; what grows with the catalog is the list of violations.
 
-Dagster plans the checks of an asset in every backfill and in every materialization from the UI, and a backfill does not
-start where its plan lacks one. But there the op of these checks is always skipped, because it depends on an output of
-the asset's op, which has none: it logs its events itself. Planned checks without a result would show as skipped or as
-failed, and results as outdated once a partition is materialized. So each run of `embeddings` reports the last results
-of the job again. Their lines name the time of the job.
+Runs of `embeddings` evaluate two of them as well, `dimensions_match` and `row_counts_match`, which therefore belong to
+the op of that asset.
+
+Dagster plans the other checks in every backfill and in every materialization from the UI. A backfill does not start if
+its plan lacks one. But their op is always skipped there: it depends on an output of the asset's op, which has none,
+because it logs its events itself. Dagster shows these checks as skipped until the job evaluates them again.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.checks import check_result, evaluation_of
+from surge_dagster.assets.checks import RUN_AND_CATALOG_CHECKS, check_result, evaluation_of
 from surge_dagster.assets.derived_spaces import lag_results
 from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.config.nested_settings import DerivedSettings
@@ -25,7 +26,6 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
-from surge_dagster.orchestration.dagster_internals import last_evaluations
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures
 from surge_dagster.orchestration.heartbeats import executing
@@ -59,15 +59,19 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
 _CHECK_OF: dict[Kind, CheckName] = {kind: name for name, (_, kinds) in _GROUPS.items() for kind in kinds}
 
 
-def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
-    """The checks of one catalog; `ConfigError` if every one is off."""
+def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetChecksDefinition]:
+    """Return the checks that only the whole catalog answers; `ConfigError` if every check of the catalog is off."""
     wanted = _wanted(policy)
     if not wanted:
         raise ConfigError("the setting checks turns off everything that catalog_check does; leave one check on")
 
+    of_catalog: list[CheckName] = [name for name in wanted if name not in RUN_AND_CATALOG_CHECKS]
+    if not of_catalog:
+        return []
+
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
-        specs=[dg.AssetCheckSpec(name, asset=_asset(names, name), description=_GROUPS[name][0]) for name in wanted],
+        specs=[dg.AssetCheckSpec(name, asset=_asset(names, name), description=_GROUPS[name][0]) for name in of_catalog],
         can_subset=True,
         required_resource_keys=names.resource_keys,
     )
@@ -76,20 +80,15 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
         chosen = [key.name for key in context.selected_asset_check_keys]
         with executing(context.op_execution_context):
             compared = _compare(names, policy, context.op_execution_context)
-        results = [result for result in compared if result.check_name in chosen]
-        # A result of this run counts as of its start, before what other runs have repeated meanwhile.
-        for result in results:
-            context.instance.report_runless_asset_event(evaluation_of(names, result, context.instance))
-        yield from results
+        yield from [result for result in compared if result.check_name in chosen]
 
-    return evaluate
+    return [evaluate]
 
 
 def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]) -> dg.JobDefinition:
-    """The job that evaluates the catalog's checks, and how far derived spaces lag behind.
+    """Return the job that evaluates the catalog's checks, and how far derived spaces lag behind.
 
-    It is not a job of asset checks: Dagster sorts results by the time when their run was created, so that the results
-    of a job that takes hours would be older than those that other runs repeat meanwhile.
+    It is not a job of asset checks: those that runs evaluate too are selected only together with their asset.
     """
 
     @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
@@ -102,16 +101,6 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[De
         yield dg.Output(None)
 
     return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")
-
-
-def repeat_checks(
-    names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext, others: Iterable[str] = ()
-) -> None:
-    """Report the last results of the catalog's checks of `embeddings`, and of others, again as the newest ones."""
-    of_catalog = (name for name in _wanted(policy) if _asset(names, name) == names.embeddings)
-    for name in (*of_catalog, *others):
-        for result in last_evaluations(context.instance, dg.AssetCheckKey(names.embeddings, name), 1):
-            context.instance.report_runless_asset_event(evaluation_of(names, result, context.instance))
 
 
 def _wanted(policy: CheckPolicy) -> list[CheckName]:

@@ -2,8 +2,12 @@
 
 The engine refuses a vector that cannot be right before it is published. At the end of a run the footer of each
 published file is compared with its source; adopted files are read in full before. One check says whether all of the
-run's partitions are published, names those that are not, and carries the run's metrics. The others look at what was
-encoded and warn.
+run's partitions are published, names those that are not, and carries the run's metrics. Two compare the footers of what
+the run published or found fresh with the space and the source (`footer_checks`). The others look at what was encoded
+and warn.
+
+A check that judged no partition has no result of the run. Dagster shows it as skipped if it planned the check, and
+keeps its earlier result otherwise.
 """
 
 from __future__ import annotations
@@ -22,6 +26,14 @@ from surge_dagster.orchestration.outcome import Outcome, Violations
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
+    "dimensions_match": (
+        "Each file's vectors have the space's dimension. Runs judge the footers of the files that they published or "
+        "found up to date; the job `catalog_check` judges all files."
+    ),
+    "row_counts_match": (
+        "Each file has as many rows as its source. Runs judge the footers of the files that they published or found "
+        "up to date; the job `catalog_check` judges all files, row by row."
+    ),
     "few_texts_are_truncated": (
         "In no partition that was encoded are more texts than `max_truncated_share` longer than the model reads."
     ),
@@ -30,6 +42,9 @@ _DESCRIPTIONS: dict[CheckName, str] = {
         f"least {MIN_PREVIOUS_COSINE}. Otherwise the model or a device computes other vectors than before."
     ),
 }
+
+# Runs evaluate these and `catalog_check` does too; each check belongs to the op of one asset or to that of the catalog.
+RUN_AND_CATALOG_CHECKS: frozenset[CheckName] = frozenset({"dimensions_match", "row_counts_match"})
 
 _WITHOUT_ENCODING = (
     *("space", "space_title", "dimension", "partitions_written", "partitions_skipped", "partitions_republished"),
@@ -60,17 +75,20 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
 
 
 def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome) -> Iterator[dg.AssetCheckResult]:
-    """The results of the checks of one run; the blocking one last."""
-    truncation, drift = outcome.truncation, outcome.drift
+    """Yield the results of the checks of one run, the blocking one last; none of a check that judged no partition."""
+    truncation, drift, footers = outcome.truncation, outcome.drift, outcome.footers
     # Without a measurement there are no numbers: Dagster would plot them as zeros.
     of_truncation = {"texts": truncation.rows, **truncation.metrics()} if truncation.rows else {}
+    dimensions, rows = list(footers.dimensions.items()), list(footers.rows.items())
     judged_by: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
+        "dimensions_match": (dimensions, len(footers.sound | footers.dimensions.keys()), {}),
+        "row_counts_match": (rows, len(footers.sound | footers.rows.keys()), {}),
         "few_texts_are_truncated": (truncation.above, truncation.partitions, of_truncation),
         "vectors_have_not_drifted": (drift.below, drift.partitions, drift.metrics()),
     }
     unjudged = {"failed": len(outcome.failures)}
     for name, (violations, judged, metrics) in judged_by.items():
-        if policy.severity(name) != "off":
+        if judged and policy.severity(name) != "off":
             yield check_result(names.embeddings, name, policy, violations, judged, unjudged, metrics)
     yield dg.AssetCheckResult(
         asset_key=names.embeddings,

@@ -12,13 +12,12 @@ makes backfills from the UI impossible.
 
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from surge_dagster.assets.catalog_check import repeat_checks
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
@@ -74,6 +73,7 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
 def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat) -> dg.AssetsDefinition:
     """The asset with a file per partition, and the checks that end its runs."""
     attempts = _Attempts(names, policy)
+    checks = run_checks(names, policy)
 
     @dg.multi_asset(
         name=names.embeddings_op,
@@ -96,17 +96,25 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
                 names.input_resource
             )  # it loads inputs that name no input manager, and writes nothing
         ],
-        check_specs=run_checks(names, policy),
+        check_specs=checks,
         partitions_def=names.partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=POOL,
         required_resource_keys=names.resource_keys,
     )
-    def embed(context: dg.AssetExecutionContext, config: LaunchConfig) -> Iterator[dg.AssetCheckResult]:
+    def embed(
+        context: dg.AssetExecutionContext, config: LaunchConfig
+    ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         """Embed the partitions of this run that are missing or stale."""
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
-        yield from run_check_results(names, policy, outcome)
+        results = list(run_check_results(names, policy, outcome))
+        judged = {result.check_name for result in results}
+        # Dagster shows a check without a result as skipped, but fails an op that lacks an output of one.
+        for spec in checks:
+            if spec.name not in judged:
+                yield dg.Output(None, output_name=spec.get_python_identifier())
+        yield from results
         if outcome.failures:
             raise failure_of(names, outcome)
 
@@ -179,12 +187,10 @@ class _Attempts:
                     raise self._retry(context, outcome) from error
             outcome.ended_by = error
             # Its checks stay what they are, unless an earlier attempt has begun.
-            is_mistyped = isinstance(error, MistypedKeys) and not outcome.partitions
-            if is_mistyped:
+            if isinstance(error, MistypedKeys) and not outcome.partitions:
                 context.log.info(outcome.sum_up())
             else:
                 self._report_end(context, outcome)
-            self._repeat_checks(context, run_checks(self.names, self.policy) if is_mistyped else ())
             if isinstance(error, SurgeError):
                 raise failure_of(self.names, outcome) from error
             raise
@@ -192,23 +198,21 @@ class _Attempts:
             raise self._retry(context, outcome)
         report_failures(self.names, context, outcome)
         context.log.info(outcome.sum_up())
-        self._repeat_checks(context)
         return outcome
 
     def _report_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
         """Report the checks and failures of a run that an error ended; a failure to do so must not hide the error."""
-        with _logged(context, "the end of this run could not be recorded"):
+        try:
             report_failures(self.names, context, outcome)
             context.log.info(outcome.sum_up())
             for result in run_check_results(self.names, self.policy, outcome):
                 if result.passed:
                     continue  # it covers a part of the run, and would replace an earlier failure of the check
                 context.log_event(evaluation_of(self.names, result, context.instance))  # pyright: ignore[reportArgumentType]
-
-    def _repeat_checks(self, context: dg.OpExecutionContext, others: Iterable[dg.AssetCheckSpec] = ()) -> None:
-        """Show the last results of the catalog's checks again, which Dagster hides since this run; never fails it."""
-        with _logged(context, "the catalog's checks are hidden until the next run"):
-            repeat_checks(self.names, self.policy, context, [check.name for check in others])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            with suppress(Exception):  # Dagster stores log lines where it stores events
+                context.log.error(f"the end of this run could not be recorded: {reason}")
 
     def _last_line(self, context: dg.OpExecutionContext, outcome: Outcome) -> str:
         """What a terminated run has published, and who embeds the rest."""
@@ -227,16 +231,6 @@ class _Attempts:
         rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
         self.before[context.run_id] = outcome
         return dg.RetryRequested(max_retries=_RETRIES)
-
-
-@contextmanager
-def _logged(context: dg.OpExecutionContext, consequence: str) -> Iterator[None]:
-    """Log what goes wrong, and what follows from it, instead of raising it."""
-    try:
-        yield
-    except Exception as error:
-        with suppress(Exception):  # Dagster stores log lines where it stores events
-            context.log.error(f"{consequence}: {type(error).__name__}: {error}")
 
 
 def _may_retry(context: dg.OpExecutionContext) -> bool:

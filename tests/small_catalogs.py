@@ -166,6 +166,21 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
             writer.close()
 
 
+def tamper(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Write a file again as another program would: with other rows or columns, and the facts that it had."""
+    entries = pq.read_metadata(path).metadata or {}
+    facts = {name: value for name, value in entries.items() if name.startswith(b"surge.")}
+    changed = change(pq.read_table(path)).replace_schema_metadata(facts)
+    pq.write_table(changed, path)
+
+
+def narrow(table: pa.Table, dimension: int = DIMENSION // 2) -> pa.Table:
+    """A file's rows with vectors of fewer dimensions, or (-1) in a column whose type has none."""
+    vectors = [vector[:dimension] if dimension > 0 else vector for vector in table.column("embedding").to_pylist()]
+    place = table.schema.get_field_index("embedding")
+    return table.set_column(place, "embedding", pa.array(vectors, pa.list_(pa.float32(), dimension)))
+
+
 def with_vectors(table: pa.Table, change: Callable[[np.ndarray], np.ndarray]) -> pa.Table:
     """A file's rows with other vectors; `change` gets and gives a [rows, dimension] matrix."""
     column = table.schema.field("embedding")

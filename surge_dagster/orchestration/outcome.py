@@ -17,6 +17,7 @@ from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBa
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.attempts import combined
+from surge_dagster.orchestration.footer_checks import FooterChecks
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.timeline import Entry, Timeline
 
@@ -85,6 +86,7 @@ class Drift:
 class Outcome:
     truncation: Truncation
     drift: Drift = field(default_factory=Drift)
+    footers: FooterChecks = field(default_factory=FooterChecks)
     report: RunReport = field(default_factory=RunReport)  # of this attempt
     timeline: Timeline = field(default_factory=Timeline)  # when the stages of this attempt worked
     machines: dict[str, MachineWork] | None = None  # of this attempt, over a cluster
@@ -112,6 +114,7 @@ class Outcome:
         return cls(
             before.truncation,
             before.drift,
+            before.footers,
             partitions=before.partitions,
             failures=before.failures,
             published=before.published,

@@ -12,9 +12,10 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify.verification import Violation, verify_partition
+from surge_dagster.orchestration.footer_checks import FooterChecks
 
 _ENCODE_AGAIN = "Run again: it is encoded again."
-_FORCE = "Launch this partition with force: true."
+_MOVE_AWAY = "Move the file away and run again."
 
 
 def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> dict[str, str | Failure | None]:
@@ -44,29 +45,34 @@ def difference(partition: Partition, store: Store, space: Space) -> str | None:
 
 
 def footer_failures(
-    outputs: OutputState, rows: Mapping[str, int], partitions: Mapping[str, Partition], dimension: int
+    outputs: OutputState,
+    rows: Mapping[str, int],
+    partitions: Mapping[str, Partition],
+    space: Space,
+    checks: FooterChecks,
 ) -> Iterator[Failure]:
-    """Compare the footers of files that a run has just published with the texts that it encoded, by catalog key."""
+    """Judge the footers of files that a run has published or found fresh, and yield what is wrong with them.
+
+    Args:
+        rows: of each file, by catalog key.
+    """
     outputs.refresh()
     outputs.look_at(rows)
-    for key, encoded in rows.items():
+    for key, published_rows in rows.items():
         partition = partitions[key]
         freshness = outputs.freshness(partition)
+        violation = checks.judge(partition, freshness, space, published_rows)
+        file = freshness.file
         if freshness.error is not None:
             yield unreadable(key, freshness.error)
-            continue
-        if freshness.file is None:
+        elif violation is not None:
+            yield _failure(key, violation, _ENCODE_AGAIN)
+        elif file is None:
             yield _failure(key, "its published file is missing or damaged.", _ENCODE_AGAIN, transient=True)
-            continue
-        if freshness.status == "stale":
-            continue  # another writer has published a newer source since
-        facts = freshness.file.facts
-        expected = encoded if partition.rows is None else partition.rows - facts.skipped_rows
-        if facts.rows != expected:
-            yield _failure(key, f"its file has {facts.rows:,} rows; its source has {expected:,}.", _FORCE)
-        elif facts.space != outputs.space or facts.dimension != dimension:
-            finding = f"its file holds vectors of {facts.dimension} numbers of the space {facts.space!r}; expected "
-            yield _failure(key, f"{finding}{dimension} numbers of the space {outputs.space!r}.", _FORCE)
+        elif freshness.status == "foreign":
+            finding = f"its file holds vectors of the space {file.facts.space!r}; expected {outputs.space!r}."
+            yield _failure(key, finding, _MOVE_AWAY)
+        # Another writer has published the file of a newer source if the status is "stale".
 
 
 def unreadable(key: str, error: TransientError) -> Failure:

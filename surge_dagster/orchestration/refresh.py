@@ -124,11 +124,13 @@ class Refresh:
 
     def _worklist(self, candidates: Sequence[Partition], space: Space) -> Worklist:
         outputs = OutputState(self._store, space.name, self._resources.output.format)
-        work = make_worklist(candidates, outputs, space, self._config, self._record)
+        footers = self._outcome.footers
+        work = make_worklist(candidates, outputs, space, self._config, self._record, footers)
         for difference in work.differing[:FAILURES_LOGGED]:
             self._context.log.warning(difference)
         if len(work.differing) > FAILURES_LOGGED:
-            self._context.log.warning(f"{counted(len(work.differing), 'file')} in all, each unlike its source")
+            files = counted(len(work.differing), "file")
+            self._context.log.warning(f"{files} in all, each unlike its facts or its source")
         return work
 
     def _take(self, work: Worklist) -> None:
@@ -186,7 +188,7 @@ class Refresh:
         return ranges
 
     def _embed(self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist) -> list[Receipt]:
-        """Run, then check the footers of what was published; returns receipts of what the run found fresh."""
+        """Run, then judge the footers of its files; return receipts of what the run found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
         progress = Progress(work.todo, run)
@@ -209,19 +211,27 @@ class Refresh:
                             self._events.failure(event)
                         case Receipt(action="fresh"):
                             fresh.append(event)
+                            rows[event.key] = event.rows
                         case Receipt():
                             rows[event.key] = event.rows
                             self._events.embedding(event)
         finally:
             self._outcome.published |= run.published
         self._events.end_of_superbatches()
-        if rows:
-            outputs = work.outputs
-            if outputs.space != run.space.name:  # the output has the space under another name
-                outputs = OutputState(self._store, run.space.name, run.space.file_format)
-            for failure in footer_failures(outputs, rows, self._outcome.partitions, run.space.dimension):
-                self._events.failure(failure)
-        return fresh
+        failed = self._judge_footers(work.outputs, rows, run.space) if rows else set[str]()
+        return [receipt for receipt in fresh if receipt.key not in failed]
+
+    def _judge_footers(self, outputs: OutputState, rows: dict[str, int], space: Space) -> set[str]:
+        """Report which of these files are not what they should be; return their catalog keys."""
+        if outputs.space != space.name:  # the output has the space under another name
+            outputs = OutputState(self._store, space.name, space.file_format)
+
+        failed: set[str] = set()
+        partitions = self._outcome.partitions
+        for failure in footer_failures(outputs, rows, partitions, space, self._outcome.footers):
+            self._events.failure(failure)
+            failed.add(failure.key)
+        return failed
 
     def _report_known(self, work: Worklist, found_fresh: Sequence[Receipt]) -> None:
         """Adopt files that are not on record; in a backfill, report every other fresh file as reused."""

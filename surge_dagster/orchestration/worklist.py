@@ -14,9 +14,10 @@ import dagster as dg
 
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
+from surge_dagster.orchestration.footer_checks import FooterChecks
 from surge_dagster.orchestration.launch import LaunchConfig, catalog_keys
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import (
@@ -108,8 +109,8 @@ class Worklist:
     todo: list[Partition] = field(default_factory=list)  # partitions that are selected and need work
     fresh: list[Receipt] = field(default_factory=list)  # of files that stay as they are and are on record
     adopted: list[Receipt] = field(default_factory=list)  # of files that were read back and are not on record
-    differing: list[str] = field(default_factory=list)  # how files differ from their sources that looked fresh
-    refused: list[PublishedFile] = field(default_factory=list)  # these files
+    differing: list[str] = field(default_factory=list)  # how files differ from their facts, space or source
+    refused: list[PublishedFile] = field(default_factory=list)  # those of them that look fresh
     failures: list[Failure] = field(default_factory=list)  # partitions whose files cannot be read now
 
 
@@ -119,12 +120,20 @@ def make_worklist(
     space: Space,
     config: LaunchConfig,
     record: OnRecord,
+    checks: FooterChecks,
 ) -> Worklist:
-    """Sort the partitions of a run into fresh ones and ones that need work."""
+    """Sort the partitions of a run into fresh ones and ones that need work, and judge the footers of their files."""
     work, unrecorded = Worklist(outputs), dict[str, tuple[Partition, PublishedFile]]()
     for partition in outputs.looked_at(candidates):
         partition_key = to_partition_key(partition.key)
         freshness = outputs.freshness(partition)
+        violation = checks.judge(partition, freshness, space)
+        if violation is not None:
+            work.differing.append(f"partition {partition.key!r}: {violation}")
+            if freshness.file is not None:
+                work.refused.append(freshness.file)
+                outputs.refuse(freshness.file, violation)
+            freshness = Freshness("missing")
         status, file = freshness.status, freshness.file
         if freshness.error is not None:
             work.failures.append(unreadable(partition.key, freshness.error))

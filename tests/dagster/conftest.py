@@ -35,7 +35,6 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.report import Failure
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.launch import Unattended, job_of
@@ -291,13 +290,11 @@ def origin_of(job_name: str) -> RemoteJobOrigin:
 def when_footers_are_checked(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], Failure | None]) -> None:
     """Call a function for each published file before a run checks its footer; it may return a failure or raise."""
 
-    def check(
-        outputs: OutputState, rows: Mapping[str, int], partitions: Mapping[str, Partition], dimension: int
-    ) -> Iterator[Failure]:
+    def check(outputs: OutputState, rows: Mapping[str, int], *others: Any) -> Iterator[Failure]:
         failures = {key: before(key) for key in rows}
         yield from filter(None, failures.values())
         sound = {key: count for key, count in rows.items() if failures[key] is None}
-        yield from footer_failures(outputs, sound, partitions, dimension)
+        yield from footer_failures(outputs, sound, *others)
 
     monkeypatch.setattr("surge_dagster.orchestration.refresh.footer_failures", check)
 

@@ -18,6 +18,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration import read_back as module
+from surge_dagster.orchestration.footer_checks import FooterChecks
 from surge_dagster.orchestration.read_back import difference, footer_failures, read_back
 from tests.engine.runs import finish, make_run
 from tests.small_catalogs import FailingStore, numbered_rows, partition_of, rewrite
@@ -102,8 +103,9 @@ def test_footers_are_compared_with_what_was_encoded(tmp_path: Path, hash_pool: E
     rewrite(folder / "newer.parquet", lambda table: table.slice(1), source_version="newer")
     (folder / "gone.parquet").unlink()
     outputs = OutputState(open_store(tmp_path), run.space.name)
-    found = list(footer_failures(outputs, dict.fromkeys(partitions, 3), partitions, run.space.dimension))
+    rows = dict.fromkeys(partitions, 3)
+    found = list(footer_failures(outputs, rows, partitions, run.space, FooterChecks()))
     assert [failure.key for failure in found] == ["short", "other", "gone"]
     short, other, gone = (failure.reason for failure in found)
-    assert "its file has 2 rows; its source has 3. Launch this partition with force: true." in short
+    assert "its file has 2 rows; its source has 3. Run again: it is encoded again." in short
     assert "the space 'another'; expected" in other and "missing or damaged" in gone

@@ -44,11 +44,13 @@ class Freshness:
             "unread" one it is not known, because its file cannot be read now.
         file: the valid file in the partition's place: its own, or a foreign one.
         error: why a file cannot be read now.
+        invalid: what is wrong with a file in the partition's place that is not valid.
     """
 
     status: Status
     file: PublishedFile | None = None
     error: TransientError | None = None
+    invalid: InvalidFile | None = None
 
 
 def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_version: str | None = None) -> Status:
@@ -165,6 +167,8 @@ class OutputState:
             reason = f"it is unknown whether its file is up to date, so it was left alone. {self._unreadable[name]}"
             return Freshness("unread", error=TransientError(f"partition {key!r}: {reason}", key))
         file = self._known.get(name)
+        if isinstance(file, InvalidFile):
+            return Freshness("missing", invalid=file)
         if not isinstance(file, PublishedFile):
             return Freshness("missing")
         status = status_of(file.facts, self.space, key, source_version, rows_version)

@@ -22,6 +22,7 @@ from surge_dagster.engine.files.rows import (
     schema,
 )
 from surge_dagster.engine.support.text_hash import text_hashes
+from tests.small_catalogs import narrow, tamper
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 5, 16, 2)
 HASHED = schema(pa.string(), 16, "float32", include_text=True)
@@ -143,7 +144,25 @@ class TestFormat:
 class TestDamage:
     def test_wrong_number_of_rows_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path / "f", unit_vectors(3, 16), facts=FACTS)
-        with pytest.raises(InvalidFile, match="promise 5 rows and it has 3"):
+        with pytest.raises(InvalidFile, match="promise 5 rows and it has 3") as error:
+            read_facts(pq.read_metadata(tmp_path / "f"))
+        assert error.value.flaw == "rows"
+
+    @pytest.mark.parametrize("dimension", [8, -1])
+    def test_vectors_of_another_dimension_than_stated_are_refused(self, tmp_path: Path, dimension: int) -> None:
+        write(tmp_path / "f", unit_vectors(5, 16))
+        tamper(tmp_path / "f", lambda table: narrow(table, dimension))
+
+        with pytest.raises(InvalidFile, match="expected 16 numbers per row") as error:
+            read_facts(pq.read_metadata(tmp_path / "f"))
+
+        assert error.value.flaw == "dimension"
+
+    def test_file_without_vectors_is_refused(self, tmp_path: Path) -> None:
+        write(tmp_path / "f", unit_vectors(5, 16))
+        tamper(tmp_path / "f", lambda table: table.drop_columns(["embedding"]))
+
+        with pytest.raises(InvalidFile, match="no column embedding"):
             read_facts(pq.read_metadata(tmp_path / "f"))
 
     def test_flipped_bit_never_gives_other_rows_or_fewer_and_is_noticed_in_most_places(self, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from tests.engine.outputs import publish_two_rows
-from tests.small_catalogs import partition_of
+from tests.small_catalogs import narrow, partition_of, tamper
 
 
 @pytest.fixture
@@ -57,6 +58,21 @@ def test_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: str
         path.write_bytes({"truncated": content[:-20], "empty": b"", "not parquet": b"x" * 100}[damage])
     assert status(store) == "missing"
     assert list(OutputState(store, "s").files()) == ["s/k.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("change", "flaw"), [(lambda table: table.slice(1), "rows"), (lambda table: narrow(table, 2), "dimension")]
+)
+def test_file_unlike_its_facts_is_missing_and_its_flaw_is_named(
+    store: LocalStore, change: Callable[[pa.Table], pa.Table], flaw: str
+) -> None:
+    tamper(publish(store, "k"), change)
+
+    freshness = OutputState(store, "s").freshness(partition_of("k", []))
+
+    assert freshness.status == "missing"
+    assert freshness.invalid is not None
+    assert freshness.invalid.flaw == flaw
 
 
 def test_file_of_another_space_is_foreign_for_any_partition(store: LocalStore) -> None:

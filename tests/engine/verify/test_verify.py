@@ -31,7 +31,7 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Compared, Verified, Violation, verify
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
-from tests.small_catalogs import DIMENSION, FailingStore, rewrite, with_vectors
+from tests.small_catalogs import FailingStore, narrow, rewrite, tamper, with_vectors
 
 KEYS = ["a", "b", "Köln"]
 ROWS = 40
@@ -201,13 +201,6 @@ def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, p
     assert (violation.key, violation.kind) == ("a", "vectors") and "row 3" in violation.reason
 
 
-def narrow(table: pa.Table, dimension: int = DIMENSION // 2) -> pa.Table:
-    """A file's rows with vectors of fewer dimensions, or (-1) in a column whose type has none."""
-    vectors = [vector[:dimension] if dimension > 0 else vector for vector in table.column("embedding").to_pylist()]
-    place = table.schema.get_field_index("embedding")
-    return table.set_column(place, "embedding", pa.array(vectors, pa.list_(pa.float32(), dimension)))
-
-
 @pytest.mark.parametrize("metadata", ["kept", "lost"])
 @pytest.mark.parametrize(
     ("change", "kind", "found"),
@@ -224,9 +217,10 @@ def test_dimension_and_rows_are_those_of_the_file_not_of_its_metadata(
     copy: Path, pool: EncoderPool, change: Callable[[pa.Table], pa.Table], kind: str, found: str, metadata: str
 ) -> None:
     path = output_file(copy, pool)
-    table = pq.read_table(path)
-    promised = table.schema.metadata if metadata == "kept" else None
-    pq.write_table(change(table).replace_schema_metadata(promised), path)  # as another program writes it
+    if metadata == "kept":
+        tamper(path, change)
+    else:
+        pq.write_table(change(pq.read_table(path)).replace_schema_metadata(None), path)
     [reported] = violations(copy, pool)
     assert (reported.key, reported.kind) == ("a", kind) and found in reported.reason
 

@@ -1,0 +1,87 @@
+"""The checks `dimensions_match` and `row_counts_match` of a run, judged from the footers that the run reads anyway.
+
+A footer has the column type and the row count that readers of the file get. A run reads it to decide whether the
+partition is fresh, and reads it again only if it publishes the file. So both checks cover every partition that a run
+published or found fresh, and cost no read and no listing.
+
+The rows are compared with the row count of the source, if the source knows it without reading, as Parquet folders and
+tables do. Otherwise they are compared with what the file's facts say the source had when the file was written.
+
+A file with a violation is not valid: the run that finds it encodes the partition again, if its config selects missing
+partitions. The check still fails in this run, and passes in the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surge_dagster.engine.files.facts import Flaw
+from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.files.rows import embedding_type
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import Freshness
+from surge_dagster.engine.sources.partition import Partition
+
+
+@dataclass(slots=True)
+class FooterChecks:
+    """What both checks found in a run, by catalog key.
+
+    Attributes:
+        sound: partitions whose footer was judged without a violation.
+        dimensions: reasons why `dimensions_match` fails.
+        rows: reasons why `row_counts_match` fails.
+    """
+
+    sound: set[str] = field(default_factory=set)
+    dimensions: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, str] = field(default_factory=dict)
+
+    def judge(
+        self, partition: Partition, freshness: Freshness, space: Space, rows_encoded: int | None = None
+    ) -> str | None:
+        """Enter the footer of a partition's file, and return the violation that it shows.
+
+        Args:
+            rows_encoded: rows that this run published; None if it did not publish the file.
+        """
+        found = _violation(partition, freshness, space, rows_encoded)
+        if found is None:
+            if freshness.status == "fresh":
+                self.sound.add(partition.key)
+            return None
+
+        flaw, reason = found
+        violations = self.dimensions if flaw == "dimension" else self.rows
+        violations[partition.key] = reason
+        return reason
+
+
+def _violation(
+    partition: Partition, freshness: Freshness, space: Space, rows_encoded: int | None
+) -> tuple[Flaw, str] | None:
+    invalid = freshness.invalid
+    if invalid is not None and invalid.flaw in ("dimension", "rows"):
+        return invalid.flaw, f"{invalid}."
+
+    file = freshness.file
+    if file is None or freshness.status != "fresh":
+        return None
+
+    vectors = file.columns.field("embedding").type
+    expected_vectors = embedding_type(space.dimension, space.dtype)
+    if vectors != expected_vectors:
+        return "dimension", f"its file has vectors of type {vectors}; the space has {expected_vectors}."
+
+    expected_rows = _rows_of_source(partition, file, rows_encoded)
+    if file.facts.rows != expected_rows:
+        return "rows", f"its file has {file.facts.rows:,} rows; its source has {expected_rows:,}."
+    return None
+
+
+def _rows_of_source(partition: Partition, file: PublishedFile, rows_encoded: int | None) -> int:
+    if partition.rows is not None:
+        return partition.rows - file.facts.skipped_rows
+    if rows_encoded is not None:
+        return rows_encoded
+    return file.facts.rows  # a file with another row count than its facts is invalid

@@ -1,0 +1,291 @@
+"""`dimensions_match` and `row_counts_match`, which each run evaluates from the footers that it reads anyway."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.run.report import Failure
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import ObjectEnd
+from surge_dagster.engine.support.footer_memory import forget_all
+from surge_dagster.orchestration import cluster_runs
+from surge_dagster.orchestration.cluster_runs import ResourceRuns
+from surge_dagster.orchestration.footer_checks import FooterChecks
+from tests.cluster.local_cluster import LocalCluster
+from tests.dagster.conftest import NAMES, Ran, Workbench, when_footers_are_checked
+from tests.engine.outputs import Output
+from tests.small_catalogs import assert_embedded, narrow, numbered_rows, partition_of, rewrite, tamper
+
+CHECKS = ("dimensions_match", "row_counts_match")
+Change = Callable[[pa.Table], pa.Table]
+
+
+def fewer_rows(table: pa.Table) -> pa.Table:
+    return table.slice(0, 30)
+
+
+tampered = pytest.mark.parametrize(
+    ("change", "failing", "reason"),
+    [
+        (fewer_rows, "row_counts_match", "its metadata promise 40 rows and it has 30"),
+        (narrow, "dimensions_match", "expected 16 numbers per row"),
+    ],
+)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Output:
+    """An output with a file of three rows for the partition k."""
+    made = Output(tmp_path / "out", EncodingSpec("hash://16"))
+    made.put("k", 3)
+    return made
+
+
+@pytest.fixture
+def embedded(bench: Workbench) -> Workbench:
+    """A workbench whose partitions a, b and c are embedded, with 40 rows each."""
+    bench.fill("abc", 40)
+    assert bench.refresh().success
+    return bench
+
+
+def partition(rows: int | None = None) -> Partition:
+    return replace(partition_of("k", []), rows=rows)
+
+
+def judged(output: Output, rows_of_source: int | None, rows_encoded: int | None = None) -> FooterChecks:
+    """What the footer of partition k says, if the source knows this number of rows."""
+    checks = FooterChecks()
+    listed = partition(rows_of_source)
+    freshness = OutputState(output.store, output.space.name).freshness(listed)
+    checks.judge(listed, freshness, output.space, rows_encoded)
+    return checks
+
+
+def passed(ran: Ran) -> dict[str, bool]:
+    """Which of both checks the run evaluated, and whether they passed."""
+    return {name: check.passed for name, check in ran.checks().items() if name in CHECKS}
+
+
+def violations(ran: Ran, check: str) -> str:
+    return str(ran.checks()[check].metadata["failed"].value)
+
+
+@pytest.mark.parametrize("rows_of_source", [3, None])
+def test_footer_with_the_rows_of_the_source_is_sound(output: Output, rows_of_source: int | None) -> None:
+    assert judged(output, rows_of_source) == FooterChecks(sound={"k"})
+
+
+def test_footer_is_compared_with_the_row_count_that_the_source_knows(output: Output) -> None:
+    assert judged(output, 4).rows == {"k": "its file has 3 rows; its source has 4."}
+
+
+def test_footer_is_compared_with_what_was_encoded_if_the_source_knows_no_count(output: Output) -> None:
+    assert judged(output, None, 4).rows == {"k": "its file has 3 rows; its source has 4."}
+
+
+def test_rows_that_the_source_has_and_the_file_skips_are_no_violation(output: Output) -> None:
+    rewrite(output.path("k"), lambda table: table, skipped_rows=2)
+
+    assert judged(output, 5) == FooterChecks(sound={"k"})
+
+
+def test_vectors_of_another_type_than_the_space_has_are_a_violation(output: Output) -> None:
+    output.space = replace(output.space, dtype="float16")
+
+    found = judged(output, 3)
+
+    assert "halffloat" in found.dimensions["k"]
+    assert not found.sound
+
+
+def test_stale_file_is_not_judged(output: Output) -> None:
+    output.put("k", 3, source_version="v0")
+
+    assert judged(output, 4) == FooterChecks()
+
+
+@tampered
+def test_tampered_file_is_red_after_the_next_nightly_run(
+    embedded: Workbench, change: Change, failing: str, reason: str
+) -> None:
+    tamper(embedded.file("b"), change)
+
+    ran = embedded.nightly()
+
+    assert ran.success
+    assert passed(ran) == dict.fromkeys(CHECKS, True) | {failing: False}
+    assert "| `b` |" in violations(ran, failing)
+    assert reason in violations(ran, failing)
+
+
+@tampered
+def test_tampered_file_is_encoded_again_by_the_run_that_finds_it(
+    embedded: Workbench, change: Change, failing: str, reason: str
+) -> None:
+    tamper(embedded.file("b"), change)
+
+    ran = embedded.nightly()
+
+    assert set(ran.materialized()) == {"b"}
+    assert_embedded(embedded.output, embedded.space, "b", numbered_rows("b", 40))
+
+
+@tampered
+def test_check_of_a_tampered_file_passes_in_the_run_after_the_one_that_repaired_it(
+    embedded: Workbench, change: Change, failing: str, reason: str
+) -> None:
+    tamper(embedded.file("b"), change)
+    embedded.nightly()
+
+    ran = embedded.nightly()
+
+    assert passed(ran) == dict.fromkeys(CHECKS, True)
+
+
+@tampered
+def test_run_of_the_asset_finds_a_tampered_file_too(
+    embedded: Workbench, change: Change, failing: str, reason: str
+) -> None:
+    tamper(embedded.file("b"), change)
+
+    ran = embedded.embed("a", "c")
+
+    assert not ran.checks()[failing].passed
+
+
+@tampered
+def test_run_over_a_cluster_finds_a_tampered_file_and_repairs_it(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch, change: Change, failing: str, reason: str
+) -> None:
+    def connect(address: str, runs: ResourceRuns, *_: object) -> LocalCluster:
+        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["machine"])  # as they travel
+
+    monkeypatch.setattr(cluster_runs, "RayCluster", connect)
+    embedded.settings["cluster"] = "auto"
+    tamper(embedded.file("b"), change)
+
+    ran = embedded.nightly()
+
+    assert not ran.checks()[failing].passed
+    assert set(ran.materialized()) == {"b"}
+
+
+@pytest.mark.parametrize("cluster", ["none", "auto"])
+def test_file_with_other_rows_than_the_source_is_red_and_encoded_again(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch, cluster: str
+) -> None:
+    """Its facts agree with its rows, so that only the source's count shows it."""
+
+    def connect(address: str, runs: ResourceRuns, *_: object) -> LocalCluster:
+        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["machine"])
+
+    monkeypatch.setattr(cluster_runs, "RayCluster", connect)
+    embedded.settings["cluster"] = cluster
+    rewrite(embedded.file("b"), fewer_rows)
+
+    ran = embedded.nightly()
+
+    assert "its file has 30 rows; its source has 40." in violations(ran, "row_counts_match")
+    assert set(ran.materialized()) == {"b"}
+
+
+def test_run_that_does_not_select_a_tampered_file_reports_it_all_the_same(embedded: Workbench) -> None:
+    tamper(embedded.file("b"), fewer_rows)
+
+    ran = embedded.refresh(select="stale")
+
+    assert not ran.checks()["row_counts_match"].passed
+    assert ran.materialized() == {}
+
+
+def test_violation_that_an_attempt_repaired_is_kept_by_the_next_attempt(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tamper(embedded.file("b"), fewer_rows)
+    failures = iter([Failure("b", "the disk failed once", transient=True)])
+    when_footers_are_checked(monkeypatch, lambda key: next(failures, None))
+
+    ran = embedded.refresh()
+
+    assert ran.success
+    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert "| `b` |" in violations(ran, "row_counts_match")
+
+
+def test_run_judges_what_it_published_and_what_it_found_fresh(embedded: Workbench) -> None:
+    embedded.write("a", 41, version="v2")
+    embedded.write("d", 40)
+
+    ran = embedded.refresh()
+
+    assert {ran.checks()[name].description for name in CHECKS} == {"4 partitions judged, 0 violations"}
+
+
+def test_fresh_run_lists_once_and_reads_each_footer_once_and_no_rows(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    footers: Counter[str] = Counter()
+    listings: Counter[str] = Counter()
+    opened: list[str] = []
+    read_end, list_names, open_file = LocalStore.read_end, LocalStore.list, LocalStore.open
+
+    def counted_read(store: LocalStore, name: str, size: int) -> ObjectEnd:
+        footers[name] += 1
+        return read_end(store, name, size)
+
+    def counted_listing(store: LocalStore, prefix: str, **options: bool) -> object:
+        listings[prefix] += 1
+        return list_names(store, prefix, **options)
+
+    def noted_open(store: LocalStore, name: str, *others: object) -> pa.NativeFile:
+        opened.append(name)
+        return open_file(store, name, *others)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(LocalStore, "read_end", counted_read)
+    monkeypatch.setattr(LocalStore, "list", counted_listing)
+    monkeypatch.setattr(LocalStore, "open", noted_open)
+    forget_all()
+
+    ran = embedded.refresh()
+
+    files = {f"{embedded.space}/{key}.parquet" for key in "abc"}
+    assert passed(ran) == dict.fromkeys(CHECKS, True)
+    assert {name: footers[name] for name in files} == dict.fromkeys(files, 1)
+    assert listings[embedded.space] == 1
+    assert not files.intersection(opened)
+
+
+def test_run_that_judges_no_partition_reports_neither_check(bench: Workbench) -> None:
+    bench.write("a", [("x", None)])
+
+    ran = bench.refresh()
+
+    assert set(ran.checks()) == {NAMES.run_check.name}
+
+
+def test_checks_that_are_off_are_not_evaluated(bench: Workbench) -> None:
+    bench.settings["checks"] = dict.fromkeys(CHECKS, "off")
+    bench.write("a")
+
+    assert passed(bench.refresh()) == {}
+
+
+def test_severity_of_both_checks_follows_the_settings(embedded: Workbench) -> None:
+    embedded.settings["checks"] = {"row_counts_match": "warn"}
+    tamper(embedded.file("b"), fewer_rows)
+
+    check = embedded.refresh().checks()["row_counts_match"]
+
+    assert check.severity is dg.AssetCheckSeverity.WARN
