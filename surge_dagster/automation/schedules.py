@@ -1,15 +1,16 @@
-"""The schedules: the nightly refresh, and the check of the whole catalog where `check_cron` is set.
+"""The schedules: the nightly refresh, and the weekly check of the whole catalog.
 
 No schedule begins a second vector space: the nightly tick names the space in the config of its runs. After an error,
 also where the settings describe a space that the output does not have, the tick requests the run all the same, which
-tries again and whose failure is alerted. A schedule is on from the start if the settings contain its cron.
+tries again and whose failure is alerted. A schedule is on from the start if the settings contain its cron; the check of
+the catalog also if they contain that of the nightly refresh.
 """
 
 from __future__ import annotations
 
 import dagster as dg
 
-from surge_dagster.config.settings import Settings
+from surge_dagster.config.settings import NO_CRON, Settings
 from surge_dagster.orchestration.active_runs import active_runs, held_by_active_runs
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.shards import refresh_requests
@@ -24,11 +25,7 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         cron_schedule=settings.nightly_cron,
         execution_timezone=settings.timezone,
         description="Embeds every partition that is missing or stale, once a day; never begins another vector space.",
-        default_status=(
-            dg.DefaultScheduleStatus.RUNNING
-            if "nightly_cron" in settings.model_fields_set
-            else dg.DefaultScheduleStatus.STOPPED
-        ),
+        default_status=_on_if_set(settings, "nightly_cron"),
         required_resource_keys=names.resource_keys,
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
@@ -42,8 +39,8 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
 
 
 def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """The schedule of the catalog check; none without the setting `check_cron`."""
-    if settings.check_cron is None:
+    """Return the schedule of the catalog check; none if `check_cron` is "none"."""
+    if settings.check_cron == NO_CRON:
         return []
 
     @dg.schedule(
@@ -52,7 +49,7 @@ def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.Schedule
         cron_schedule=settings.check_cron,
         execution_timezone=settings.timezone,
         description="Compares the whole catalog with the whole output.",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
+        default_status=_on_if_set(settings, "nightly_cron", "check_cron"),
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         active = [run.run_id for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)]
@@ -61,3 +58,10 @@ def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.Schedule
         return dg.RunRequest()
 
     return [schedule]
+
+
+def _on_if_set(settings: Settings, *names: str) -> dg.DefaultScheduleStatus:
+    """Return "running" if the settings contain one of these names, else "stopped"."""
+    if settings.model_fields_set.intersection(names):
+        return dg.DefaultScheduleStatus.RUNNING
+    return dg.DefaultScheduleStatus.STOPPED

@@ -70,6 +70,13 @@ def _unquoted_off(value: Any) -> Any:
     return "off" if value is False else value  # YAML reads a plain off as false
 
 
+NO_CRON = "none"
+
+
+def _none_if_empty(value: Any) -> Any:
+    return NO_CRON if value in (None, "") else value
+
+
 _Severity = Annotated[
     Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
 ]
@@ -239,7 +246,11 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     )
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
     nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")
-    check_cron: str | None = Field(None, description="when catalog_check runs (unset: only when it is launched)")
+    check_cron: Annotated[
+        str,
+        BeforeValidator(_none_if_empty),
+        Field(description="when catalog_check runs; none: only when it is launched"),
+    ] = "0 6 * * 0"
     timezone: str = Field("UTC", description="time zone of the schedules")
 
     checks: dict[AnyCheckName, _Severity] = Field(

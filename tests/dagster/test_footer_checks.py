@@ -201,6 +201,27 @@ def test_file_with_other_rows_than_the_source_is_red_and_encoded_again(
     assert set(ran.materialized()) == {"b"}
 
 
+def test_file_that_another_run_publishes_meanwhile_is_judged_too(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = embedded.file("b")
+    hidden = embedded.root / "b.parquet"
+    rewrite(published, fewer_rows)
+    published.rename(hidden)
+
+    def connect(address: str, runs: ResourceRuns, *_: object) -> LocalCluster:
+        hidden.rename(published)
+        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["machine"])
+
+    monkeypatch.setattr(cluster_runs, "RayCluster", connect)
+    embedded.settings["cluster"] = "auto"
+
+    ran = embedded.refresh()
+
+    assert not ran.success
+    assert "its file has 30 rows; its source has 40." in violations(ran, "row_counts_match")
+
+
 def test_run_that_does_not_select_a_tampered_file_reports_it_all_the_same(embedded: Workbench) -> None:
     tamper(embedded.file("b"), fewer_rows)
 

@@ -87,16 +87,42 @@ def expected_by(requests: list[dg.RunRequest] | str) -> str | None:
     return unattended.expected_space
 
 
-def test_schedule_is_on_from_the_start_only_if_its_cron_is_set(
+def schedules_of(bench: Workbench) -> dict[str, bool]:
+    """Which schedules the definitions have, and whether each is on from the start."""
+    schedules = bench.definitions.get_repository_def().schedule_defs
+    return {each.name: each.default_status is dg.DefaultScheduleStatus.RUNNING for each in schedules}
+
+
+def test_schedules_are_off_from_the_start_if_no_cron_is_set(bench: Workbench) -> None:
+    assert schedules_of(bench) == {NAMES.schedule: False, NAMES.check_schedule: False}
+
+
+def test_check_cron_turns_on_only_the_check_of_the_catalog(bench: Workbench) -> None:
+    bench.settings["check_cron"] = "0 5 * * 0"
+
+    assert schedules_of(bench) == {NAMES.schedule: False, NAMES.check_schedule: True}
+
+
+def test_nightly_cron_turns_on_the_refresh_and_the_check_of_the_catalog(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on() -> dict[str, bool]:
-        schedules = bench.definitions.get_repository_def().schedule_defs
-        return {each.name: each.default_status is dg.DefaultScheduleStatus.RUNNING for each in schedules}
+    monkeypatch.setenv("SURGE_NIGHTLY_CRON", "0 2 * * *")  # also with the default time
+    bench.settings["b_min"] = 5  # definitions that no other test has loaded
 
-    assert on() == {NAMES.schedule: False}
-    bench.settings["check_cron"] = "0 5 * * 0"
-    assert on() == {NAMES.schedule: False, NAMES.check_schedule: True}
-    monkeypatch.setenv("SURGE_NIGHTLY_CRON", "0 2 * * *")
-    bench.settings["b_min"] = 5
-    assert on()[NAMES.schedule], "also with the default time"
+    assert schedules_of(bench) == {NAMES.schedule: True, NAMES.check_schedule: True}
+
+
+def test_check_of_the_catalog_is_weekly_unless_its_cron_is_set(bench: Workbench) -> None:
+    schedule = bench.definitions.get_repository_def().get_schedule_def(NAMES.check_schedule)
+
+    assert schedule.cron_schedule == "0 6 * * 0"
+
+
+@pytest.mark.parametrize("written", ["none", ""])
+def test_check_cron_of_none_leaves_out_the_check_of_the_catalog(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    monkeypatch.setenv("SURGE_CHECK_CRON", written)
+    bench.settings["nightly_cron"] = "0 3 * * *"
+
+    assert schedules_of(bench) == {NAMES.schedule: True}

@@ -86,7 +86,7 @@ def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
     assert (found["groups"], found["partitions"]) == ({"surge"}, {"catalog"})
     assert found["jobs"] == {"catalog_refresh", "embed_partitions", "catalog_check", "switch_current_space"}
     assert found["ops"] == {"refresh", "embeddings", "compare_catalog_and_output", "current_space"}
-    assert found["automation"] == {"new_partitions", "lost_runs", "nightly_refresh"}
+    assert found["automation"] == {"new_partitions", "lost_runs", "nightly_refresh", "scheduled_check"}
     assert found["resources"] == {"catalog", "encoder", "output", "embeddings_input", "changes"}
 
 
