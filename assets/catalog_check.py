@@ -59,15 +59,13 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
 _CHECK_OF: dict[Kind, CheckName] = {kind: name for name, (_, kinds) in _GROUPS.items() for kind in kinds}
 
 
-def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetChecksDefinition]:
+def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
     """Return the checks that only the whole catalog answers; `ConfigError` if every check of the catalog is off."""
     wanted = _wanted(policy)
     if not wanted:
         raise ConfigError("the setting checks turns off everything that catalog_check does; leave one check on")
 
     of_catalog: list[CheckName] = [name for name in wanted if name not in RUN_AND_CATALOG_CHECKS]
-    if not of_catalog:
-        return []
 
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
@@ -82,7 +80,7 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetChe
             compared = _compare(names, policy, context.op_execution_context)
         yield from [result for result in compared if result.check_name in chosen]
 
-    return [evaluate]
+    return evaluate
 
 
 def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]) -> dg.JobDefinition:

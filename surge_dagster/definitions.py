@@ -65,7 +65,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     ]
     return dg.Definitions(
         assets=[*dg.map_asset_specs(lambda spec: spec.replace_attributes(owners=settings.owners), assets), *tables],
-        asset_checks=checks,
+        asset_checks=[checks],
         jobs=[refresh, embed, check, switch, *follow],
         sensors=[
             new_partitions(names, settings, embed),

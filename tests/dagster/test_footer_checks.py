@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -22,6 +23,7 @@ from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.orchestration import cluster_runs
 from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from surge_dagster.orchestration.footer_checks import FooterChecks
+from surge_dagster.orchestration.worklist import Worklist, make_worklist
 from tests.cluster.local_cluster import LocalCluster
 from tests.dagster.conftest import NAMES, Ran, Workbench, when_footers_are_checked
 from tests.engine.outputs import Output
@@ -209,16 +211,18 @@ def test_file_that_another_run_publishes_meanwhile_is_judged_too(
     rewrite(published, fewer_rows)
     published.rename(hidden)
 
-    def connect(address: str, runs: ResourceRuns, *_: object) -> LocalCluster:
+    def published_afterwards(*arguments: Any) -> Worklist:
+        work = make_worklist(*arguments)
         hidden.rename(published)
-        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["machine"])
+        return work
 
-    monkeypatch.setattr(cluster_runs, "RayCluster", connect)
-    embedded.settings["cluster"] = "auto"
+    monkeypatch.setattr("surge_dagster.orchestration.refresh.make_worklist", published_afterwards)
+    embedded.settings["cluster"] = "auto"  # whose driver lists the output again
 
     ran = embedded.refresh()
 
     assert not ran.success
+    assert ran.materialized() == {}
     assert "its file has 30 rows; its source has 40." in violations(ran, "row_counts_match")
 
 
