@@ -18,11 +18,12 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
+from surge_dagster.engine.run.report import SLOW_PACE
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.dagster_internals import latest_target
 from surge_dagster.orchestration.failures import failed_metadata, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import Outcome, Violations
+from surge_dagster.orchestration.outcome import Outcome, PaceOfRun, Violations
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
@@ -41,6 +42,10 @@ _DESCRIPTIONS: dict[CheckName, str] = {
         "Texts that were encoded again got the same vectors: on a sample of each replaced file, the mean cosine is at "
         f"least {MIN_PREVIOUS_COSINE}. Otherwise the model or a device computes other vectors than before."
     ),
+    "encode_not_slow": (
+        f"No encode call took over {SLOW_PACE:g} times as long as the calls of about its size before it in the run. "
+        "Otherwise something else uses the device, or slows it down."
+    ),
 }
 
 # Runs evaluate these and `catalog_check` does too; each check belongs to the op of one asset or to that of the catalog.
@@ -51,6 +56,7 @@ _WITHOUT_ENCODING = (
     *("device", "hardware", "precision", "encoder_notes", "pool_start_seconds", "wall_seconds", "storage_retries"),
     *("run_seconds", "cost"),
 )
+_MOST_SLOW_SHOWN = 20
 _COSTS = ("cost", "cost_per_million_texts")  # may be far below 1
 
 
@@ -90,6 +96,8 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
     for name, (violations, judged, metrics) in judged_by.items():
         if judged and policy.severity(name) != "off":
             yield check_result(names.embeddings, name, policy, violations, judged, unjudged, metrics)
+    if outcome.pace.judged and policy.severity("encode_not_slow") != "off":
+        yield _pace_result(names, policy, outcome.pace)
     yield dg.AssetCheckResult(
         asset_key=names.embeddings,
         check_name=names.run_check.name,
@@ -97,6 +105,23 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
         severity=_SEVERITIES[policy.severity(RUN_CHECK)],
         description=outcome.summary,
         metadata=_run_check_metadata(outcome),
+    )
+
+
+def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:
+    line = f"{counted(pace.judged, 'SuperBatch')} judged, {len(pace.slow):,} slow."
+    metadata: dict[str, Any] = {"superbatches_judged": pace.judged, "slowest_pace_ratio": round(pace.slowest, 2)}
+    if pace.slow:
+        metadata["slow"] = dg.MetadataValue.md("\n".join(f"- {message}" for message in pace.slow[:_MOST_SLOW_SHOWN]))
+    return dg.AssetCheckResult(
+        asset_key=names.embeddings,
+        check_name="encode_not_slow",
+        passed=not pace.slow,
+        severity=_SEVERITIES[policy.severity("encode_not_slow")],
+        description=" ".join(
+            [f"{counted(pace.judged, 'SuperBatch')} judged, {len(pace.slow):,} slow.", *pace.slow[:1]]
+        ),
+        metadata=metadata,
     )
 
 

@@ -39,7 +39,8 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
 
     The posted JSON object holds `catalog` (the catalog's name or ""), `run_id` (of ticks ""), `message`,
     `failed_partitions` (the first 20 keys), `failed_count`, and `text`, which combines them. Runs that Dagster launches
-    again are left out, and so are checks of severity warn. Without the setting `alert_webhook` there are none.
+    again are left out, and so are checks of severity warn, except `encode_not_slow`. Without the setting
+    `alert_webhook` there are none.
     """
     if settings.alert_webhook is None:
         return []
@@ -78,16 +79,20 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
     @dg.run_status_sensor(
         run_status=dg.DagsterRunStatus.SUCCESS,
         name=names.check_alerts,
-        description="Posts an alert for each run of this catalog that succeeded and found an error with a check.",
+        description=(
+            "Posts an alert for each run of this catalog that succeeded and found an error with a check, or was slow."
+        ),
         **options,
     )
     def failed_checks(context: dg.RunStatusSensorContext) -> None:
         if not is_ours(context):
             return
-        wrong = [each for each in _failed_checks(context) if each.severity == dg.AssetCheckSeverity.ERROR]
+        wrong = [each for each in _failed_checks(context) if _is_alerted(each)]
         if wrong:
             found = (f"{each.check_name}: {each.description}" for each in wrong)
-            message = "\n".join((f"{context.dagster_run.job_name} found errors.", *found))
+            has_errors = any(each.severity == dg.AssetCheckSeverity.ERROR for each in wrong)
+            what = "found errors" if has_errors else "was slow"
+            message = "\n".join((f"{context.dagster_run.job_name} {what}.", *found))
             post(context.log, message[:_MESSAGE_CHARACTERS], _failed_keys(wrong), context.dagster_run.run_id)
 
     # `lost_runs` is that of all catalogs, and each posts that it fails: each may have a URL of its own.
@@ -151,6 +156,10 @@ def _failed_checks(context: dg.RunStatusSensorContext) -> list[dg.AssetCheckEval
     checks = (event.asset_check_evaluation_data for event in events if event is not None)
     last = {check.check_name: check for check in checks}
     return [check for check in last.values() if not check.passed]
+
+
+def _is_alerted(check: dg.AssetCheckEvaluation) -> bool:
+    return check.severity == dg.AssetCheckSeverity.ERROR or check.check_name == "encode_not_slow"
 
 
 def _failed_keys(checks: Iterable[dg.AssetCheckEvaluation]) -> list[str]:

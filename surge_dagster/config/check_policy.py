@@ -23,6 +23,7 @@ CheckName = Literal[
     "no_orphan_files",
     "few_texts_are_truncated",
     "vectors_have_not_drifted",
+    "encode_not_slow",
 ]
 CHECK_NAMES: tuple[CheckName, ...] = get_args(CheckName)
 # Every run ends with this check, which shows the run's metrics and failures; so it is never off.
@@ -30,7 +31,9 @@ RUN_CHECK = "published_partitions_are_valid"
 AnyCheckName = Literal[CheckName, "published_partitions_are_valid"]
 
 # Checks that fail for other reasons than wrong output.
-_WARNINGS: frozenset[CheckName] = frozenset({"no_orphan_files", "few_texts_are_truncated", "vectors_have_not_drifted"})
+_WARNINGS: frozenset[CheckName] = frozenset(
+    {"no_orphan_files", "few_texts_are_truncated", "vectors_have_not_drifted", "encode_not_slow"}
+)
 
 MAX_TRUNCATED_SHARE = 0.2
 # Lowest mean cosine of a partition's re-encoded texts to their old vectors. fp16 and bf16 vectors have a cosine of at

@@ -9,7 +9,15 @@ from typing import Any
 from surge_dagster.engine.run.report import RunReport
 
 ADDED_UP = (
-    *("superbatches", "partitions_republished", "texts_reused", "truncated", "skipped_rows", "blank_texts"),
+    *(
+        "superbatches",
+        "slow_superbatches",
+        "partitions_republished",
+        "texts_reused",
+        "truncated",
+        "skipped_rows",
+        "blank_texts",
+    ),
     *("pool_start_seconds", "wall_seconds", "run_seconds", "exposed_io_seconds"),
 )
 PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")

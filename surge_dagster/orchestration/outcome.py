@@ -83,10 +83,34 @@ class Drift:
 
 
 @dataclass(slots=True)
+class PaceOfRun:
+    """How long the encode calls of a run took, compared with the calls like them before.
+
+    Attributes:
+        judged: SuperBatches that could be compared.
+        slowest: the highest `pace_ratio`.
+        slow: messages of the SuperBatches that are slow.
+    """
+
+    judged: int = 0
+    slowest: float = 0.0
+    slow: list[str] = field(default_factory=list)
+
+    def add(self, superbatch: SuperBatchReport) -> None:
+        if superbatch.pace_ratio is None:
+            return
+        self.judged += 1
+        self.slowest = max(self.slowest, superbatch.pace_ratio)
+        if superbatch.is_slow:
+            self.slow.append(superbatch.slow_message)
+
+
+@dataclass(slots=True)
 class Outcome:
     truncation: Truncation
     drift: Drift = field(default_factory=Drift)
     footers: FooterChecks = field(default_factory=FooterChecks)
+    pace: PaceOfRun = field(default_factory=PaceOfRun)
     report: RunReport = field(default_factory=RunReport)  # of this attempt
     timeline: Timeline = field(default_factory=Timeline)  # when the stages of this attempt worked
     machines: dict[str, MachineWork] | None = None  # of this attempt, over a cluster
@@ -115,6 +139,7 @@ class Outcome:
             before.truncation,
             before.drift,
             before.footers,
+            before.pace,
             partitions=before.partitions,
             failures=before.failures,
             published=before.published,
@@ -191,6 +216,7 @@ class Outcome:
         """Count one event of the engine for charts and checks; a partition that is encoded twice counts once."""
         match event:
             case SuperBatchReport():
+                self.pace.add(event)
                 spans = event.encode_span, event.serialize_span, event.upload_span
                 self.timeline.add(Entry(1, event.costs.texts_computed, event.costs.encode_seconds, *spans))
             case Receipt(action="fresh"):

@@ -205,6 +205,8 @@ class Refresh:
                         case SuperBatchReport():
                             if event.index == 0:
                                 self._context.log.info(_encoder_line(run.report))
+                            if event.is_slow:
+                                self._context.log.warning(event.slow_message)
                             report_readers_space(self._names, self._context, self._store)  # the run may take days
                             self._events.superbatch(event, run.space)
                         case Failure():

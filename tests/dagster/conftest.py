@@ -34,6 +34,8 @@ from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.run import report
+from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
@@ -356,3 +358,10 @@ def _settings() -> dict[str, Any]:
     """The project's settings; what a step prints is not recorded, which takes four processes for each run."""
     nothing = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
     return yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text()) | {"compute_logs": nothing}
+
+
+@pytest.fixture
+def slow_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every encode call takes three times as long as usual, and is worth a warning."""
+    monkeypatch.setattr(Pace, "ratio", lambda pace, seconds, expected_seconds: 3.0)
+    monkeypatch.setattr(report, "_WORTH_A_WARNING_SECONDS", 0.0)

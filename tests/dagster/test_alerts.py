@@ -185,6 +185,20 @@ def test_errors_that_checks_of_successful_runs_find_are_posted_with_their_partit
     assert "'a'" in alert["text"] and ran.run_id in alert["text"]
 
 
+def test_slow_run_is_posted_to_the_alert_webhook(bench: Workbench, listener: Listener, slow_pace: None) -> None:
+    bench.settings["alert_webhook"] = listener.url
+    bench.fill("a")
+    ticks = Ticks(bench, NAMES.check_alerts)
+    ticks.look()
+
+    bench.refresh()
+    for _ in range(3):
+        ticks.look()
+
+    [alert] = listener.alerts()
+    assert alert["message"].startswith("catalog_refresh was slow.\nencode_not_slow: 1 SuperBatch judged, 1 slow.")
+
+
 def test_alert_of_a_failed_hand_over_names_its_partitions(bench: Workbench, listener: Listener) -> None:
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
     bench.settings |= {"alert_webhook": listener.url, "lancedb": {"uri": str(bench.root / "lance")}}
