@@ -1,14 +1,16 @@
 """Checks that read everything: each partition beside its file, and each file of the space beside the catalog.
 
-They judge `embeddings`, except for truncation, which is the texts' and so judges `source_partitions`. The job
-`catalog_check` evaluates them. Rows are streamed; what grows with the catalog is the list of violations.
+They judge `embeddings`, except for truncation, which is the texts' and so judges
+`source_partitions`. The job `catalog_check` evaluates them. Rows are streamed; what grows with the
+catalog is the list of violations.
 
-Runs of `embeddings` evaluate two of them as well, `dimensions_match` and `row_counts_match`, which therefore belong to
-the op of that asset.
+Runs of `embeddings` evaluate two of them as well, `dimensions_match` and `row_counts_match`, which
+therefore belong to the op of that asset.
 
-Dagster plans the other checks in every backfill and in every materialization from the UI. A backfill does not start if
-its plan lacks one. But their op is always skipped there: it depends on an output of the asset's op, which has none,
-because it logs its events itself. Dagster shows these checks as skipped until the job evaluates them again.
+Dagster plans the other checks in every backfill and in every materialization from the UI. A backfill
+does not start if its plan lacks one. But their op is always skipped there: it depends on an output of
+the asset's op, which has none, because it logs its events itself. Dagster shows these checks as
+skipped until the job evaluates them again.
 """
 
 from collections import Counter
@@ -18,7 +20,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.checks import RUN_AND_CATALOG_CHECKS, check_result, evaluation_of
+from surge_dagster.assets.checks import check_result, evaluation_of, is_of_runs
 from surge_dagster.assets.derived_spaces import lag_results
 from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.config.nested_settings import DerivedSettings
@@ -60,16 +62,24 @@ _CHECK_OF: dict[Kind, CheckName] = {kind: name for name, (_, kinds) in _GROUPS.i
 
 
 def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
-    """Return the checks that only the whole catalog answers; `ConfigError` if every check of the catalog is off."""
+    """Return the checks that only `catalog_check` evaluates.
+
+    Raises:
+        ConfigError: all that `catalog_check` does is off.
+    """
     wanted = _wanted(policy)
     if not wanted:
         raise ConfigError("the setting checks turns off everything that catalog_check does; leave one check on")
 
-    of_catalog: list[CheckName] = [name for name in wanted if name not in RUN_AND_CATALOG_CHECKS]
+    specs: list[dg.AssetCheckSpec] = []
+    for name in wanted:
+        if not is_of_runs(name):
+            description, _ = _GROUPS[name]
+            specs.append(dg.AssetCheckSpec(name, asset=_asset(names, name), description=description))
 
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
-        specs=[dg.AssetCheckSpec(name, asset=_asset(names, name), description=_GROUPS[name][0]) for name in of_catalog],
+        specs=specs,
         can_subset=True,
         required_resource_keys=names.resource_keys,
     )
@@ -86,7 +96,7 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
 def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]) -> dg.JobDefinition:
     """Return the job that evaluates the catalog's checks, and how far derived spaces lag behind.
 
-    It is not a job of asset checks: those that runs evaluate too are selected only together with their asset.
+    It is not a job of asset checks: those that runs evaluate too can be selected only with their asset.
     """
 
     @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)

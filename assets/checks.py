@@ -2,12 +2,12 @@
 
 The engine refuses a vector that cannot be right before it is published. At the end of a run the footer of each
 published file is compared with its source; adopted files are read in full before. One check says whether all of the
-run's partitions are published, names those that are not, and carries the run's metrics. Two compare the footers of what
-the run published or found fresh with the space and the source (`footer_checks`). The others look at what was encoded
-and warn.
+run's partitions are published, names those that are not, and carries the run's metrics. Two compare
+the footers of what the run published or found fresh with the space and the source (`footer_checks`).
+The others look at what was encoded and warn.
 
-A check that judged no partition has no result of the run. Dagster shows it as skipped if it planned the check, and
-keeps its earlier result otherwise.
+A check that judged no partition has no result of the run. Dagster shows it as skipped if it planned
+the check, and keeps its earlier result otherwise.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from surge_dagster.orchestration.outcome import Outcome, PaceOfRun, Violations
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
     "dimensions_match": (
-        "Each file's vectors have the space's dimension. Runs judge the footers of the files that they published or "
-        "found up to date; the job `catalog_check` judges all files."
+        "Each file's vectors have the space's dimension. Runs judge the footers of the files that they "
+        "published or found up to date; the job `catalog_check` judges all files."
     ),
     "row_counts_match": (
-        "Each file has as many rows as its source. Runs judge the footers of the files that they published or found "
-        "up to date; the job `catalog_check` judges all files, row by row."
+        "Each file has as many rows as its source. Runs judge the footers of the files that they published "
+        "or found up to date; the job `catalog_check` judges all files, row by row."
     ),
     "few_texts_are_truncated": (
         "In no partition that was encoded are more texts than `max_truncated_share` longer than the model reads."
@@ -47,9 +47,6 @@ _DESCRIPTIONS: dict[CheckName, str] = {
         "Otherwise something else uses the device, or slows it down."
     ),
 }
-
-# Runs evaluate these and `catalog_check` does too; each check belongs to the op of one asset or to that of the catalog.
-RUN_AND_CATALOG_CHECKS: frozenset[CheckName] = frozenset({"dimensions_match", "row_counts_match"})
 
 _WITHOUT_ENCODING = (
     *("space", "space_title", "dimension", "partitions_written", "partitions_skipped", "partitions_republished"),
@@ -80,8 +77,13 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
     ]
 
 
+def is_of_runs(name: CheckName) -> bool:
+    """Return whether each run evaluates this check of `catalog_check` too, on the same asset."""
+    return name in ("dimensions_match", "row_counts_match")
+
+
 def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome) -> Iterator[dg.AssetCheckResult]:
-    """Yield the results of the checks of one run, the blocking one last; none of a check that judged no partition."""
+    """Yield the results of the checks that judged partitions in a run; the blocking one last, always."""
     truncation, drift, footers = outcome.truncation, outcome.drift, outcome.footers
     # Without a measurement there are no numbers: Dagster would plot them as zeros.
     of_truncation = {"texts": truncation.rows, **truncation.metrics()} if truncation.rows else {}

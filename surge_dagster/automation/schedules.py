@@ -2,8 +2,8 @@
 
 No schedule begins a second vector space: the nightly tick names the space in the config of its runs. After an error,
 also where the settings describe a space that the output does not have, the tick requests the run all the same, which
-tries again and whose failure is alerted. A schedule is on from the start if the settings contain its cron; the check of
-the catalog also if they contain that of the nightly refresh.
+tries again and whose failure is alerted. A schedule is on from the start if the settings
+contain its cron; the check of the catalog also if they contain that of the nightly refresh.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""The checks `dimensions_match` and `row_counts_match` of a run, judged from the footers that the run reads anyway.
+"""The checks `dimensions_match` and `row_counts_match`, judged from the footers that a run reads.
 
-A footer has the column type and the row count that readers of the file get. A run reads it to decide whether the
-partition is fresh, and reads it again only if it publishes the file. So both checks cover every partition that a run
-published or found fresh, and cost no read and no listing.
+A footer has the column type and the row count that readers of the file get. A run reads the footer
+of each file to decide whether the partition is fresh, and once more after it publishes the file. Both
+checks use what was read then, so they cover every partition that the run published or found fresh,
+and read nothing of their own.
 
-The rows are compared with the row count of the source, if the source knows it without reading, as Parquet folders and
-tables do. Otherwise they are compared with what the file's facts say the source had when the file was written.
+The rows are compared with the row count of the source, if the source knows it without reading, as
+folders of Parquet files and tables do. Otherwise they are compared with what the run encoded, or, if
+the file is fresh, with what its facts say the source had when the file was written.
 
-A file with a violation is not valid: the run that finds it encodes the partition again, if its config selects missing
-partitions. The check still fails in this run, and passes in the next one.
+A file with a violation is not valid: the run that finds it encodes the partition again, if its config
+selects missing partitions. The check still fails in this run, and passes in the next one.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ class FooterChecks:
     rows: dict[str, str] = field(default_factory=dict)
 
     def judge(
-        self, partition: Partition, freshness: Freshness, space: Space, rows_encoded: int | None = None
+        self,
+        partition: Partition,
+        freshness: Freshness,
+        space: Space,
+        rows_encoded: int | None = None,
     ) -> str | None:
         """Enter the footer of a partition's file, and return the violation that it shows.
 
@@ -71,7 +77,8 @@ def _violation(
     vectors = file.columns.field("embedding").type
     expected_vectors = embedding_type(space.dimension, space.dtype)
     if vectors != expected_vectors:
-        return "dimension", f"its file has vectors of type {vectors}; the space has {expected_vectors}."
+        finding = f"its file has vectors of type {vectors}; the space has {expected_vectors}."
+        return "dimension", finding
 
     expected_rows = _rows_of_source(partition, file, rows_encoded)
     if file.facts.rows != expected_rows:

@@ -122,7 +122,7 @@ def make_worklist(
     record: OnRecord,
     checks: FooterChecks,
 ) -> Worklist:
-    """Sort the partitions of a run into fresh ones and ones that need work, and judge the footers of their files."""
+    """Sort the partitions of a run into fresh ones and ones that need work; judge their footers."""
     work, unrecorded = Worklist(outputs), dict[str, tuple[Partition, PublishedFile]]()
     for partition in outputs.looked_at(candidates):
         partition_key = to_partition_key(partition.key)

@@ -93,7 +93,7 @@ def test_footer_is_compared_with_the_row_count_that_the_source_knows(output: Out
     assert judged(output, 4).rows == {"k": "its file has 3 rows; its source has 4."}
 
 
-def test_footer_is_compared_with_what_was_encoded_if_the_source_knows_no_count(output: Output) -> None:
+def test_footer_is_compared_with_what_was_encoded_without_a_known_count(output: Output) -> None:
     assert judged(output, None, 4).rows == {"k": "its file has 3 rows; its source has 4."}
 
 
@@ -145,7 +145,7 @@ def test_tampered_file_is_encoded_again_by_the_run_that_finds_it(
 
 
 @tampered
-def test_check_of_a_tampered_file_passes_in_the_run_after_the_one_that_repaired_it(
+def test_check_passes_in_the_run_after_the_one_that_repaired_the_file(
     embedded: Workbench, change: Change, failing: str, reason: str
 ) -> None:
     tamper(embedded.file("b"), change)

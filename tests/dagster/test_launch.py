@@ -55,7 +55,7 @@ def test_run_with_a_mistyped_key_evaluates_no_check(bench: Workbench, launched: 
     assert not ran.success and ran.checks() == {} and "does not have 1 key: 'A'" in ran.logged()[0]
 
 
-def test_job_with_a_mistyped_key_leaves_the_checks_of_the_asset_as_they_are(bench: Workbench) -> None:
+def test_job_with_a_mistyped_key_leaves_the_checks_as_they_are(bench: Workbench) -> None:
     bench.fill("ab")
     assert bench.refresh().success
 
