@@ -120,9 +120,7 @@ def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> d
         check_name="encode_not_slow",
         passed=not pace.slow,
         severity=_SEVERITIES[policy.severity("encode_not_slow")],
-        description=" ".join(
-            [f"{counted(pace.judged, 'SuperBatch')} judged, {len(pace.slow):,} slow.", *pace.slow[:1]]
-        ),
+        description=" ".join([line, *pace.slow[:1]]),
         metadata=metadata,
     )
 
