@@ -12,7 +12,12 @@ from surge_dagster.engine.run.report import RunReport, SuperBatchReport
 from surge_dagster.orchestration.attempts import ADDED_UP, PEAKS, combined
 
 SUPERBATCH = SuperBatchReport(
-    0, 2, 100, 5000, Costs(tokens=900, padded_tokens=1000, encode_seconds=2.0, texts_encoded=100), truncated=1
+    0,
+    2,
+    100,
+    5000,
+    Costs(tokens=900, padded_tokens=1000, encode_seconds=2.0, texts_computed=100, texts_encoded=100),
+    truncated=1,
 )
 NOT_ADDED_UP = (
     "costs predicted_wall_seconds call_seconds "

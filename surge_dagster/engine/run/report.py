@@ -265,10 +265,9 @@ class RunReport:
     @property
     def cost_per_million_texts(self) -> float | None:
         """The cost of a million texts with new vectors, equal ones included; None if there are none."""
-        texts = self.texts_encoded + self.costs.texts_deduplicated
-        if self.cost is None or not texts:
+        if self.cost is None or not self.texts_encoded:
             return None
-        return 1e6 * self.cost / texts
+        return 1e6 * self.cost / self.texts_encoded
 
     def count(self, event: Event, seconds: float) -> None:
         """Add an event, `seconds` after the run began."""

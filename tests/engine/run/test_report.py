@@ -70,7 +70,7 @@ def test_cost_is_the_price_of_all_machines_over_the_run() -> None:
 
 
 def test_cost_per_million_texts_counts_texts_with_new_vectors() -> None:
-    costs = Costs(texts_encoded=300_000, texts_deduplicated=100_000, rows_reused=50_000)
+    costs = Costs(texts_encoded=400_000, texts_deduplicated=100_000, rows_reused=50_000)
     report = RunReport(costs=costs, run_seconds=3600.0, price_per_hour=2.0)
 
     assert report.cost_per_million_texts == pytest.approx(5.0)
