@@ -139,7 +139,7 @@ class Workbench:
         """The definitions that a code location loads with the current settings; its paths are relative to `root`."""
         given = {"source": "catalog", "output": "output", "model": f"hash://{DIMENSION}", **self.settings}
         settings = load_settings(**given)
-        name = settings.model_dump_json()
+        name = f"{settings.model_dump_json()} {self.settings.get('alert_webhook')}"  # JSON leaves out secrets
         if name not in _DEFINITIONS:
             _DEFINITIONS[name] = embedding_catalog(settings)
         return _DEFINITIONS[name]

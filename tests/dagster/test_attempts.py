@@ -37,7 +37,7 @@ def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
     second.time_to_first_output_seconds, second.peak_rss_bytes, second.storage_retries = 0.5, 7, {"429": 2, "503": 1}
     both = combined(first, second)
     assert (both.superbatches, both.texts_encoded, both.wall_seconds) == (2, 200, 8.0)
-    assert (both.texts_per_second, both.duty_cycle, both.fill_ratio) == (20.0, 0.5, 1.0)
+    assert (both.texts_per_second, both.duty_cycle, both.fill_ratio) == (25.0, 0.5, 1.0)
     assert (both.time_to_first_output_seconds, both.peak_rss_bytes) == (1.0, 9)
     assert (both.encoder_notes, both.storage_retries) == (["a", "b"], {"429": 2, "503": 2})
     found_all_fresh = RunReport("s", dimension=16)
