@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from surge_dagster.component import EmbeddingCatalog
     from surge_dagster.definitions import embedding_catalog
     from surge_dagster.engine.encoder.pool import EncoderPool
+    from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError, TransientError
     from surge_dagster.engine.feed.changes import Changes, changes
     from surge_dagster.engine.model.spec import EncodingSpec
     from surge_dagster.engine.plan.planned_run import plan
     from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
     from surge_dagster.engine.readers.search import search
     from surge_dagster.engine.run.embedding_run import EmbeddingRun
+    from surge_dagster.engine.run.report import Failure, Receipt, RunReport
     from surge_dagster.engine.store import open_store
     from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
     from surge_dagster.engine.tables.opening import open_source
@@ -30,18 +32,25 @@ if TYPE_CHECKING:
 _HOMES = {
     "CatalogSource": "resources",
     "Changes": "engine.feed.changes",
+    "ConfigError": "engine.errors",
     "EmbeddingCatalog": "component",
     "EmbeddingRun": "engine.run.embedding_run",
     "Embeddings": "engine.readers.loading",
     "EmbeddingsInput": "assets.embeddings_input",
+    "EncoderError": "engine.errors",
     "EncoderPool": "engine.encoder.pool",
     "EncoderResource": "resources",
     "EncodingSpec": "engine.model.spec",
+    "Failure": "engine.run.report",
     "FrameCatalog": "engine.tables.frames",
     "FrameTable": "engine.tables.frames",
     "OutputStore": "resources",
     "DeletionRefused": "local_run",
     "PartitionsFailed": "local_run",
+    "Receipt": "engine.run.report",
+    "RunReport": "engine.run.report",
+    "SurgeError": "engine.errors",
+    "TransientError": "engine.errors",
     "changes": "engine.feed.changes",
     "embed": "local_run",
     "embedding_catalog": "definitions",
@@ -56,18 +65,25 @@ _HOMES = {
 __all__ = [
     "CatalogSource",
     "Changes",
+    "ConfigError",
     "DeletionRefused",
     "EmbeddingCatalog",
     "EmbeddingRun",
     "Embeddings",
     "EmbeddingsInput",
+    "EncoderError",
     "EncoderPool",
     "EncoderResource",
     "EncodingSpec",
+    "Failure",
     "FrameCatalog",
     "FrameTable",
     "OutputStore",
     "PartitionsFailed",
+    "Receipt",
+    "RunReport",
+    "SurgeError",
+    "TransientError",
     "__version__",
     "changes",
     "embed",
