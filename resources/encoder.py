@@ -27,7 +27,10 @@ from surge_dagster.engine.support.counts import counted
 
 
 class _SharedPools:
-    """The pools of equal settings in this process: one for documents, one for queries if needed."""
+    """The pools of equal settings in this process.
+
+    Queries share the documents' pool, unless the model encodes them differently.
+    """
 
     def __init__(self, settings: EncoderSettings) -> None:
         self.holders = 0
@@ -128,6 +131,7 @@ class EncoderResource(EncoderSettings, dg.ConfigurableResource):
 
     @contextmanager
     def _hold(self) -> Generator[_SharedPools]:
+        """Share the pools of equal settings for a block; the last holder closes them."""
         key = (os.getpid(), self.model_dump_json())
         with _LOCK:
             shared = _SHARED.setdefault(key, _SharedPools(self))
@@ -135,7 +139,8 @@ class EncoderResource(EncoderSettings, dg.ConfigurableResource):
         try:
             yield shared
         finally:
-            with _LOCK:  # who comes next waits until the memory of the devices is free
+            # Under the lock: the next holder must not start workers before the devices' memory is free.
+            with _LOCK:
                 shared.holders -= 1
                 if shared.holders == 0:
                     del _SHARED[key]
@@ -146,10 +151,11 @@ class EncoderResource(EncoderSettings, dg.ConfigurableResource):
         size = "" if self.dimension is None else f" of {self.dimension:,} dimensions"
         return (
             f"Makes {self.dtype} vectors{size} with `{self.model}`.\n\n"
-            f"Where this code location is loaded: {self._describe_devices()}.\n\n"
-            "Its worker processes start with the first text; all assets of a run share them. An "
-            "asset of yours encodes with `encode(texts)` of its argument that has the name of this "
-            "resource and the type `surge_dagster.EncoderResource`.\n\n"
+            f"On the machine of the code location: {self._describe_devices()}.\n\n"
+            "Its worker processes start with the first text; everything in one process that has the "
+            "same settings shares them. An asset of yours encodes with `encode(texts)` of its "
+            "argument that has the name of this resource and the type "
+            "`surge_dagster.EncoderResource`.\n\n"
             f"The check `{RUN_CHECK}` of each run says where it encoded, and into which space."
         )
 
@@ -180,6 +186,6 @@ def _column(texts: Iterable[str]) -> pa.LargeStringArray:
     for place, text in enumerate(listed):
         if not isinstance(text, str):
             what = "None" if text is None else f"of the type {type(text).__name__}"
-            remedy = "Leave it out, or give an empty text."
+            remedy = "Leave it out, or give an empty text." if text is None else "Convert it to str."
             raise ConfigError(f"texts[{place}] is {what}; expected a str. {remedy}")
     return pa.array(listed, pa.large_string())  # pyright: ignore[reportReturnType]

@@ -133,7 +133,9 @@ class EncoderSettings(BaseModel):
     cluster: str = Field(
         "none", min_length=1, description="Ray cluster that encodes: none, auto for that of this machine, or ray://…"
     )
-    b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: the texts of about five seconds)")
+    b_min: int | None = Field(
+        None, ge=1, description="fewest texts of a SuperBatch (unset: the texts of about five seconds)"
+    )
     first_b_min: int | None = Field(
         None, ge=1, description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)"
     )

@@ -39,19 +39,19 @@ class FooterChecks:
     dimensions: dict[str, str] = field(default_factory=dict)
     rows: dict[str, str] = field(default_factory=dict)
 
-    def judge(
+    def record(
         self,
         partition: Partition,
         freshness: Freshness,
         space: Space,
-        rows_encoded: int | None = None,
+        receipt_rows: int | None = None,
     ) -> str | None:
-        """Enter the footer of a partition's file, and return the violation that it shows.
+        """Record what the footer of a partition's file shows, and return its violation.
 
         Args:
-            rows_encoded: rows that this run published; None if it did not publish the file.
+            receipt_rows: rows of the file's receipt; None before the run has one.
         """
-        found = _violation(partition, freshness, space, rows_encoded)
+        found = _violation(partition, freshness, space, receipt_rows)
         if found is None:
             if freshness.status == "fresh":
                 self.sound.add(partition.key)
@@ -64,7 +64,7 @@ class FooterChecks:
 
 
 def _violation(
-    partition: Partition, freshness: Freshness, space: Space, rows_encoded: int | None
+    partition: Partition, freshness: Freshness, space: Space, receipt_rows: int | None
 ) -> tuple[Flaw, str] | None:
     invalid = freshness.invalid
     if invalid is not None and invalid.flaw in ("dimension", "rows"):
@@ -80,15 +80,14 @@ def _violation(
         finding = f"its file has vectors of type {vectors}; the space has {expected_vectors}."
         return "dimension", finding
 
-    expected_rows = _rows_of_source(partition, file, rows_encoded)
-    if file.facts.rows != expected_rows:
+    expected_rows = _rows_of_source(partition, file, receipt_rows)
+    if expected_rows is not None and file.facts.rows != expected_rows:
         return "rows", f"its file has {file.facts.rows:,} rows; its source has {expected_rows:,}."
     return None
 
 
-def _rows_of_source(partition: Partition, file: PublishedFile, rows_encoded: int | None) -> int:
+def _rows_of_source(partition: Partition, file: PublishedFile, receipt_rows: int | None) -> int | None:
+    """Return the rows that the file should have; None if only its own facts tell, which the footer agrees with."""
     if partition.rows is not None:
         return partition.rows - file.facts.skipped_rows
-    if rows_encoded is not None:
-        return rows_encoded
-    return file.facts.rows  # a file with another row count than its facts is invalid
+    return receipt_rows

@@ -61,7 +61,7 @@ def footer_failures(
     for key, published_rows in rows.items():
         partition = partitions[key]
         freshness = outputs.freshness(partition)
-        violation = checks.judge(partition, freshness, space, published_rows)
+        violation = checks.record(partition, freshness, space, published_rows)
         file = freshness.file
         if freshness.error is not None:
             yield unreadable(key, freshness.error)

@@ -127,7 +127,7 @@ def make_worklist(
     for partition in outputs.looked_at(candidates):
         partition_key = to_partition_key(partition.key)
         freshness = outputs.freshness(partition)
-        violation = checks.judge(partition, freshness, space)
+        violation = checks.record(partition, freshness, space)
         if violation is not None:
             work.differing.append(f"partition {partition.key!r}: {violation}")
             if freshness.file is not None:

@@ -71,7 +71,7 @@ def judged(output: Output, rows_of_source: int | None, rows_encoded: int | None 
     checks = FooterChecks()
     listed = partition(rows_of_source)
     freshness = OutputState(output.store, output.space.name).freshness(listed)
-    checks.judge(listed, freshness, output.space, rows_encoded)
+    checks.record(listed, freshness, output.space, rows_encoded)
     return checks
 
 

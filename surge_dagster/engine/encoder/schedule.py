@@ -150,6 +150,11 @@ class Job:
 
 
 class Schedule:
+    """Chooses the next chunk of each worker, and measures how fast each seat is.
+
+    A seat is a worker's place in the pool; its speed outlives a process that is replaced.
+    """
+
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._jobs: list[Job] = []
@@ -163,7 +168,10 @@ class Schedule:
         self._jobs.append(job)
 
     def next_chunk(self, seat: int, *, idle: bool, is_queue: bool = False) -> Chunk | None:
-        """None when there is none. Only idle workers get quarantined ones."""
+        """Return the next chunk for a seat, or None.
+
+        A quarantined chunk may kill its worker, so only an idle worker gets one: no other chunk is lost with it.
+        """
         for job in self.jobs:
             chunk = None
             if idle and job.quarantine:
@@ -186,13 +194,14 @@ class Schedule:
             self.end(job)
 
     def end(self, job: Job, error: Exception | None = None) -> None:
-        """End a job; from its end on time counts for the jobs that came after it.
+        """Remove a job, set its `encode_seconds` and wake its caller.
 
-        A small one may end before those that came first: its time is then not theirs. With several workers jobs end in
-        any order; each has at least the time that its own forward passes took.
+        Time counts for one job only: later jobs start at this one's end, and earlier ones, if this one ends first,
+        start later by its time. With several workers the ends may come in any order, so each job has at least the
+        seconds that its own forward passes took.
         """
         if job not in self._jobs:
-            return
+            return  # canceled before; its workers only finish their chunks
         job.error = error
         place = self._jobs.index(job)
         ended_at = job.ended_at or time.monotonic()

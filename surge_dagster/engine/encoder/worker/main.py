@@ -90,11 +90,10 @@ class Worker:
             return 1
 
     def _encode_waiting(self, backend: Backend) -> None:
-        """Wait for a chunk, then answer it and those behind it until none is waiting.
+        """Wait for a chunk and answer it as soon as its vectors are there.
 
-        A chunk is answered as soon as its vectors are there. Only a chunk that is still queued on a device lets the
-        next one be launched before its own answer, so that the device is never idle between the two. No chunk is kept
-        between two calls: a waiting worker must not hold an arena that the pool has closed.
+        While the device still works on it, launch the next waiting chunk first, so that the device is never idle
+        between the two. Return with nothing held: a waiting worker must not keep an arena that the pool has closed.
         """
         work = self._take_prepared()
         launched = self._launch(backend, work)
@@ -103,7 +102,7 @@ class Worker:
             try:
                 work = self._take_prepared()
                 launched = self._launch(backend, work)
-            finally:
+            finally:  # a failure of this chunk must not lose the answer to the one before
                 self._answer(*waited_for)
         self._answer(work, launched)
 
@@ -125,7 +124,7 @@ class Worker:
 
     def _answer(self, work: _Work, launched: LaunchedChunk) -> None:
         costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
-        # By the clock that all processes of a machine share: the pool may be busy and read this answer late.
+        # The worker takes the time, because the pool may read this answer late. All processes share this clock.
         self._send({"op": "done", "costs": costs.measured(), "ended_at": time.monotonic()})
 
     def _load(self, message: protocol.Message) -> Backend:
