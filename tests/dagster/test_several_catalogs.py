@@ -150,7 +150,7 @@ def test_each_catalog_is_embedded_with_its_own_model_and_output(bench: Workbench
     dimensions = [event.metadata["dimension"].value for event in ran.materialized(DOCS.embeddings).values()]
     assert ran.success and dimensions == [24, 24] and not ran.materialized(SHOP.embeddings)
     checks = run(bench, both, DOCS.check_job).checks()
-    assert len(checks) == len(CHECK_NAMES) - 1 and all(check.passed for check in checks.values())
+    assert len(checks) == len(CHECK_NAMES) - 2 and all(check.passed for check in checks.values())
     assert {check.asset_key for check in checks.values()} == {DOCS.source_partitions, DOCS.embeddings}
 
     assert read_by_an_asset(bench, both, DOCS) == [24] * 6

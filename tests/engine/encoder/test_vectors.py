@@ -78,13 +78,6 @@ def test_start_checks_parity_and_measures_speed(model_pool: EncoderPool) -> None
     assert model_pool.space.name.startswith("all-MiniLM-L6-v2-")
 
 
-def test_folder_saved_by_current_sentence_transformers_has_the_same_space(
-    model_pool: EncoderPool, reference: SentenceTransformer, tmp_path: Path
-) -> None:
-    reference.save(str(tmp_path / "saved-again"))
-    assert EncodingSpec(str(tmp_path / "saved-again")).resolve().name == model_pool.space.name
-
-
 def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_transformers(
     demo_folder: Path, reference: SentenceTransformer
 ) -> None:

@@ -137,8 +137,10 @@ def test_damage_that_changes_no_time_and_no_size_is_found_at_the_next_start(
 ) -> None:
     monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
     # A failing disk changes not even the change time.
-    kept: dict[Path, object] = {}
-    monkeypatch.setattr(digest, "_remembered", lambda path, name, read: kept.setdefault(path, read(path)))
+    kept: dict[Path, str] = {}
+    remembered = lambda path: kept.setdefault(path, digest.sha256_of(path))  # noqa: E731
+    monkeypatch.setattr(digest, "file_sha256", remembered)
+    monkeypatch.setattr(converted_models, "file_sha256", remembered, raising=False)
     with converted_model(static) as folder:
         intact = (folder / damaged).read_bytes()
     with converted_model(static):  # knows the files by now

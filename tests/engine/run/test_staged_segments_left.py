@@ -213,7 +213,8 @@ def test_run_may_lose_its_staging_folder_before_it_is_flushed(
                 assert not (tmp_path / STAGING).exists()
             super().sync(folder)
 
-    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), SMALL)
+    # One thread: none stages another segment while the other run publishes.
+    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), SMALL, publish_threads=1)
     events = finish(run)
 
     assert failures(events) == []
