@@ -12,23 +12,46 @@ A tick fails when the source or the output does not answer, or a setting means n
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import dagster as dg
 
 from surge_dagster.config.settings import Settings
-from surge_dagster.orchestration.active_runs import held_by_active_runs
-from surge_dagster.orchestration.discovery import known_space, list_catalog, report_changes, states_of_unfinished
+from surge_dagster.engine.support.counts import counted
+from surge_dagster.orchestration.active_runs import Held, held_by_active_runs
+from surge_dagster.orchestration.discovery import (
+    Listing,
+    known_space,
+    list_catalog,
+    report_changes,
+    states_of_unfinished,
+)
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
 from surge_dagster.orchestration.launch import POOL, config_of, record_pool_limit, unattended
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.requests import find_undone, next_attempt, request_for, request_tags
+from surge_dagster.orchestration.removed_partitions import removed_keys
+from surge_dagster.orchestration.requests import Undone, find_undone, next_attempt, request_for, request_tags
 from surge_dagster.orchestration.shards import bytes_per_minute, cut, shard_tags
-from surge_dagster.orchestration.state_counts import report_states
 from surge_dagster.resources.upstream_asset import NotListed
 
 _SENSOR_SECONDS = 30
 _KEYS_PER_RUN = 10_000  # they are in the run's config
+_TEXTS = {
+    "up_to_date": "up to date",
+    "missing": "missing",
+    "stale": "stale",
+    "not_on_record": "whose file is not on record",
+    "held": "held by",
+    "refused": "refused",
+    "of_another_space": "whose place is taken by a file of another space",
+    "unreadable": "with a file that cannot be read now",
+    "unregistered": "to be registered by the next ticks",
+    "waiting": "waiting after a failure",
+    "canceled": "left alone after a canceled run",
+    "removed": "removed from the source",
+}
 
 
 def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
@@ -65,7 +88,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         undone = find_undone(names, instance, needed, listing.catalogued, fingerprint)
         free = (key for key in needed if key not in held and key not in unreported)
         attempt, keys = next_attempt(free, undone)
-        summary = report_states(names, instance, listing, states, held, refused, undone, unreported)
+        summary = _message(listing, states, held, refused, undone, unreported)
         if not keys:
             return dg.SkipReason(summary)
         context.log.info(summary)
@@ -89,3 +112,63 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         ]
 
     return sensor
+
+
+def _message(
+    listing: Listing,
+    states: Mapping[str, str | None],
+    held: Held,
+    refused: Collection[str],
+    undone: Mapping[str, Undone],
+    unregistered: Collection[str],
+) -> str:
+    """Return one line with the number of partitions in each state; each partition is in one count."""
+    counts = Counter[str]()
+    for key, state in states.items():
+        counts[_state_of(key, state, held, refused, undone.get(key), unregistered)] += 1
+    counts["up_to_date"] = len(listing.partitions) - len(states)
+    counts["removed"] = len(removed_keys(listing))
+
+    details = {"held": f" {held.by}"}
+    waiting = _until([each for key, each in undone.items() if key not in held])
+    if waiting:
+        details["waiting"] = waiting
+    parts = list[str]()
+    for state, text in _TEXTS.items():
+        if counts[state] or state == "up_to_date":
+            parts.append(f"{counts[state]:,} {text}{details.get(state, '')}")
+    return f"{counted(counts.total(), 'partition')}: {', '.join(parts)}"
+
+
+def _state_of(
+    key: str,
+    state: str | None,
+    held: Held,
+    refused: Collection[str],
+    before: Undone | None,
+    unregistered: Collection[str],
+) -> str:
+    """Return the first state that applies; a partition that is due again is missing or stale."""
+    if state is None:
+        return "unreadable"
+    if state == "foreign":
+        return "of_another_space"
+    if key in refused:
+        return "refused"
+    if key in held:
+        return "held"
+    if key in unregistered:
+        return "unregistered"
+    if before is not None and not before.is_due:
+        return "canceled" if before.due is None else "waiting"
+    return "not_on_record" if state == "unknown" else state
+
+
+def _until(undone: Iterable[Undone]) -> str:
+    """Return how often partitions were tried that wait, and when the first of them is requested again."""
+    waiting = [each for each in undone if each.due is not None and not each.is_due]
+    if not waiting:
+        return ""
+    first = min(each.due for each in waiting if each.due is not None)
+    attempt = max(each.attempt for each in waiting)
+    return f" (attempt {attempt}), the next ones until {first.isoformat(sep=' ', timespec='seconds')}"

@@ -198,11 +198,11 @@ class Nights:
         return ended
 
     def _refusals(self, count: int) -> set[str]:
-        """The partitions of which the last observations report a refusal; the others are the sensor's counts."""
+        """Return the partitions of the last observations, each of which reports a refusal."""
         records = self.production.bench.instance.fetch_observations(NAMES.embeddings, limit=max(1, count)).records
-        reported = [record.asset_observation.partition or "" for record in records[:count] if record.asset_observation]
-        refused = [partition for partition in reported if partition]
-        assert len(set(refused)) == len(refused) and count - len(refused) <= len(_HOURS_OF_TICKS)
+        refused = [record.asset_observation.partition or "" for record in records[:count] if record.asset_observation]
+        assert all(refused)
+        assert len(set(refused)) == len(refused)
         return set(map(from_partition_key, refused))
 
     def _named_in_plans(self) -> set[str]:

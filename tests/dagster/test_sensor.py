@@ -20,7 +20,7 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import record_pool_limit, require_expected_settings, unattended
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
-from tests.dagster.conftest import NAMES, Workbench, requested, values_of
+from tests.dagster.conftest import NAMES, Workbench, requested
 
 
 def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: Workbench) -> None:
@@ -37,12 +37,7 @@ def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: W
     assert quiet.skip_message == "3 partitions: 3 up to date"
 
 
-def test_counts_of_the_catalog_are_in_the_message_and_on_the_asset_each_partition_once(bench: Workbench) -> None:
-    def observed() -> list[dict[str, Any]]:
-        records = bench.instance.fetch_observations(NAMES.embeddings, limit=10).records
-        found = [record.asset_observation for record in records if record.partition_key is None]
-        return [values_of(event) for event in found if event]
-
+def test_message_of_a_tick_counts_each_partition_once(bench: Workbench) -> None:
     bench.fill(("fresh", "stale", "bad", "late"))
     bench.refresh()
     bench.write("stale", 4, version="v2")
@@ -54,27 +49,6 @@ def test_counts_of_the_catalog_are_in_the_message_and_on_the_asset_each_partitio
     assert (found.skip_message or "").startswith(
         "4 partitions: 1 up to date, 1 stale, 1 refused, 1 waiting after a failure (attempt 1), the next ones until "
     )
-    counts = observed()[0]
-    assert sum(counts.values()) == 4 and [counts[each] for each in ("stale", "refused", "waiting", "missing")] == [
-        *(1, 1, 1, 0)
-    ]
-    before = observed()
-    bench.tick()
-    assert observed() == before, "the counts are the same"
-
-
-def test_counts_on_the_asset_are_those_after_the_run(bench: Workbench) -> None:
-    bench.write("a")
-    request = bench.tick()
-    [run] = bench.pretend(request, dg.DagsterRunStatus.STARTED)
-    bench.tick()
-    bench.instance.report_run_canceled(run)
-    bench.launch(request)
-    bench.tick()
-    [record] = bench.instance.fetch_observations(NAMES.embeddings, limit=1).records
-    assert record.asset_observation
-    counts = values_of(record.asset_observation)
-    assert (counts["up_to_date"], counts["held"], counts["missing"]) == (1, 0, 0)
 
 
 def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> None:
