@@ -183,8 +183,6 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]
     if outcome.removed:
         metrics["partitions_removed"] = len(outcome.removed)
-    if outcome.differing_settings:
-        metrics["differing_settings"] = outcome.differing_settings
     if failures:
         metrics["partitions_failed"] = dg.MetadataValue.json(failed)
     if failures or outcome.ended_by:

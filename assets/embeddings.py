@@ -11,7 +11,7 @@ makes backfills from the UI impossible.
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import failure_of, report_failures
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import POOL, LaunchConfig, MistypedKeys, differing_settings, job_of
+from surge_dagster.orchestration.launch import POOL, LaunchConfig, MistypedKeys, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.refresh import Refresh
@@ -151,7 +151,7 @@ class _Attempts:
     policy: CheckPolicy
     before: dict[str, Outcome] = field(default_factory=dict)  # of the previous attempt at a run, by run id
 
-    def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
+    def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Sequence[str] | None) -> Outcome:
         """Make one attempt at a run; Dagster retries what is transient, but neither bad data nor bad settings."""
         # A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
         outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy.max_truncated_share)
@@ -165,18 +165,12 @@ class _Attempts:
             raise
 
     def _attempt(
-        self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None, outcome: Outcome
+        self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Sequence[str] | None, outcome: Outcome
     ) -> Outcome:
-        outcome.differing_settings = differing_settings(self.names, context)
-        if outcome.differing_settings:
-            context.log.warning(
-                f"The run has other settings than the code location: {', '.join(outcome.differing_settings)}. They are "
-                "in its config, where the launchpad wrote them. For the present ones, launch with a config without "
-                "`resources`."
-            )
         try:
-            named = config.named_keys(context.run_tags)
-            Refresh(self.names, context, config, outcome).run(named if named is not None else chosen)
+            config.require_keys(context.run_tags)
+            partition_keys = chosen if config.keys is None else config.keys
+            Refresh(self.names, context, config, outcome).run(partition_keys)
         except Exception as error:
             for failure in outcome.report.partitions_failed:  # also those whose events the run has not received
                 outcome.fail(failure)

@@ -77,7 +77,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             space = known_space(names, resources, resources.output.open())
             options = {} if settings.refresh_stale else {"select": "missing"}
             config = config_of(names.embeddings_op, options)
-            tags = unattended(resources, space, settings.shards).tags | settings.run_tags
+            tags = unattended(space, settings.shards).tags | settings.run_tags
             return request_for(instance, names.embed_job, f"{unlisted.version} {fingerprint}", config, tags)
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
@@ -100,7 +100,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         least = bytes_per_minute(names, instance, space)
         stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards, least)
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
-        keeps_to = unattended(resources, space, settings.shards)
+        keeps_to = unattended(space, settings.shards)
         return [
             dg.RunRequest(
                 run_config=config_of(names.embeddings_op, {"keys": stretch.keys}),

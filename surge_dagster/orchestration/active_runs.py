@@ -18,11 +18,9 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support.counts import named
-from surge_dagster.orchestration.launch import Select, keys_of
+from surge_dagster.orchestration.launch import Select
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_keys import to_partition_key
 
 # Dagster's UI leaves out tags with this prefix. The value is "<run id> <place> <process>": Dagster copies the tags of a
 # run to the run that retries it, whose process is another one.
@@ -104,12 +102,8 @@ def held_by_active_runs(
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
     """The partition keys that a run which embeds may touch; None for all. `registered` is in Dagster's order."""
     for config in _configs(run, op_names):
-        try:
-            keys = keys_of(config.get("keys"), config.get("keys_file"))
-        except ConfigError:
-            continue  # the run will fail on it; until then it may hold the range below
-        if keys is not None:
-            return {*keys, *map(to_partition_key, filter(None, keys))}  # an operator may type either form
+        if config.get("keys") is not None:
+            return set(config["keys"])
     if "dagster/partition" in run.tags:
         return {run.tags["dagster/partition"]}
     first = run.tags.get("dagster/asset_partition_range_start")

@@ -125,7 +125,6 @@ class Outcome:
     in_part: set[str] = field(default_factory=set)  # catalog keys of which other runs encode the other rows
     fresh: set[str] = field(default_factory=set)  # catalog keys that any attempt found up to date
     ended_by: BaseException | None = None  # what ended the run early, where no attempt follows
-    differing_settings: list[str] = field(default_factory=list)  # in the run's config other than in the code location
     begun: float = field(default_factory=time.monotonic)  # when the first attempt began
     summary: str = ""  # the run in one line, when it has ended
     _report_before: RunReport | None = None
@@ -182,8 +181,6 @@ class Outcome:
         self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
         if self.ended_by is not None and not all_keys:
             self.summary = f"failed before it began: {self.ended_by}"
-        if self.differing_settings:
-            self.summary += f"; other settings than the code location: {', '.join(self.differing_settings)}"
         return self.summary
 
     @property

@@ -31,7 +31,7 @@ from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.cluster_runs import PUBLISH_SHARE, cluster_run_of, events_of, run_of
 from surge_dagster.orchestration.discovery import known_space
-from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator, require_expected_settings
+from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
@@ -66,7 +66,7 @@ class Refresh:
         shards = self._unattended.shards if self._unattended else 1
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds, shards)
 
-    def run(self, partition_keys: Iterable[str] | None) -> None:
+    def run(self, partition_keys: Sequence[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         _return_freed_memory()
         source = self._resources.catalog.open()
@@ -141,7 +141,6 @@ class Refresh:
             self._events.failure(failure)
 
     def _known_space(self) -> Space | None:
-        require_expected_settings(self._context.run_tags, self._resources)
         is_unattended = self._unattended is not None
         space = known_space(self._names, self._resources, self._store, unattended=is_unattended)
         expected = self._unattended.expected_space if self._unattended else None

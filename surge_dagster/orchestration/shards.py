@@ -160,7 +160,7 @@ def refresh_requests(
                 whole_catalog &= len(stretches) < 2
     except (SurgeError, Cancelled):
         whole_catalog = True
-    first = unattended(resources, space, settings.shards, settings.removed_partitions)
+    first = unattended(space, settings.shards, settings.removed_partitions)
     if whole_catalog:
         tags = first.tags | settings.run_tags
         return [dg.RunRequest(run_key="everything", run_config=config_of(names.refresh_op, {}), tags=tags)]

@@ -7,7 +7,7 @@ first read in full beside its source, and its partition is encoded again when th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -18,7 +18,7 @@ from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.orchestration.footer_checks import FooterChecks
-from surge_dagster.orchestration.launch import LaunchConfig, catalog_keys
+from surge_dagster.orchestration.launch import LaunchConfig, require_known
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
@@ -43,22 +43,27 @@ class Requested:
 
 
 def requested_partitions(
-    catalog: Source, registered: Collection[str], partition_keys: Iterable[str] | None, *, is_typed: bool
+    catalog: Source,
+    registered: Collection[str],
+    partition_keys: Sequence[str] | None,
+    *,
+    is_typed: bool,
 ) -> Requested:
     """Look up what a run was launched for in the catalog; an operator who typed the keys may be mistaken."""
     listed = {partition.key: partition for partition in with_short_keys(catalog, registered)}
     if partition_keys is None:
         return Requested(listed, [], [])
-    wanted, unknown = dict[str, None](), list[str]()
     if is_typed:
-        wanted = dict.fromkeys(catalog_keys(partition_keys, listed, catalog.url))
-    else:
-        for partition_key in partition_keys:
-            key = from_partition_key(partition_key)
-            if key in listed or is_canonical(partition_key):
-                wanted[key] = None
-            else:  # an operator can add any text to Dagster's partitions
-                unknown.append(partition_key)
+        require_known(partition_keys, {to_partition_key(key) for key in listed}, catalog.url)
+
+    wanted = dict[str, None]()
+    unknown = list[str]()
+    for partition_key in partition_keys:
+        key = from_partition_key(partition_key)
+        if key in listed or is_canonical(partition_key):
+            wanted[key] = None
+        else:  # an operator can add any text to Dagster's partitions
+            unknown.append(partition_key)
     partitions = {key: partition for key, partition in listed.items() if key in wanted}
     return Requested(partitions, [key for key in wanted if key not in partitions], unknown)
 

@@ -25,7 +25,6 @@ import psutil
 
 from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.orchestration.launch import keys_of
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.dev_server import MARK, eventually, processes_with
 from tests.dagster.moving_catalog import MovingCatalog
@@ -154,7 +153,7 @@ class Production:
 
     def named(self, request: dg.RunRequest) -> list[str]:
         config = request.run_config["ops"][NAMES.embeddings_op]["config"]
-        return keys_of(config.get("keys"), config.get("keys_file")) or []
+        return config.get("keys") or []
 
     def _published(self, before: dict[str, str]) -> set[str]:
         """Catalog keys whose objects are others than before, in any space."""

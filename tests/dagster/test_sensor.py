@@ -12,14 +12,10 @@ import pytest
 from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
-from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store import open_store
-from surge_dagster.orchestration.launch import record_pool_limit, require_expected_settings, unattended
-from surge_dagster.orchestration.names import CatalogResources
-from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
+from surge_dagster.orchestration.launch import record_pool_limit
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 
@@ -69,7 +65,7 @@ def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> N
     bench.instance.report_run_canceled(queued)
     assert requested(bench.tick()) == [["a", "b", "c", "d", "f"]]
     bench.write("g, typed")
-    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, run_config=naming("g, typed", "f"))
+    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, run_config=naming("g%2C typed", "f"))
     assert requested(bench.tick()) == [["a", "b", "c", "d"]]
 
 
@@ -205,57 +201,6 @@ def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     bench.write("c")
     [ran] = bench.launch(bench.tick())
     assert ran.success and ran.materialized()["c"].metadata["dimension"].value == 24
-
-
-def test_run_with_other_settings_than_requested_begins_no_space(bench: Workbench) -> None:
-    bench.write("a")
-    [asked] = bench.tick().run_requests or []
-    [nightly] = bench.scheduled()
-    assert isinstance(nightly, dg.RunRequest)
-    bench.settings["model"] = "hash://24"  # as a container has it that gets other variables than the code server
-    for job, request in ((NAMES.embed_job, asked), (NAMES.refresh_job, nightly)):
-        ran = bench.run(job, request.run_config, request.tags)
-        assert not ran.success and all(
-            part in ran.failure() for part in ("model is 'hash://24' and was 'hash://16'.", "same SURGE_ variables")
-        )
-        assert list_spaces(open_store(bench.output)) == []
-    bench.settings["model"] = "hash://16"
-    assert bench.run(NAMES.embed_job, asked.run_config, asked.tags).success
-    [space] = list_spaces(open_store(bench.output))
-    assert space.requested.model == "hash://16"
-
-
-def test_columns_and_encoding_must_be_those_of_the_request_while_paths_may_differ() -> None:
-    def resources(model: str, **catalog: Any) -> CatalogResources:
-        source: dict[str, Any] = {"url": "/mnt/catalog", **catalog}
-        encoder: dict[str, Any] = {"model": model}
-        output: dict[str, Any] = {"url": "out"}
-        return CatalogResources(CatalogSource(**source), EncoderResource(**encoder), OutputStore(**output))
-
-    requested = unattended(resources("/models/minilm"), None).tags
-    require_expected_settings(requested, resources("/mnt/e5", url="/data/catalog"))
-    by_dagster = {"dagster/parent_run_id": "r", "dagster/retry_number": "1"}
-    for name, value, was in (("text", "title", "text"), ("encoding", "cp1252", "utf-8")):
-        other = resources("/mnt/e5", **{name: value})
-        for tags in ({}, by_dagster):
-            with pytest.raises(ConfigError, match=f"{name} is '{value}' and was '{was}'.* the same SURGE_ variables"):
-                require_expected_settings(requested | tags, other)
-        require_expected_settings(requested | {"dagster/parent_run_id": "r"}, other)  # executed again by an operator
-        require_expected_settings({}, other)  # launched by an operator
-
-
-def test_long_settings_fit_into_the_tag_of_a_requested_run() -> None:
-    def resources(columns: int) -> CatalogResources:
-        source: dict[str, Any] = {"url": "c", "columns": [f"column {number}" for number in range(columns)]}
-        encoder: dict[str, Any] = {"model": "hash://16", "document_prompt": "passage " * 1_000}
-        output: dict[str, Any] = {"url": "out"}
-        return CatalogResources(CatalogSource(**source), EncoderResource(**encoder), OutputStore(**output))
-
-    requested = unattended(resources(400), None).tags
-    assert len("".join(requested.values())) < 2_000
-    require_expected_settings(requested, resources(400))
-    with pytest.raises(ConfigError, match=r"columns is 'sha256:\w+' and was 'sha256:\w+'\. Nothing"):
-        require_expected_settings(requested, resources(401))
 
 
 def test_tick_fails_when_source_or_store_does_not_answer(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
