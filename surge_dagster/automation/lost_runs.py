@@ -1,8 +1,7 @@
-"""The sensor `lost_runs`: declares runs failed whose process has ended, or whose heartbeat stands still.
+"""The sensor `lost_runs`: declares runs failed whose heartbeat stands still.
 
-A killed run keeps its slot of the pool until Dagster knows that it ended, so this sensor is on from the start. It looks
-at all runs of the instance, so all catalogs of a code location share it. Each code location has its own: it may be on
-another machine, and only there a process can be looked for. The heartbeats of its cursor are its own, too.
+A killed run keeps its slot of the pool until Dagster records its end, so this sensor is on from the start. It looks at
+all runs of the instance, so all catalogs of a code location share it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from surge_dagster.orchestration.heartbeats import declare_silent_runs
 from surge_dagster.orchestration.launch import record_pool_limit
 from surge_dagster.orchestration.names import LOST_RUNS
 
-_SENSOR_SECONDS = 5  # a tick without an active run costs two short queries
+_SENSOR_SECONDS = 15  # a tick without an active run costs two short queries
 
 
 class _SharedSensor(dg.SensorDefinition):
@@ -46,7 +45,7 @@ lost_runs = _SharedSensor(
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=_SENSOR_SECONDS,
     description=(
-        "Declares runs failed whose process has ended, or that have shown no sign of life for five minutes: their slot "
-        "is free, and they are launched again."
+        "Declares runs failed that have shown no sign of life for a minute: their slot is free, and they are launched "
+        "again."
     ),
 )

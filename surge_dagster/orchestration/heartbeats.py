@@ -1,50 +1,69 @@
-"""Heartbeats: a tag that a run renews each minute while it works, so that a run of a dead machine is found.
+"""Heartbeats: a tag that a run renews while it works, so that a run of a dead process or machine is found.
 
-No run launcher is needed for that: one may call a run alive whose host has no power. A heartbeat is a counter and no
-time, so that the clocks of two machines are never compared. It is judged by the clock of the sensor `lost_runs`.
+No run launcher is needed for that: the default one cannot say whether a run's process lives, and others may call a run
+alive whose host has no power. A heartbeat is a counter and no time, so that the clocks of two machines are never
+compared. The clock of the sensor `lost_runs` counts how long it stands still.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import dagster as dg
 
 from surge_dagster.engine.support.waiting import every
-from surge_dagster.orchestration.active_runs import PROCESS_TAG, declare_lost, process_tag
 
-# "<run id> <counter>": Dagster copies the tags of a run to the run that retries it.
+# "<run id> <host> <counter>": Dagster copies the tags of a run to the run that retries it. Its UI leaves out tags with
+# this prefix.
 HEARTBEAT_TAG = ".dagster/surge/heartbeat"
-_BEAT_SECONDS, _SILENT_SECONDS = 60.0, 300.0
 _ENDED = "ended"  # the run may go on with steps that are not of this project
-# Where no tick came for longer, machines slept, the clock was set, or the database was away, and runs could not renew
-# their heartbeats either: it counts as a minute, as does each of ticks that are always that rare.
-_LONGEST_PAUSE_SECONDS, _COUNTED_SECONDS = 120, 60
 _ID_CHARACTERS = 12  # of a run: Dagster keeps the cursor of each tick for a week
+_EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatTimes:
+    """When a heartbeat is renewed, and when a run without a new one is lost.
+
+    Attributes:
+        beat_seconds: between two heartbeats.
+        lost_seconds: without a new heartbeat, by the sensor's clock.
+        longest_gap_seconds: what the time between two ticks counts at most. If no tick came for longer, machines slept,
+            the clock was set, or the database was away, and runs could not renew their heartbeats either.
+    """
+
+    beat_seconds: float = 15.0
+    lost_seconds: float = 60.0
+    longest_gap_seconds: float = 30.0
+
+
+TIMES = HeartbeatTimes()
 
 
 @contextmanager
-def executing(context: dg.OpExecutionContext) -> Iterator[None]:
-    """Tag a run with the process that executes it, and renew its heartbeat while the block works.
+def executing(context: dg.OpExecutionContext, times: HeartbeatTimes | None = None) -> Iterator[None]:
+    """Renew the heartbeat of a run while the block works.
 
-    A database that is away does not stop the run: the next minute's heartbeat is written when it has come back. The
-    last heartbeat of a run without other steps stays, because its machine may die before Dagster knows that it ended.
+    A database that is away does not stop the run: the next heartbeat is written when the database answers again. The
+    last heartbeat of a run without other steps stays, because its machine may die before Dagster records its end.
     """
-    instance, run_id, counter = context.instance, context.run_id, itertools.count(1)
+    times = times or TIMES
+    instance = context.instance
+    run_id = context.run_id
+    host = socket.gethostname()
+    counter = itertools.count(1)
 
-    def beat(value: object, **others: str) -> None:
-        instance.add_run_tags(run_id, {HEARTBEAT_TAG: f"{run_id} {value}", **others})
+    def beat(value: object) -> None:
+        instance.add_run_tags(run_id, {HEARTBEAT_TAG: f"{run_id} {host} {value}"})
 
-    # An executor with a process per step leaves retries to the run's own process, which is the step's parent and ends
-    # after it.
-    own = context.get_step_execution_context().retry_mode.name != "DEFERRED"
-    beat(0, **{PROCESS_TAG: process_tag(run_id, os.getpid() if own else os.getppid())})
+    beat(0)
     try:
-        with every(_BEAT_SECONDS, lambda: beat(next(counter)), "surge-heartbeat"):
+        with every(times.beat_seconds, lambda: beat(next(counter)), "surge-heartbeat"):
             yield
     finally:
         if len(context.job_def.nodes) > 1:
@@ -53,38 +72,63 @@ def executing(context: dg.OpExecutionContext) -> Iterator[None]:
 
 
 def declare_silent_runs(
-    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], cursor: str | None, now: float
+    instance: dg.DagsterInstance,
+    runs: Iterable[dg.DagsterRun],
+    cursor: str | None,
+    now: float,
+    times: HeartbeatTimes = TIMES,
 ) -> str:
-    """Declare runs failed whose heartbeat has stood still for five minutes; returns the sensor's next cursor.
+    """Declare runs failed whose heartbeat stands still, and return the sensor's next cursor.
 
     Runs without a heartbeat, of other jobs or not started yet, are left alone.
 
     Args:
-        cursor: when the last tick was, and each heartbeat of that time with the time when it was first seen.
+        cursor: when the last tick was, and each heartbeat of that time with the seconds since it stands still.
         now: by the sensor's own clock, in seconds.
     """
     now = round(now)
     ticked, seen = json.loads(cursor) if cursor else (now, {})
-    pause = now - ticked
-    not_counted = min(pause, 0) if pause <= _LONGEST_PAUSE_SECONDS else pause - _COUNTED_SECONDS
-    first_seen: dict[str, tuple[str, int]] = {}
+    gap = min(max(now - ticked, 0), times.longest_gap_seconds)
+
+    silent: dict[str, tuple[str, float]] = {}
     for run in runs:
-        run_id, _, beat = run.tags.get(HEARTBEAT_TAG, "").partition(" ")
-        if run_id != run.run_id or beat == _ENDED:
+        heartbeat = _heartbeat_of(run)
+        if heartbeat is None:
             continue
-        short_id = run_id[:_ID_CHARACTERS]
-        known, since = seen.get(short_id, (None, 0))
-        since = since + not_counted if known == beat else now
-        if now - since < _SILENT_SECONDS:
-            first_seen[short_id] = beat, since
-            continue
-        host = run.tags.get(PROCESS_TAG, "? ?").split()[1].partition("/")[0]
-        declare_lost(
-            instance,
-            run,
-            f"This run, on the host {host}, has shown no sign of life for five minutes: the host or its network is "
-            "down, or the process hangs. If it goes on, that does no harm: two runs never mix in a file, and the "
-            "newer source wins.",
-            HEARTBEAT_TAG,
-        )
-    return json.dumps([now, first_seen])
+        host, value = heartbeat
+
+        short_id = run.run_id[:_ID_CHARACTERS]
+        known_value, seconds = seen.get(short_id, (None, 0))
+        seconds = seconds + gap if value == known_value else 0
+        if seconds < times.lost_seconds:
+            silent[short_id] = (value, seconds)
+        else:
+            _declare_lost(instance, run, host, times)
+    return json.dumps([now, silent])
+
+
+def _heartbeat_of(run: dg.DagsterRun) -> tuple[str, str] | None:
+    """Return the host and the counter of a run's own heartbeat."""
+    match run.tags.get(HEARTBEAT_TAG, "").split():
+        case [run_id, host, value] if run_id == run.run_id and value != _ENDED:
+            return host, value
+        case _:
+            return None
+
+
+def _declare_lost(instance: dg.DagsterInstance, seen: dg.DagsterRun, host: str, times: HeartbeatTimes) -> None:
+    """Declare a run failed, unless it has ended or renewed its heartbeat since it was listed."""
+    run = instance.get_run_by_id(seen.run_id)
+    if run is None or run.status not in _EXECUTING:
+        return
+    if run.tags.get(HEARTBEAT_TAG) != seen.tags.get(HEARTBEAT_TAG):
+        return
+    why = (
+        f"This run, on the host {host}, has shown no sign of life for {times.lost_seconds:.0f} seconds: "
+        "its process was killed or hangs, or the host or its network is down. If it goes on, that does "
+        "no harm: two runs never mix in a file, and the newer source wins."
+    )
+    if run.status is dg.DagsterRunStatus.CANCELING:  # Dagster would launch a failed run again
+        instance.report_run_canceled(run, f"{why} Its termination had been requested.")
+    else:
+        instance.report_run_failed(run, why)

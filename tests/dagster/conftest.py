@@ -40,7 +40,7 @@ from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.launch import Unattended, job_of
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
 from tests.dagster.databases import close_databases, quick_databases
 from tests.dagster.dev_server import CHILD_PATH
@@ -268,6 +268,14 @@ def stale_status(bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddin
     """What the UI says of a partition of an asset; stale is "Unsynced" there."""
     graph, loading = bench.definitions.resolve_asset_graph(), LoadingContextForTest(bench.instance)
     return CachingStaleStatusResolver(bench.instance, graph, loading).get_status(asset, key)
+
+
+def tick_for_a_minute(bench: Workbench) -> None:
+    """Evaluate `lost_runs` as often as its daemon does, until a run that is dead now is declared lost."""
+    cursor = None
+    for _ in range(5):
+        cursor = bench.tick(LOST_RUNS, cursor).cursor
+        bench.ahead += timedelta(seconds=15)
 
 
 def shown(bench: Workbench) -> tuple[set[str], set[str]]:

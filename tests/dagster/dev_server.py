@@ -192,7 +192,7 @@ class DevServer:
         return sorted(found, key=lambda run: run.created)
 
     def finished(self, run_id: str) -> str:
-        return eventually(f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=80)
+        return eventually(f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=150)
 
     def partitions(self) -> dict[str, list[str]]:
         """The partition bar of `embeddings`: all, materialized, failed, in progress."""

@@ -20,7 +20,7 @@ import pytest
 
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.config.settings import PRIORITY_TAG
-from surge_dagster.orchestration.active_runs import PROCESS_TAG
+from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG
 from surge_dagster.orchestration.names import LOST_RUNS
 from tests.cluster.hosts import ROOT, Host, hosts, parquet_files
 from tests.cluster.servers import Database, socket_folder
@@ -33,12 +33,12 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 PARTITIONS, MODEL, BIN = 120, "hash://64", Path(sys.executable).parent
 FAULTS = ["host"] * 14 + ["run"] * 2 + ["link", "moment"] + ["database"] * 4
 # The sensor's clock goes on by so much with each of its ticks. A run's sign of life comes each second here.
-TICK_SECONDS = 30
+TICK_SECONDS = 6
 RUN = """
 import sys
 from surge_dagster.orchestration import heartbeats
 from tests.dagster.requested_run import main
-heartbeats._BEAT_SECONDS = 1.0
+heartbeats.TIMES = heartbeats.HeartbeatTimes(beat_seconds=1.0)
 sys.exit(main(sys.argv[1]))
 """
 
@@ -71,7 +71,7 @@ class Fleet:
     def run_on(self, host: Host) -> dg.DagsterRun | None:
         """The run that is executed there."""
         runs = self.bench.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
-        found = (run for run in runs if f" {host.name}/" in run.tags.get(PROCESS_TAG, ""))
+        found = (run for run in runs if f" {host.name} " in run.tags.get(HEARTBEAT_TAG, ""))
         return next((run for run in found if run.run_id not in self.lost), None)
 
     def step(self) -> bool:
@@ -107,7 +107,7 @@ class Fleet:
     def _see_lost_runs(self) -> None:
         for run in self._active():
             since = self.lost.get(run.run_id)
-            assert since is None or self.bench.ahead - since <= timedelta(minutes=6), run.tags
+            assert since is None or self.bench.ahead - since <= timedelta(seconds=80), run.tags
 
     def _begin(self, host: Host, request: dg.RunRequest) -> None:
         with (self.bench.root / f"{host.name}.log").open("a") as log:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,19 +13,16 @@ import dagster as dg
 import pytest
 
 from surge_dagster.engine.support.waiting import rest
-from surge_dagster.orchestration import heartbeats
-from surge_dagster.orchestration.active_runs import PROCESS_TAG
-from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG, declare_silent_runs, executing
+from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG, HeartbeatTimes, declare_silent_runs, executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import LOST_RUNS
-from tests.dagster.conftest import NAMES, Workbench, execute
+from tests.dagster.conftest import NAMES, Workbench, execute, requested, tick_for_a_minute
 
 STARTED, CANCELING, QUEUED = (dg.DagsterRunStatus[name] for name in ("STARTED", "CANCELING", "QUEUED"))
 
 
 def beating(instance: dg.DagsterInstance, run: dg.DagsterRun, value: object, of: str = "") -> dg.DagsterRun:
-    process = f"{run.run_id} gpu-7/0123456789abcdef/4026531836 12@34"
-    instance.add_run_tags(run.run_id, {PROCESS_TAG: process, HEARTBEAT_TAG: f"{of or run.run_id} {value}"})
+    instance.add_run_tags(run.run_id, {HEARTBEAT_TAG: f"{of or run.run_id} gpu-7 {value}"})
     [found] = instance.get_runs(dg.RunsFilter([run.run_id]))
     return found
 
@@ -36,7 +35,6 @@ def statuses(instance: dg.DagsterInstance, runs: list[dg.DagsterRun]) -> list[st
 def test_run_renews_its_heartbeat_while_it_works_though_the_database_is_away_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(heartbeats, "_BEAT_SECONDS", 0.01)
     store, refused, back = dg.DagsterInstance.add_run_tags, threading.Event(), threading.Event()
 
     def add_run_tags(instance: dg.DagsterInstance, run_id: str, tags: Any) -> None:
@@ -52,10 +50,12 @@ def test_run_renews_its_heartbeat_while_it_works_though_the_database_is_away_mea
     def work(context) -> None:
         def heartbeat() -> str:
             [run] = context.instance.get_runs()
-            assert run.tags[PROCESS_TAG].startswith(run.run_id)
-            return run.tags[HEARTBEAT_TAG].removeprefix(f"{run.run_id} ")
+            run_id, host, value = run.tags[HEARTBEAT_TAG].split()
+            assert run_id == run.run_id
+            assert host == socket.gethostname()
+            return value
 
-        with executing(context):
+        with executing(context, HeartbeatTimes(beat_seconds=0.01)):
             assert refused.wait(60)
             seen.append(heartbeat())
             back.set()
@@ -76,7 +76,7 @@ def test_run_whose_machine_dies_after_its_work_is_declared_failed_unless_other_s
             pass
         [run] = context.instance.get_runs()  # as it is when the machine dies here
         cursor = None
-        for now in range(0, 301, 100):
+        for now in range(0, 61, 15):
             cursor = declare_silent_runs(context.instance, [run], cursor, now)
         [run] = context.instance.get_runs()
         assert run.status.value == ("STARTED" if others else "FAILURE")
@@ -87,74 +87,144 @@ def test_run_whose_machine_dies_after_its_work_is_declared_failed_unless_other_s
         assert execute(instance, job).success
 
 
-def test_run_whose_heartbeat_stands_still_for_five_minutes_is_declared_failed(
+def test_run_whose_heartbeat_stands_still_for_a_minute_is_declared_failed(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Such a launcher may call the run of a dead host alive.
     trusting = SimpleNamespace(supports_check_run_worker_health=True)
     monkeypatch.setattr(dg.DagsterInstance, "run_launcher", trusting)
-    runs = [
-        bench.pretend_run(NAMES.refresh_job, status)
-        for status in (STARTED, CANCELING, STARTED, STARTED, STARTED, STARTED, QUEUED)
-    ]
+    states = (STARTED, CANCELING, STARTED, STARTED, STARTED, STARTED, QUEUED)
+    runs = [bench.pretend_run(NAMES.refresh_job, state) for state in states]
     dead, canceling, alive, ended, retry, _, queued = runs
     for run, beat in ((dead, 3), (canceling, 3), (alive, 0), (ended, "ended"), (queued, 0)):
         beating(bench.instance, run, beat)
     beating(bench.instance, retry, 3, of="the-run-before")  # Dagster copies tags
-    before, cursor = statuses(bench.instance, runs), None
-    for minute in range(6):
+    before = statuses(bench.instance, runs)
+
+    cursor = None
+    for tick in range(5):
         assert statuses(bench.instance, runs) == before
-        beating(bench.instance, alive, minute)
-        found = bench.tick(LOST_RUNS, cursor)
-        cursor = found.cursor
-        bench.ahead += timedelta(minutes=1)
+        beating(bench.instance, alive, tick)
+        cursor = bench.tick(LOST_RUNS, cursor).cursor
+        bench.ahead += timedelta(seconds=15)
+
     assert statuses(bench.instance, runs) == ["FAILURE", "CANCELED", *before[2:]]
     [failed] = bench.instance.all_logs(dead.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failed.dagster_event
-    assert "on the host gpu-7, has shown no sign of life for five minutes" in (failed.dagster_event.message or "")
+    assert "on the host gpu-7, has shown no sign of life for 60 seconds" in (failed.dagster_event.message or "")
+
+
+def test_run_that_is_declared_lost_holds_its_partitions_no_longer(bench: Workbench) -> None:
+    bench.write("a")
+    dead = bench.pretend_run(NAMES.refresh_job, STARTED)
+    beating(bench.instance, dead, 3)
+    assert requested(bench.tick()) == [], "it may touch everything"
+
+    tick_for_a_minute(bench)
+
+    assert requested(bench.tick()) == [["a"]]
+
+
+def test_sensor_that_finds_lost_runs_is_on_from_the_start(bench: Workbench) -> None:
+    sensor = bench.definitions.get_repository_def().get_sensor_def(LOST_RUNS)
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """An instance in memory."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def begun(instance: dg.DagsterInstance) -> dg.DagsterRun:
+    """A run with a heartbeat that stands still."""
+    job = job_of("job", dg.op(name="nothing")(lambda: None), "")
+    return beating(instance, instance.create_run_for_job(job, status=STARTED), 3)
+
+
+TIMES = HeartbeatTimes(lost_seconds=60, longest_gap_seconds=30)
 
 
 @pytest.mark.parametrize(
-    ("jump", "left"), [(timedelta(hours=1), 1), (-timedelta(hours=1), 2)], ids=["paused or set", "set back"]
+    ("ticks", "expected"),
+    [
+        ([0, 30, 59], "STARTED"),
+        ([0, 30, 60], "FAILURE"),
+        ([0, 3_600], "STARTED"),
+        ([0, 3_600, 7_200], "FAILURE"),
+        ([3_600, 0, 30], "STARTED"),
+        ([3_600, 0, 30, 60], "FAILURE"),
+    ],
+    ids=["soon", "in time", "after a pause", "always late", "clock set back", "set back, and then"],
 )
-def test_pause_of_the_sensor_counts_as_a_minute_and_a_clock_that_was_set_back_as_none(
-    bench: Workbench, jump: timedelta, left: int
+def test_time_between_two_ticks_counts_as_half_a_minute_at_most(
+    instance: dg.DagsterInstance, ticks: list[int], expected: str
 ) -> None:
     """The machine may have slept or the database have been away: then no run could renew its heartbeat either."""
-    run = bench.pretend_run(NAMES.refresh_job, STARTED)
-    beating(bench.instance, run, 3)
+    run = begun(instance)
     cursor = None
-    for minutes in (0, 1.5, 1.5):
-        bench.ahead += timedelta(minutes=minutes)
-        cursor = bench.tick(LOST_RUNS, cursor).cursor
-    for pause in (jump, *[timedelta(minutes=1)] * left):
-        assert statuses(bench.instance, [run]) == ["STARTED"]
-        bench.ahead += pause
-        cursor = bench.tick(LOST_RUNS, cursor).cursor
-    assert statuses(bench.instance, [run]) == ["FAILURE"]
+    for now in ticks:
+        cursor = declare_silent_runs(instance, [run], cursor, now, TIMES)
+    assert statuses(instance, [run]) == [expected]
 
 
-def test_run_of_a_dead_machine_is_found_though_the_sensor_is_always_late() -> None:
-    with dg.DagsterInstance.ephemeral() as instance:
-        job = job_of("job", dg.op(name="nothing")(lambda: None), "")
-        dead, alive = (instance.create_run_for_job(job, status=STARTED) for _ in range(2))
-        cursor = None
-        for tick in range(6):
-            assert statuses(instance, [dead, alive]) == ["STARTED", "STARTED"]
-            runs = [beating(instance, dead, 3), beating(instance, alive, tick)]
-            cursor = declare_silent_runs(instance, runs, cursor, 180 * tick)
-        assert statuses(instance, [dead, alive]) == ["FAILURE", "STARTED"]
+def test_run_that_beats_is_not_lost_however_late_the_sensor_is(instance: dg.DagsterInstance) -> None:
+    run = begun(instance)
+    cursor = None
+    for tick in range(6):
+        run = beating(instance, run, tick)
+        cursor = declare_silent_runs(instance, [run], cursor, 180 * tick, TIMES)
+    assert statuses(instance, [run]) == ["STARTED"]
 
 
-@pytest.mark.parametrize("renewed", [True, False])
-def test_heartbeat_that_is_renewed_while_runs_are_listed_counts(renewed: bool) -> None:
-    with dg.DagsterInstance.ephemeral() as instance:
-        run = instance.create_run_for_job(job_of("job", dg.op(name="nothing")(lambda: None), ""), status=STARTED)
-        listed = beating(instance, run, 3)
-        cursor = declare_silent_runs(instance, [listed], None, 0.0)
-        for now in (100.0, 200.0):
-            cursor = declare_silent_runs(instance, [listed], cursor, now)
-        if renewed:
-            beating(instance, run, 4)
-        declare_silent_runs(instance, [listed], cursor, 300.0)
-        assert statuses(instance, [run]) == ["STARTED" if renewed else "FAILURE"]
+def test_heartbeat_that_is_renewed_while_runs_are_listed_counts(instance: dg.DagsterInstance) -> None:
+    listed = begun(instance)
+    cursor = declare_silent_runs(instance, [listed], None, 0, TIMES)
+    cursor = declare_silent_runs(instance, [listed], cursor, 30, TIMES)
+    beating(instance, listed, 4)
+
+    declare_silent_runs(instance, [listed], cursor, 60, TIMES)
+
+    assert statuses(instance, [listed]) == ["STARTED"]
+
+
+@pytest.mark.parametrize(
+    ("event", "end"),
+    [(dg.DagsterEventType.RUN_SUCCESS, "SUCCESS"), (dg.DagsterEventType.RUN_CANCELED, "CANCELED")],
+)
+def test_run_that_ends_while_runs_are_listed_is_not_declared_lost(
+    instance: dg.DagsterInstance, event: dg.DagsterEventType, end: str
+) -> None:
+    listed = begun(instance)
+    cursor = declare_silent_runs(instance, [listed], None, 0, TIMES)
+    cursor = declare_silent_runs(instance, [listed], cursor, 30, TIMES)
+    instance.report_dagster_event(dg.DagsterEvent(event.value, "job"), listed.run_id)
+
+    declare_silent_runs(instance, [listed], cursor, 60, TIMES)
+
+    assert statuses(instance, [listed]) == [end]
+
+
+@pytest.mark.parametrize(("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")])
+def test_run_of_a_check_or_switch_has_a_heartbeat(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, job: str, module: str
+) -> None:
+    bench.write("a")
+    seen: list[str] = []
+
+    def existing_space(*_: object) -> None:
+        [run] = bench.instance.get_runs()
+        seen.append(run.tags[HEARTBEAT_TAG])
+
+    monkeypatch.setattr(f"surge_dagster.assets.{module}.existing_space", existing_space)
+    ran = bench.run(job)
+    assert seen == [f"{ran.run_id} {socket.gethostname()} 0"]
+
+
+def test_an_embedding_run_has_a_heartbeat(bench: Workbench) -> None:
+    bench.write("a")
+    ran = bench.refresh()
+    [run] = bench.instance.get_runs()
+    assert ran.success
+    assert run.tags[HEARTBEAT_TAG] == f"{run.run_id} {socket.gethostname()} 0"

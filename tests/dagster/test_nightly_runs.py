@@ -16,9 +16,8 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.verify.verification import Violation, verify
-from surge_dagster.orchestration.names import LOST_RUNS
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
-from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.conftest import NAMES, Workbench, tick_for_a_minute
 from tests.dagster.dev_server import eventually
 from tests.dagster.moving_catalog import Moved
 from tests.dagster.nightly_runs import Ended, Production
@@ -159,7 +158,7 @@ class Nights:
             ended = self._execute(NAMES.refresh_job, request, killed_at=half)
             assert ended.code == -9 and ended.published < self.due, ended
             eventually("the end of what the killed run had started", lambda: not self.production.living())
-            self.production.bench.tick(LOST_RUNS)
+            tick_for_a_minute(self.production.bench)
             [run] = self.production.bench.instance.get_runs(limit=1)
             assert run.status == dg.DagsterRunStatus.FAILURE
         elif night == self.plan.down:
