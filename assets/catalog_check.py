@@ -29,7 +29,7 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.discovery import existing_space
-from surge_dagster.orchestration.failures import errors_as_failures
+from surge_dagster.orchestration.failures import errors_as_failures, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
@@ -122,7 +122,7 @@ def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
 def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> list[dg.AssetCheckResult]:
     """Read everything once; the results of all checks that are on."""
     resources = names.resources(context)
-    with errors_as_failures():
+    with errors_as_failures(context):
         source, store = resources.catalog.open(), resources.output.open()
         space = existing_space(names, resources, store, "check")
     wanted = _wanted(policy)
@@ -146,10 +146,11 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
                 else:
                     truncation.add(judged.key, judged.rows, judged.truncated)
     except SurgeError as error:
-        raise dg.Failure(
+        # It is not transient: all of it would be read once more.
+        raise run_failure(
+            context,
             f"no check was evaluated: the reading ended after {counted(partitions, 'partition')}. {error} Launch "
             f"{names.check_job} again.",
-            allow_retries=False,  # all of it would be read once more
         ) from error
     release(source)
     read = f"{counted(partitions, 'partition')} with {counted(truncation.rows, 'row')}"

@@ -19,7 +19,7 @@ from surge_dagster.consumers.target import Target
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata
+from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.names import CatalogNames
 
@@ -79,7 +79,7 @@ def target_asset(
             compared = compare(feed, stored, everything=config.compare_everything)
             return compared.wrong
 
-        with executing(context.op_execution_context), errors_as_failures():
+        with executing(context.op_execution_context), errors_as_failures(context.op_execution_context):
             done = target.apply(partial(changes, store, key.to_user_string()), judge)
         metadata = {
             "space": done.feed.space.name,
@@ -93,9 +93,9 @@ def target_asset(
         yield dg.MaterializeResult(metadata=metadata, check_results=[_result(compared, done.failures)])
         if done.failures:
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
-            raise dg.Failure(
+            raise run_failure(
+                context.op_execution_context,
                 f"{counted(len(done.failures), 'partition')} could not be handed over; the others were. {reasons}",
-                allow_retries=False,
             )
 
     _ASSETS_BY_TABLE[settings] = hand_over

@@ -18,7 +18,7 @@ from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import Switched, SwitchRefused, switch_space
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.discovery import existing_space
-from surge_dagster.orchestration.failures import errors_as_failures, failure_table
+from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
@@ -54,7 +54,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
     def switch(context: dg.OpExecutionContext, config: SwitchConfig) -> None:
         """Verify a space and make it the current one."""
         resources = names.resources(context)
-        with executing(context), errors_as_failures():
+        with executing(context), errors_as_failures(context):
             source, store = resources.catalog.open(), resources.output.open()
             space = _wanted_space(names, resources, store, config)
             try:
@@ -62,7 +62,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
             except SwitchRefused as refused:
                 listed = failure_table([(violation.key, violation.reason) for violation in refused.violations])
                 metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
-                raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused
+                raise run_failure(context, str(refused), metadata=metadata) from refused
             release(source)
         verb = "is now" if switched.changed else "was already"
         text = f"{space.title} ({space.name}) {verb} the current space of {store.url}"

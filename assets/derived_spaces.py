@@ -21,7 +21,6 @@ from surge_dagster.assets.checks import evaluation_of
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.lag import find_derived, find_lag
-from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import desired_version
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
@@ -31,7 +30,7 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import derived_embedding
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.events import BATCH_EVENTS, report_events
-from surge_dagster.orchestration.failures import RETRIES, errors_as_failures, failed_metadata, failure_table
+from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import is_by_operator, job_of
 from surge_dagster.orchestration.names import CatalogNames
@@ -91,7 +90,7 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
         keys = [from_partition_key(key) for key in context.partition_keys] if has_keys else None
         failures = _run(names, context.op_execution_context, [wanted], config, keys)
         yield from lag_results(names, context.op_execution_context, [wanted])
-        _end(failures)
+        _end(context.op_execution_context, failures)
 
     return derive
 
@@ -109,7 +108,7 @@ def derive_job(
         failures = _run(names, context, wanted, config, None)
         for result in lag_results(names, context, wanted):
             yield evaluation_of(names, result, context.instance)
-        _end(failures)
+        _end(context, failures)
         yield dg.Output(None)
 
     text = "Computes what is missing or stale in the derived spaces, in one run, without a model."
@@ -120,7 +119,7 @@ def lag_results(
     names: CatalogNames, context: dg.OpExecutionContext, wanted: Sequence[DerivedSettings]
 ) -> Iterator[dg.AssetCheckResult]:
     """The result of the check of each derived space: how far it lags behind the files of its parent now."""
-    with errors_as_failures():
+    with errors_as_failures(context):
         resources = names.resources(context)
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
@@ -155,7 +154,7 @@ def _run(
     """Bring derived spaces up to date and report their files; returns what failed for good."""
     resources = names.resources(context)
     failures: list[Failure] = []
-    with executing(context), errors_as_failures():
+    with executing(context), errors_as_failures(context):
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
         for each in wanted:
@@ -169,8 +168,6 @@ def _run(
                 report_events(context.instance, context, batch)
             failures += run.report.partitions_failed
             context.log.info(f"{run.report.space}: {run.report.in_words()}")
-        if failures and all(failure.transient for failure in failures) and context.retry_number < RETRIES:
-            raise TransientError(failures[0].reason)
     return failures
 
 
@@ -191,14 +188,15 @@ def _is_early(
     return is_early
 
 
-def _end(failures: Sequence[Failure]) -> None:
+def _end(context: dg.OpExecutionContext, failures: Sequence[Failure]) -> None:
     """End the run as failed if a partition failed; the others are derived."""
     if failures:
         listed = failure_table([(failure.key, failure.reason) for failure in failures])
-        raise dg.Failure(
+        raise run_failure(
+            context,
             f"{counted(len(failures), 'partition')} could not be derived. The first one: {failures[0].reason}",
+            is_transient=all(failure.transient for failure in failures),
             metadata={"failed": listed},
-            allow_retries=False,
         )
 
 

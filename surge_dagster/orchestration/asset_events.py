@@ -160,7 +160,7 @@ def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> d
 def whole_run(
     names: CatalogNames, outcome: Outcome, before: Sequence[dg.AssetCheckEvaluation]
 ) -> dg.AssetMaterialization:
-    """The event that follows those of an attempt's SuperBatches, with charts.
+    """The event that follows those of a run's SuperBatches, with charts.
 
     Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
     stand among those of SuperBatches. The metrics of earlier runs are in `before`, their check's results, newest first.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import dagster as dg
@@ -25,12 +25,12 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event, Planned
 from surge_dagster.orchestration.events import report_events
+from surge_dagster.orchestration.launch import RETRY_TAG
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import Catalogued
 
-RETRIES, _RETRY_SECONDS = 2, 5
 _TABLE_ROWS = 200
 _NAMED = 20
 _RUN_AGAIN = "Run again."
@@ -62,18 +62,38 @@ def table_of_failures(failures: Sequence[Failure], ended_by: BaseException | Non
 
 
 @contextmanager
-def errors_as_failures() -> Iterator[None]:
-    """Raise errors of the engine as those of Dagster: transient ones are retried, the others end the run."""
+def errors_as_failures(context: dg.OpExecutionContext) -> Iterator[None]:
+    """Raise errors of the engine as failures; Dagster launches a run again after a transient one."""
     try:
         yield
-    except TransientError as error:
-        raise dg.RetryRequested(RETRIES, _RETRY_SECONDS) from error
     except SurgeError as error:
-        raise dg.Failure(str(error), allow_retries=False) from error
+        is_transient = isinstance(error, TransientError)
+        raise run_failure(context, str(error), is_transient=is_transient) from error
 
 
-def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
-    """The failure that ends a run with failed partitions, or one that an error ended; Dagster does not retry it."""
+def run_failure(
+    context: dg.OpExecutionContext,
+    description: str,
+    *,
+    is_transient: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+) -> dg.Failure:
+    """Return the failure that ends a run; Dagster launches the run again if the cause is transient."""
+    allow_run_retry(context, is_transient)
+    return dg.Failure(description, metadata=metadata, allow_retries=is_transient)
+
+
+def allow_run_retry(context: dg.OpExecutionContext, is_allowed: bool) -> None:
+    """Tag a run that fails with whether Dagster may launch it again; Dagster copies the tag to the next one."""
+    # Without a database the tag stays that of the job, which allows it.
+    with suppress(Exception):
+        context.instance.add_run_tags(context.run_id, {RETRY_TAG: str(is_allowed).lower()})
+
+
+def failure_of(
+    names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome, *, is_transient: bool
+) -> dg.Failure:
+    """Return the failure that ends a run with failed partitions, or one that an error ended."""
     failures, error = list(outcome.failures.values()), outcome.ended_by
     count = len(failures)
     reasons = [failure.reason for failure in failures[:_NAMED]]
@@ -84,10 +104,11 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
         summary = f"{failed} failed; the others are published and will not be encoded again."
     else:
         summary = f"{_text(error)}\n{failed} had failed by then:" if count else _text(error)
-    return dg.Failure(
+    return run_failure(
+        context,
         "\n".join((summary, *reasons)),
+        is_transient=is_transient,
         metadata={"failed": table_of_failures(failures, error)},
-        allow_retries=False,
     )
 
 

@@ -3,9 +3,9 @@
 Dagster launches one range of dynamic partitions per run, so scattered partitions would become a run each. A run whose
 config selects its partitions covers any set of them.
 
-Where run retries are on, Dagster launches every failed run again unless its tags say otherwise, and would read bad data
-three times. A run retries transient errors itself, so only a run whose process died should be launched again: the tags
-of the jobs say so. Runs of an asset follow the instance: `run_retries: {retry_on_asset_or_op_failure: false}`.
+A run is one attempt. Dagster launches a failed run again if the instance has `run_retries: {enabled: true}`, as often
+as a tag of the jobs says. A run that failed for a cause that stays, such as bad data, forbids it by a tag of its own:
+see `failures.run_failure`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.engine.support.counts import counted, named
 
 POOL = "gpu"
-RUN_TAGS = {"dagster/retry_on_asset_or_op_failure": "false"}
+RETRY_TAG = "dagster/retry_on_asset_or_op_failure"
+RUN_TAGS = {RETRY_TAG: "true", "dagster/max_retries": "2"}
 # Dagster's UI leaves out tags with this prefix, and Dagster copies them to a run that takes another one's place.
 _UNATTENDED_TAG = ".dagster/surge_unattended"
 

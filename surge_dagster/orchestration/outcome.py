@@ -1,22 +1,17 @@
-"""The outcome of a run over all of its attempts: what failed, what was published, and what the run's checks look at.
-
-Dagster and its users see one run, however many attempts it takes. Charts show one attempt; everything else covers all
-of them.
-"""
+"""The outcome of a run: what failed, what was published, and what the run's checks look at."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.orchestration.attempts import combined
 from surge_dagster.orchestration.footer_checks import FooterChecks
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.timeline import Entry, Timeline
@@ -111,49 +106,26 @@ class Outcome:
     drift: Drift = field(default_factory=Drift)
     footers: FooterChecks = field(default_factory=FooterChecks)
     pace: PaceOfRun = field(default_factory=PaceOfRun)
-    report: RunReport = field(default_factory=RunReport)  # of this attempt
-    timeline: Timeline = field(default_factory=Timeline)  # when the stages of this attempt worked
-    machines: dict[str, MachineWork] | None = None  # of this attempt, over a cluster
-    sizes: Counter[int] = field(default_factory=Counter)  # encoded partitions of this attempt by the bits of their rows
+    report: RunReport = field(default_factory=RunReport)
+    timeline: Timeline = field(default_factory=Timeline)  # when the stages worked
+    machines: dict[str, MachineWork] | None = None  # over a cluster
+    sizes: Counter[int] = field(default_factory=Counter)  # encoded partitions by the bits of their rows
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
-    # What was refused or could not be published, by partition key. A failure of an earlier attempt stays until
-    # another attempt has a result.
-    failures: dict[str, Failure] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)  # refused or not published, by partition key
     removed: list[str] = field(default_factory=list)  # catalog keys that were removed from the source; they are skipped
-    published: set[str] = field(default_factory=set)  # catalog keys that any attempt has published
+    published: set[str] = field(default_factory=set)  # catalog keys
     republished: set[str] = field(default_factory=set)  # those that were not encoded: only the source version had moved
     in_part: set[str] = field(default_factory=set)  # catalog keys of which other runs encode the other rows
-    fresh: set[str] = field(default_factory=set)  # catalog keys that any attempt found up to date
-    ended_by: BaseException | None = None  # what ended the run early, where no attempt follows
-    begun: float = field(default_factory=time.monotonic)  # when the first attempt began
+    fresh: set[str] = field(default_factory=set)  # catalog keys that were found up to date
+    ended_by: BaseException | None = None  # what ended the run early
+    begun: float = field(default_factory=time.monotonic)
     summary: str = ""  # the run in one line, when it has ended
-    _report_before: RunReport | None = None
-
-    @classmethod
-    def after(cls, before: Outcome | None, max_truncated_share: float) -> Self:
-        """The outcome of a new attempt, which continues that of the previous attempt."""
-        if before is None:
-            return cls(Truncation(max_truncated_share))
-        return cls(
-            before.truncation,
-            before.drift,
-            before.footers,
-            before.pace,
-            partitions=before.partitions,
-            failures=before.failures,
-            published=before.published,
-            republished=before.republished,
-            fresh=before.fresh,
-            begun=before.begun,
-            _report_before=before.metrics,
-        )
 
     @property
     def metrics(self) -> RunReport:
-        """The metrics of all attempts; a partition that one published and another found fresh counts as published."""
-        report = combined(self._report_before, self.report) if self._report_before else self.report
+        """The metrics of the run; its worklist found partitions fresh that the engine did not get."""
         skipped = len(self.fresh - self.published)
-        return replace(report, partitions_written=len(self.published), partitions_skipped=skipped)
+        return replace(self.report, partitions_written=len(self.published), partitions_skipped=skipped)
 
     def sum_up(self) -> str:
         """Describe the run in one line, `summary`; each of its partitions is in one count."""
@@ -192,22 +164,8 @@ class Outcome:
             if failure.in_source and not failure.transient and failure.key in self.partitions
         }
 
-    def begin(self, partitions: dict[str, Partition]) -> list[Partition]:
-        """Enter the partitions of this attempt; returns those to embed, without unchanged ones that were refused."""
-        refused = self.refused
-        for key, failure in list(self.failures.items()):
-            now = partitions.get(failure.key)
-            if now is None or (key in refused and now.source_version != self.partitions[failure.key].source_version):
-                del self.failures[key]
-        still_refused = {failure.key for key, failure in refused.items() if key in self.failures}
-        self.partitions = partitions
-        return [partition for partition in partitions.values() if partition.key not in still_refused]
-
     def fail(self, failure: Failure) -> None:
         self.failures[to_partition_key(failure.key)] = failure
-
-    def succeed(self, key: str) -> None:
-        self.failures.pop(to_partition_key(key), None)
 
     def count(self, event: SuperBatchReport | Receipt | Failure) -> None:
         """Count one event of the engine for charts and checks; a partition that is encoded twice counts once."""

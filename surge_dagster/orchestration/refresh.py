@@ -1,4 +1,4 @@
-"""One attempt at a run: what the asset `embeddings` and the jobs do, as "worklist, engine, events".
+"""A run: what the asset `embeddings` and the jobs do, as "worklist, engine, events".
 
 The engine decides and encodes; this module connects it with Dagster. A run that dies loses the events that were queued
 and no file: the next run adopts files that are not on record. Nothing is yielded to Dagster before the engine has
@@ -45,7 +45,7 @@ from surge_dagster.orchestration.worklist import OnRecord, Worklist, done_before
 
 
 class Refresh:
-    """One attempt at a run over the catalog or a part of it; fills its outcome."""
+    """A run over the catalog or a part of it; fills its outcome."""
 
     def __init__(
         self, names: CatalogNames, context: dg.OpExecutionContext, config: LaunchConfig, outcome: Outcome
@@ -72,12 +72,12 @@ class Refresh:
         source = self._resources.catalog.open()
         registered, is_typed = self._catalogued.registered, self._config.is_typed(self._context.run_tags)
         requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
-        candidates = self._outcome.begin(requested.partitions)
+        self._outcome.partitions = requested.partitions
         self._fail_unknown(requested.unknown)
         self._register(requested.partitions)
         with self._events:
             self._skip_removed(requested.removed)
-            space = self._bring_up_to_date(candidates)
+            space = self._bring_up_to_date(list(requested.partitions.values()))
         report_readers_space(self._names, self._context, self._store)
         if self._unattended and self._unattended.removed_partitions:
             # Who executes an old run again may not know that it deletes.

@@ -1,4 +1,4 @@
-"""The events of one attempt at a run: what it found in the source, published, adopted and could not embed.
+"""The events of a run: what it found in the source, published, adopted and could not embed.
 
 An event is queued as soon as there is something to report, and a thread stores batches of them. A partition's event
 points at the event of its source version and at that of its SuperBatch, so it is made when these are stored.
@@ -33,7 +33,7 @@ class _Embedding:
 
 
 class RunEvents(EventWriter[Event | _Embedding]):
-    """Reports one attempt to Dagster and enters failures in the outcome."""
+    """Reports a run to Dagster and enters failures in the outcome."""
 
     def __init__(
         self,
@@ -91,7 +91,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
 
     def unchanged(self, receipt: Receipt) -> None:
         """Enter a fresh partition that is on record; only its source version is reported, if it has moved."""
-        self._outcome.succeed(receipt.key)
         self._report_source(receipt.key)
 
     def failure(self, failure: Failure) -> None:

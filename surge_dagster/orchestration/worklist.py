@@ -72,7 +72,7 @@ def requested_partitions(
 class OnRecord:
     catalogued: Catalogued
     failed: set[str]  # partition keys that Dagster shows as failed
-    done: set[str]  # partition keys that earlier attempts at this run have embedded, where the launch says `force`
+    done: set[str]  # partition keys that a forced run does not encode again, see `done_before`
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
         key = to_partition_key(file.facts.partition_key)
@@ -80,13 +80,13 @@ class OnRecord:
 
 
 def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
-    """Partition keys that earlier attempts at this run have embedded, where a launch says `force`.
+    """Return the partition keys that the runs before this one have embedded, if a launch says `force`.
 
-    Attempts are those of the run itself, and the runs that it continues: launched by Dagster after a crash, or by an
-    operator "from failure". A run that is executed again as a whole starts from the beginning.
+    A run continues others if Dagster launched it after a failure, or an operator "from failure". One that is executed
+    again as a whole starts from the beginning.
     """
     instance = context.instance
-    attempts = [context.run_id]
+    attempts = list[str]()
     run = instance.get_run_by_id(context.run_id)
     while run and (parent := run.tags.get(_PARENT_RUN_TAG)) and any(tag in run.tags for tag in _CONTINUES_TAGS):
         attempts.append(parent)

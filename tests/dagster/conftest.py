@@ -25,6 +25,7 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RETRY_NUMBER_TAG, ROOT_RUN_ID_TAG, WILL_RETRY_TAG
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
@@ -113,6 +114,12 @@ class Ran:
         data = event.step_failure_data.user_failure_data
         return data.description if data else event.step_failure_data.error_display_string
 
+    @property
+    def will_retry(self) -> bool:
+        """Whether Dagster launches it again."""
+        [run] = self.instance.get_runs(dg.RunsFilter([self.run_id]))
+        return run.tags.get(WILL_RETRY_TAG) == "true"
+
     def count(self, kind: dg.DagsterEventType) -> int:
         return len(self._events(kind))
 
@@ -172,6 +179,13 @@ class Workbench:
         job = dg.define_asset_job("downstream", selection=dg.AssetSelection.assets(*assets))
         definitions = dg.Definitions.merge(self.definitions, dg.Definitions(assets=assets, jobs=[job]))
         return execute(self.instance, definitions.resolve_job_def("downstream"))
+
+    def retry(self, ran: Ran) -> Ran:
+        """Execute the run that Dagster launches after a failed run of a job."""
+        assert ran.will_retry
+        [run] = self.instance.get_runs(dg.RunsFilter([ran.run_id]))
+        numbered = {PARENT_RUN_ID_TAG: run.run_id, ROOT_RUN_ID_TAG: run.run_id, RETRY_NUMBER_TAG: "1"}
+        return self.run(run.job_name, run.run_config, {**run.tags, **numbered})
 
     def refresh(self, *, unattended: Unattended | None = None, **options: Any) -> Ran:
         """Launch `catalog_refresh`; `unattended` as a schedule does."""
@@ -341,7 +355,6 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
         shutil.copytree(home, root / "home")
         with dg.DagsterInstance.from_config(str(root / "home")) as instance:
             made = Workbench(root, instance)
-            patch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
             patch.setattr("surge_dagster.orchestration.requests.now", lambda: datetime.now(UTC) + made.ahead)
             yield made
     close_databases()

@@ -19,11 +19,10 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 
 from surge_dagster.config.check_policy import CHECK_NAMES, CheckName
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
-from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.orchestration.failures import failure_table
-from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked, workbench
+from tests.dagster.conftest import NAMES, Workbench, workbench
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import rewrite, with_vectors
 
@@ -197,34 +196,6 @@ def test_severities_follow_the_settings(embedded: Workbench) -> None:
     assert set(ran.checks()) == {NAMES.run_check.name, "vectors_have_not_drifted", *OF_FOOTERS}
     drifted = ran.checks()["vectors_have_not_drifted"]
     assert ran.success and (drifted.passed, drifted.severity) == (False, dg.AssetCheckSeverity.ERROR)
-
-
-@pytest.mark.parametrize("again", ["read", "encoded"])
-def test_findings_of_an_attempt_are_kept_by_the_next_one(
-    embedded: Workbench, monkeypatch: pytest.MonkeyPatch, again: str
-) -> None:
-    rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
-    embedded.write("b", 41, version="v2")
-    failed = iter([True])
-
-    def unreadable_once(key: str) -> Failure | None:
-        if key != "d" or not next(failed, False):
-            return None
-        if again == "encoded":
-            embedded.file("d").write_bytes(b"damaged")
-        return Failure("d", "the disk failed once", transient=True)
-
-    embedded.write("d", 4)
-    when_footers_are_checked(monkeypatch, unreadable_once)
-    ran = embedded.refresh()
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    metrics = ran.metrics()
-    assert metrics["texts_encoded"] == 41 + 4 + (4 if again == "encoded" else 0)
-    assert (metrics["partitions_written"], metrics["partitions_skipped"]) == (2, 2), "b and d were not fresh"
-    drifted = ran.checks()["vectors_have_not_drifted"]
-    assert not drifted.passed and "| `b` |" in str(drifted.metadata["failed"].value)
-    truncated = ran.checks()["few_texts_are_truncated"]
-    assert truncated.metadata["texts"].value == 41 + 4, "what was encoded twice counts once"
 
 
 @pytest.mark.parametrize("launched", ["a job", "the asset"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from surge_dagster.engine.errors import TransientError
@@ -22,7 +21,6 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
 ) -> None:
     bench.write("a", 50)
     bench.write("b", 50)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
     with monkeypatch.context() as patch:
         damage_when_published(bench, patch, "b")
         ran = bench.refresh()
@@ -56,30 +54,16 @@ def test_file_that_is_not_on_record_and_damaged_is_encoded_again(
     assert ran.success and actions == {"a": "adopted", "b": "encoded"}
 
 
-def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
+def test_a_file_that_is_damaged_once_is_encoded_again_by_the_next_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("a", 50)
     damage_when_published(bench, monkeypatch, "a", times=1)
-    ran = bench.refresh()
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert ran.materialized()["a"].metadata["action"].value == "encoded"
-    assert (ran.metrics()["texts_encoded"], ran.metrics()["partitions_written"]) == (100, 1)
 
+    again = bench.retry(bench.refresh())
 
-def test_file_that_stays_damaged_after_the_last_attempt_fails_the_run(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stale partition is missing now, and only stale partitions were selected."""
-    bench.write("a")
-    bench.write("b")
-    assert bench.refresh().success
-    bench.write("a", version="v2")
-    damage_when_published(bench, monkeypatch, "a", times=1)
-    ran = bench.refresh(select="stale")
-    assert not ran.success and [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["a"]
-    assert shown(bench) == ({"b"}, {"a"})
-    assert bench.refresh().success and shown(bench) == ({"a", "b"}, set())
+    assert again.success
+    assert again.materialized()["a"].metadata["action"].value == "encoded"
 
 
 def test_damaged_file_on_record_is_encoded_again_by_any_run_that_selects_it(
@@ -87,7 +71,6 @@ def test_damaged_file_on_record_is_encoded_again_by_any_run_that_selects_it(
 ) -> None:
     bench.fill("ab", 50)
     bench.refresh()
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
     with monkeypatch.context() as patch:
         damage_when_published(bench, patch, "ab")
         assert not bench.refresh(force=True).success
@@ -111,7 +94,6 @@ def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
     found = bench.tick()
     assert requested(found) == [["a"]] and not found.asset_events
     with monkeypatch.context() as patch:
-        patch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
         patch.setattr("surge_dagster.orchestration.read_back.difference", fail)
         [failed] = bench.launch(found)
         assert not failed.success and "the disk failed once" in failed.failure()

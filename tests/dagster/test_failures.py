@@ -10,8 +10,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.execution.context.system import IPlanContext
-from dagster._core.execution.retries import RetryMode
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from sqlalchemy.exc import InterfaceError, OperationalError
 
@@ -21,9 +19,8 @@ from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import active_runs, refresh
+from surge_dagster.orchestration import refresh
 from surge_dagster.orchestration.failures import table_of_failures
-from surge_dagster.orchestration.outcome import Outcome
 from tests.dagster.conftest import NAMES, Workbench, requested, shown, when_footers_are_checked
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
@@ -56,7 +53,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     bench.instance.add_dynamic_partitions("catalog", ["a", "b", "bad", "z"])
     ran = bench.refresh() if launched == "catalog_refresh" else bench.embed("a", "z")
     assert not ran.success and set(ran.materialized()) == {"a", "b", "z"}
-    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+    assert not ran.will_retry
     assert "1 partition failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
     check = ran.checks()[NAMES.run_check.name]
     assert not check.passed and ", 1 failed (bad), " in str(check.description)
@@ -112,7 +109,6 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
 ) -> None:
     bench.fill("ab")
     bench.refresh()
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
     unreadable, opened = bench.file("a"), os.open
 
     def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
@@ -143,32 +139,6 @@ def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(bench
     assert requested(bench.tick()) == [["b"]]
 
 
-def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a", 50)
-    bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a", "k"])
-    damage_when_published(bench, monkeypatch, "a", times=1)
-    waits: list[float] = []
-
-    def rest(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 1:
-            bench.write("k")
-            monkeypatch.setattr(EncoderPool, "start", fail)
-        else:
-            monkeypatch.setattr(EncoderPool, "start", start)
-
-    def fail(_: EncoderPool) -> None:
-        raise EncoderError("the pool failed")
-
-    start = EncoderPool.start
-    monkeypatch.setattr(embeddings, "rest", rest)
-    ran = bench.embed("a", "k")
-    assert len(waits) == 2 and ran.success and set(ran.materialized()) == {"a", "k"}
-    assert bench.instance.fetch_observations(dg.AssetRecordsFilter(NAMES.embeddings), limit=9).records == []
-
-
 def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
     """`%FF` is no text, and another one is a key of the catalog, whose partition has another name in Dagster."""
     bench.fill(("a", "%FE", "b"))
@@ -195,10 +165,9 @@ def test_failed_encoder_is_retried_and_published_files_are_kept(bench: Workbench
         patch.setenv("GATED_DEVICE", str(gate))
         ran = bench.refresh()
     assert not ran.success
-    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
     assert set(ran.materialized()) == {"a"} and sum(batch["texts"] for batch in ran.superbatches()) == 20
     gate.touch()
-    again = bench.refresh()
+    again = bench.retry(ran)
     assert again.success and set(again.materialized()) == {"b"}
 
 
@@ -220,30 +189,25 @@ def connection_refused() -> Exception:
 def test_run_whose_database_restarts_is_retried_and_published_files_are_kept(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    storage, report, away = type(bench.instance.event_log_storage), refresh.report_readers_space, [False]
-    store, asked = storage.store_event, list[bool]()
+    report = refresh.report_readers_space
+    failures = iter([error])
 
-    def ask(*given: Any) -> None:
-        if not asked:
-            away[0] = True
-            asked.append(True)
-            raise error
+    def fail_once(*given: Any) -> None:
+        if (failed := next(failures, None)) is not None:
+            raise failed
         report(*given)
 
-    def store_event(*given: Any) -> None:
-        if away[0]:
-            raise error
-        store(*given)
-
-    monkeypatch.setattr(refresh, "report_readers_space", ask)
-    monkeypatch.setattr(storage, "store_event", store_event)
-    monkeypatch.setattr(embeddings, "rest", lambda seconds: away.__setitem__(0, False))
+    monkeypatch.setattr(refresh, "report_readers_space", fail_once)
     bench.settings |= {"b_min": 1, "b_max": 50}
     bench.fill("ab")
+
     ran = bench.refresh()
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert set(ran.materialized()) == set("ab")
-    assert ran.metrics()["texts_encoded"] == 6, "each text once in both attempts"
+    again = bench.retry(ran)
+
+    assert not ran.success
+    assert again.success
+    assert set(ran.materialized()) | set(again.materialized()) == set("ab")
+    assert ran.metrics()["texts_encoded"] + again.metrics()["texts_encoded"] == 6, "each text once in both runs"
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -263,40 +227,19 @@ def test_only_a_source_that_changed_while_it_was_read_is_retried(
 
     monkeypatch.setattr(FolderCatalog, "__iter__", replaced_after_the_first_listing)
     ran = bench.refresh(force=force)
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    metrics = ran.metrics()
-    assert (metrics["texts_encoded"], metrics["superbatches"]) == (3 + 6, 2), "of both attempts"
-    assert (metrics["partitions_written"], metrics["partitions_skipped"]) == (2, 0), "the run wrote both"
-    assert ran.materialized()["moving"].metadata["rows"].value == 6
-    assert ran.materialized()["moving"].metadata["source_version"].value == "v2"
+    again = bench.retry(ran)
 
-
-def test_run_that_waits_between_attempts_can_be_terminated_and_counts_as_alive(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dagster's own wait ignores signals; in an op it raises the given exception."""
-    bench.write("a")
-    when_footers_are_checked(monkeypatch, lambda key: bench.file(key).unlink())  # each attempt encodes it again
-    waited: list[float] = []
-
-    def terminated_meanwhile(seconds: float) -> None:
-        waited.append(seconds)
-        [run] = bench.instance.get_runs()
-        assert list(active_runs.active_runs(bench.instance, lambda run: True)) == [run], "it is not declared lost"
-        if len(waited) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(embeddings, "rest", terminated_meanwhile)
-    ran = bench.refresh()
-    assert not ran.success and len(waited) == 2
-    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1, "no attempt after that"
+    assert not ran.success
+    assert again.success
+    assert [each.metrics()["texts_encoded"] for each in (ran, again)] == [3, 6]
+    assert again.materialized()["moving"].metadata["rows"].value == 6
+    assert again.materialized()["moving"].metadata["source_version"].value == "v2"
 
 
 @pytest.mark.parametrize(
     ("launched", "error", "reported"),
     [
         ("a job", EncoderError("the pool failed"), "the pool failed` | `Run again."),
-        ("a job that retries nothing", EncoderError("the pool failed"), "the pool failed` | `Run again."),
         ("the asset", EncoderError("the pool failed"), "the pool failed` | `Run again."),
         ("the asset", RuntimeError("odd"), "RuntimeError: odd` | `Look at the run's error, then run again."),
         ("a job", ConfigError("no such model"), "no such model` | `Fix what the reason names, then run again."),
@@ -312,17 +255,14 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     bench.write("a")
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
     monkeypatch.setattr(EncoderPool, "start", fail)
-    if launched == "a job that retries nothing":  # by its run config, which a run in this process does not heed
-        monkeypatch.setattr(IPlanContext, "retry_mode", RetryMode.DISABLED)
     ran = bench.embed("a", "a") if launched == "the asset" else bench.refresh()
     assert not ran.success and not ran.materialized()
     if reported is None:
         assert ran.checks() == {}
         return
-    retried = isinstance(error, EncoderError) and launched != "a job that retries nothing"
-    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == (2 if retried else 0)
+    assert ran.will_retry is isinstance(error, EncoderError)
     assert str(error) in ran.failure()
-    assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "of the last attempt, and none that passed"
+    assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "and none that passed"
     metrics = ran.metrics()
     assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_failed"]) == (0, 0, 0)
     assert f"| `(the whole run)` | `{reported}` |" in str(metrics["failed"])
@@ -350,27 +290,6 @@ def test_failing_event_log_does_not_hide_the_error_that_ended_the_run(
     monkeypatch.setattr(embeddings, "run_check_results", results)
     ran = bench.refresh()
     assert refusals == [0] and not ran.success and ran.failure().startswith("no catalog at")
-
-
-def listed(key: str, version: str) -> Partition:
-    return Partition(key, version, lambda: iter(()), lambda: version)
-
-
-def test_failure_of_an_attempt_stays_until_another_attempt_has_a_result() -> None:
-    first = Outcome.after(None, 0.2)
-    first.begin({key: listed(key, "v1") for key in ("bad", "fixed", "removed", "read", "unread")})
-    for key in ("bad", "fixed", "removed"):
-        first.fail(Failure(key, "null"))
-    for key in ("read", "unread"):
-        first.fail(Failure(key, "the disk failed", transient=True))
-    failed = set(first.failures)
-    second = Outcome.after(first, 0.2)
-    assert set(second.failures) == failed == {"bad", "fixed", "removed", "read", "unread"}
-    now = {"bad": "v1", "fixed": "v2", "read": "v1", "unread": "v1"}
-    todo = second.begin({key: listed(key, version) for key, version in now.items()})
-    assert [partition.key for partition in todo] == ["fixed", "read", "unread"], "bad data is read once"
-    second.succeed("read")
-    assert set(second.failures) == {"bad", "unread"}
 
 
 def test_every_failure_is_listed_with_a_remedy() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import ObjectEnd
@@ -25,7 +24,7 @@ from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from surge_dagster.orchestration.footer_checks import FooterChecks
 from surge_dagster.orchestration.worklist import Worklist, make_worklist
 from tests.cluster.local_cluster import LocalCluster
-from tests.dagster.conftest import NAMES, Ran, Workbench, when_footers_are_checked
+from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.engine.outputs import Output
 from tests.small_catalogs import assert_embedded, narrow, numbered_rows, partition_of, rewrite, tamper
 
@@ -233,20 +232,6 @@ def test_run_that_does_not_select_a_tampered_file_reports_it_all_the_same(embedd
 
     assert not ran.checks()["row_counts_match"].passed
     assert ran.materialized() == {}
-
-
-def test_violation_that_an_attempt_repaired_is_kept_by_the_next_attempt(
-    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tamper(embedded.file("b"), fewer_rows)
-    failures = iter([Failure("b", "the disk failed once", transient=True)])
-    when_footers_are_checked(monkeypatch, lambda key: next(failures, None))
-
-    ran = embedded.refresh()
-
-    assert ran.success
-    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert "| `b` |" in violations(ran, "row_counts_match")
 
 
 def test_run_judges_what_it_published_and_what_it_found_fresh(embedded: Workbench) -> None:

@@ -47,7 +47,6 @@ def test_three_nightly_runs_embed_exactly_what_is_due(
     bench: Workbench, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes half a minute: seven runs, each of which starts an encoder."""
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)  # the bucket stays down for all of them
     live_through(bench, object_server, monkeypatch, Plan(3, 40, "report", killed=2, down=3, model=3, apart=False))
 
 

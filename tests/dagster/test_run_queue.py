@@ -31,7 +31,9 @@ def test_run_is_launched_again_if_its_process_died_and_not_if_data_were_bad(eage
 
 
 @pytest.mark.parametrize("job", sorted(NAMES.jobs))
-def test_no_job_is_retried_after_a_failure_of_an_op(bench: Workbench, job: str) -> None:
+def test_every_job_is_launched_again_twice_after_a_failure(bench: Workbench, job: str) -> None:
     bench.settings["pgvector"] = {"dsn": "postgresql://127.0.0.1/shop", "table": "products"}
     bench.settings["derived"] = [{"dtype": "int8"}]
-    assert bench.definitions.resolve_job_def(job).run_tags["dagster/retry_on_asset_or_op_failure"] == "false"
+    tags = bench.definitions.resolve_job_def(job).run_tags
+    assert tags["dagster/retry_on_asset_or_op_failure"] == "true"
+    assert tags["dagster/max_retries"] == "2"
