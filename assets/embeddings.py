@@ -66,9 +66,18 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
     )
 
 
-def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat) -> dg.AssetsDefinition:
+def embeddings(
+    names: CatalogNames,
+    policy: CheckPolicy,
+    file_format: FileFormat,
+    max_partitions_per_run: int | None = None,
+) -> dg.AssetsDefinition:
     """The asset with a file per partition, and the checks that end its runs."""
     checks = run_checks(names, policy)
+    if max_partitions_per_run is None:
+        backfill_policy = dg.BackfillPolicy.single_run()
+    else:
+        backfill_policy = dg.BackfillPolicy.multi_run(max_partitions_per_run)
 
     @dg.multi_asset(
         name=names.embeddings_op,
@@ -93,7 +102,7 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
         ],
         check_specs=checks,
         partitions_def=names.partitions,
-        backfill_policy=dg.BackfillPolicy.single_run(),
+        backfill_policy=backfill_policy,
         pool=POOL,
         required_resource_keys=names.resource_keys,
     )

@@ -55,7 +55,7 @@ from tests.cluster.hosts import ROOT, Host, hosts
 _SIGMAS = (1.0, 1.72, 2.5)
 _SPREAD, _SLOW = 0.1, 0.5  # of the machines' speeds, and that of one of them
 _DIMENSION = 64
-_COSTS = Sizes(0, (), 0, (100, 200), 200, 100_000, (8,), 500)  # of what is measured for the simulator
+_COSTS = Sizes((), 0, (100, 200), 200, 100_000, (8,), 500)  # of what is measured for the simulator
 _GROUP_ROWS = 65_536
 _GIANT = 999_999  # the number of a partition that no synthetic catalog has
 _RAY = Path(sys.executable).parent / "ray"

@@ -1,17 +1,16 @@
-"""How well fleets of machines are used, over Dagster shards and over Ray: measured costs, simulated machines.
+"""How well fleets of machines are used over Ray: measured costs, simulated machines.
 
-    python -m benchmarks.fleet [--scenarios costs,efficiency,ends,real] [--quick]
+    python -m benchmarks.fleet [--scenarios costs,efficiency,ends] [--quick]
 
-- costs: what the product takes beside encoding, measured here: a run of Dagster and its place in the queue, events of
-  1 to 64 writers on one Postgres, lists, publishing, the driver of a cluster.
+- costs: what the product takes in addition to encoding, measured here: events of 1 to 64 writers on one Postgres,
+  lists, publishing, the driver of a cluster.
 - efficiency: of fleets of 1 to 1,000 machines over 40,000 partitions of log-normal sizes: the work, through what all
   machines could have encoded until the run ends. Speeds are spread by 10 %, 2 % of the machines have half the speed,
   10 % are preempted in an hour, and each starts cold. *Calm* is without preemptions, *wave* with 30 % in a minute.
-- ends: the largest fleets that shards use well, and those at which more machines stop to pay.
-- real: shards on machines that are threads here and encode by sleeping, beside the same in the simulator; for Ray,
-  `make bench-cluster` does so.
+- ends: the largest fleets that are used well, and those at which more machines stop to pay.
 
-All but *real* follow from the costs, so *costs* is always included. Prints a table and, as the last line of standard
+The others follow from the costs, so *costs* is always included. `make bench-cluster` compares the simulator with real
+Ray. Prints a table and, as the last line of standard
 output, one JSON document.
 """
 
@@ -23,9 +22,8 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 
 from benchmarks.fleet_costs import FULL, QUICK, FleetCosts, measure_costs
-from benchmarks.fleet_real_runs import compare
-from benchmarks.fleet_simulation import Catalog, Faults, Fleet, Outcome
-from benchmarks.fleet_ways import RayWay, ShardWay
+from benchmarks.fleet_simulation import Catalog, Faults, Outcome
+from benchmarks.fleet_ways import RayWay
 from benchmarks.harness import (
     Document,
     Scenarios,
@@ -42,10 +40,9 @@ from benchmarks.harness import (
 from surge_dagster.catalogs.synthetic import LOG_SIGMA, MEAN_BYTES
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 
-WAYS = ("shards", "ray")
 SIGMAS = (1.0, LOG_SIGMA, 2.5)
 FAULTS = {"preempted": Faults(), "calm": Faults(lost_per_hour=0.0), "wave": Faults(wave=0.3)}
-WELL = 0.92  # the efficiency down to which shards are said to use their machines well
+WELL = 0.92  # the efficiency down to which machines are said to be used well
 # More machines pay while twice as many need at most so much of the time.
 PAYS = 0.75
 
@@ -57,11 +54,6 @@ def measure(arguments: argparse.Namespace) -> Document:
     say("costs")
     costs, extra = measure_costs(QUICK if arguments.quick else FULL, arguments.model)
     document["costs"] = asdict(costs) | extra
-    if "real" in requested:
-        say("real")
-        sizes = (arguments.real_machines, arguments.real_seconds, arguments.real_partitions)
-        sigmas = (LOG_SIGMA,) if arguments.quick else SIGMAS
-        document["real"] = [{"sigma": sigma} | compare(costs, *sizes, sigma) for sigma in sigmas]
     simulator = Simulator(arguments, costs)
     if "efficiency" in requested:
         say("efficiency")
@@ -80,29 +72,26 @@ class Simulator:
         self._machines = [round(count) for count in arguments.machines]
 
     def efficiencies(self) -> list[Document]:
-        """Rows of a catalog, a way and a kind of faults, with the outcome for each number of machines."""
+        """Rows of a catalog and a kind of faults, with the outcome for each number of machines."""
         rows = list[Document]()
         for sigma in SIGMAS:
             catalog = self._catalog(sigma, 1.0)
-            for way in WAYS:
-                for name in FAULTS if sigma == LOG_SIGMA else ("preempted",):
-                    say(f"  sigma {sigma}, {way}, {name}")
-                    outcomes = [self._outcome(way, catalog, count, FAULTS[name]) for count in self._machines]
-                    row = {"sigma": sigma, "way": way, "faults": name, "catalog_bytes": catalog.text_bytes}
-                    rows.append(row | {"machines": self._machines, "outcomes": [asdict(each) for each in outcomes]})
+            for name in FAULTS if sigma == LOG_SIGMA else ("preempted",):
+                say(f"  sigma {sigma}, {name}")
+                outcomes = [self._outcome(catalog, count, FAULTS[name]) for count in self._machines]
+                row = {"sigma": sigma, "faults": name, "catalog_bytes": catalog.text_bytes}
+                rows.append(row | {"machines": self._machines, "outcomes": [asdict(each) for each in outcomes]})
         return rows
 
     def ends(self) -> list[Document]:
-        """By way, catalog and share of its texts: up to how many machines they are used well, and more of them pay."""
+        """By share of the texts: up to how many machines they are used well, and more of them pay."""
         counts = [2**power for power in range(round(max(self._machines)).bit_length() + 1)]
-        cases = [("shards", sigma, 1.0) for sigma in SIGMAS]
-        cases += [(way, LOG_SIGMA, share) for way in WAYS for share in (0.1, 0.01)]
-        return [self._end(way, sigma, share, counts) for way, sigma, share in cases]
+        return [self._end(LOG_SIGMA, share, counts) for share in (0.1, 0.01)]
 
-    def _end(self, way: str, sigma: float, share: float, counts: Sequence[int]) -> Document:
-        say(f"  sigma {sigma}, {way}, {share:g} of the texts")
+    def _end(self, sigma: float, share: float, counts: Sequence[int]) -> Document:
+        say(f"  sigma {sigma}, {share:g} of the texts")
         catalog = self._catalog(sigma, share)
-        by_count = {count: self._outcome(way, catalog, count, FAULTS["preempted"]) for count in counts}
+        by_count = {count: self._outcome(catalog, count, FAULTS["preempted"]) for count in counts}
         used_well = [count for count in counts if by_count[count].efficiency >= WELL]
         pays = 1
         for fewer, more in pairwise(counts):
@@ -110,7 +99,6 @@ class Simulator:
                 break
             pays = more
         return {
-            "way": way,
             "sigma": sigma,
             "hours": self._arguments.hours * share,
             "used_well": max(used_well, default=0),
@@ -124,16 +112,11 @@ class Simulator:
         texts = round(arguments.hours * share * 3600 * arguments.texts_per_second)
         return Catalog.of(texts, arguments.partitions, sigma)
 
-    def _outcome(self, way: str, catalog: Catalog, machines: int, faults: Faults) -> Outcome:
+    def _outcome(self, catalog: Catalog, machines: int, faults: Faults) -> Outcome:
         arguments = self._arguments
         faults = replace(faults, cold_seconds=arguments.cold_seconds, replaced_seconds=arguments.replaced_seconds)
         speed = arguments.texts_per_second * MEAN_BYTES
-        fleet: Fleet
-        if way == "ray":
-            fleet = RayWay(catalog, machines, speed, self._costs, faults, arguments.seed, held=arguments.held)
-        else:
-            fleet = ShardWay(catalog, machines, speed, self._costs, faults, arguments.seed)
-        return fleet.run()
+        return RayWay(catalog, machines, speed, self._costs, faults, arguments.seed, held=arguments.held).run()
 
 
 def cost_lines(costs: Document) -> Iterator[str]:
@@ -157,48 +140,34 @@ def efficiency_lines(rows: Sequence[Document]) -> Iterator[str]:
         shown = "".join(f"{outcome['efficiency']:>9.3f}" for outcome in row["outcomes"])
         failed = sum(outcome["failed"] for outcome in row["outcomes"])
         note = f"  {failed} partitions failed" if failed else ""
-        yield f"{row['way']:10}{row['sigma']:>7}  {row['faults']:10}{shown}{note}"
+        yield f"{'':10}{row['sigma']:>7}  {row['faults']:10}{shown}{note}"
 
 
 def efficiency_targets(rows: Sequence[Document]) -> Iterator[Target]:
-    def lowest(way: str, machines: int) -> float | None:
+    def lowest(machines: int) -> float | None:
         found = [
             outcome["efficiency"]
             for row in rows
             for count, outcome in zip(row["machines"], row["outcomes"], strict=True)
-            if (row["way"], row["faults"], count) == (way, "preempted", machines)
+            if (row["faults"], count) == ("preempted", machines)
         ]
         return min(found, default=None)
 
-    yield Target("shards, 8 machines, lowest of three catalogs", WELL, lowest("shards", 8))
-    yield Target("ray, 8 machines", 0.96, lowest("ray", 8))
-    yield Target("ray, 1,000 machines", 0.95, lowest("ray", 1_000))
+    yield Target("8 machines", 0.96, lowest(8))
+    yield Target("1,000 machines", 0.95, lowest(1_000))
 
 
 def end_lines(ends: Sequence[Document]) -> Iterator[str]:
     yield f"{'':10}{'sigma':>7}{'hours of one machine':>22}{f'at least {WELL}':>15}{'more pay up to':>16}{'s then':>10}"
     for end in ends:
         figures = f"{end['hours']:>22,g}{end['used_well']:>15,}{end['pays']:>16,}{end['seconds']:>10,.0f}"
-        yield f"{end['way']:10}{end['sigma']:>7}{figures}"
-
-
-def real_lines(rows: list[Document]) -> Iterator[str]:
-    yield f"{'shards':10}{'sigma':>7}{'real':>10}{'simulated':>12}{'difference':>12}"
-    for row in rows:
-        yield f"{'':10}{row['sigma']:>7}{row['real']:>10.3f}{row['simulated']:>12.3f}{row['difference']:>12.1%}"
-
-
-def real_targets(rows: list[Document]) -> Iterator[Target]:
-    for row in rows:
-        yield Target(f"shards, sigma {row['sigma']}", WELL, row["real"])
-        yield at_most(f"difference of the simulator, sigma {row['sigma']}", 0.05, abs(row["difference"]))
+        yield f"{'':10}{end['sigma']:>7}{figures}"
 
 
 SCENARIOS: Scenarios = {
     "costs": (cost_lines, cost_targets),
     "efficiency": (efficiency_lines, efficiency_targets),
     "ends": (end_lines, lambda ends: ()),
-    "real": (real_lines, real_targets),
 }
 
 
@@ -214,9 +183,6 @@ def main() -> None:
     add("--cold-seconds", type=float, default=60.0, help="by which a machine's first start is longer (60)")
     add("--replaced-seconds", type=float, default=120.0, help="until a lost machine is replaced (120)")
     add("--model", default="hash://384" if quick else DEFAULT_MODEL, help="whose load is measured")
-    add("--real-machines", type=int, default=2 if quick else 8, help="of real runs (8)")
-    add("--real-seconds", type=float, default=2.0 if quick else 90.0, help="of encoding in a real run (90)")
-    add("--real-partitions", type=int, default=8 if quick else 200, help="of a real run (200)")
     add("--seed", type=int, default=0, help="of speeds and losses (0)")
     print_scenarios(measure(parser.parse_args()), SCENARIOS)
 

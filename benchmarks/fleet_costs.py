@@ -1,14 +1,13 @@
 """What a fleet costs beside encoding, measured on this machine: the parameters of the simulator.
 
-Each figure is the product's own code at work: Dagster's webserver, queue and runs on a Postgres server, runs over
-partitions with an encoder that takes no time, a driver whose machines answer immediately.
+Each figure is the product's own code at work: events on a Postgres server, runs over partitions with an encoder that
+takes no time, a driver whose machines answer immediately.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import multiprocessing
 import statistics
@@ -16,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -39,10 +37,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration.names import CatalogNames
-from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.dagster.postgres_server import PostgresServer, postgres_server
-from tests.small_catalogs import numbered_rows, write_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +45,22 @@ class FleetCosts:
     """Seconds of everything beside encoding.
 
     Attributes:
-        run_seconds: of a Dagster run of one small partition, from its launch to its end, its process and pool included.
-        pool_seconds: of a model's load by a pool, beside that.
-        enqueue_seconds: to create a run in Dagster's queue; runs are created one after the other.
-        launch_seconds: between two runs that the queue launches.
+        pool_seconds: of a model's load by a pool.
         stretch_seconds: what a run over a small partition takes with a pool that is started.
         file_seconds: to publish a small file, among many.
         row_seconds: to publish a row, in a large file.
         of_writers: to store a partition's events, by the number of runs that do so on one database.
         of_objects: to list so many files.
         of_machines: of the driver for a stretch, by the number of machines.
-        dequeue_seconds: between two looks of Dagster's queue, as it is set without a setting.
     """
 
-    run_seconds: float
     pool_seconds: float
-    enqueue_seconds: float
-    launch_seconds: float
     stretch_seconds: float
     file_seconds: float
     row_seconds: float
     of_writers: Mapping[int, float]
     of_objects: Mapping[int, float]
     of_machines: Mapping[int, float]
-    dequeue_seconds: float = 5.0
 
     def event_seconds(self, writers: int) -> float:
         return _between(self.of_writers, writers)
@@ -94,7 +81,6 @@ def _between(points: Mapping[int, float], at: int) -> float:
 class Sizes:
     """Of what is measured."""
 
-    runs: int
     writers: Sequence[int]
     events: int
     objects: Sequence[int]
@@ -104,26 +90,23 @@ class Sizes:
     stretches: int
 
 
-FULL = Sizes(6, (1, 4, 16, 64), 500, (40_000, 400_000), 1_000, 200_000, (8, 64, 1_000), 3_000)
-QUICK = Sizes(0, (), 0, (100, 200), 5, 500, (2, 4), 8)
+FULL = Sizes((1, 4, 16, 64), 500, (40_000, 400_000), 1_000, 200_000, (8, 64, 1_000), 3_000)
+QUICK = Sizes((), 0, (100, 200), 5, 500, (2, 4), 8)
 
 
 def measure_costs(sizes: Sizes, model: str) -> tuple[FleetCosts, Document]:
     """Measure everything, one at a time; the document has what the simulator does not use.
 
-    Without runs of Dagster, what Postgres stores is left out, too.
+    Without writers, what Postgres stores is left out.
 
     Raises:
         NoPostgres: Postgres or its driver is missing.
     """
     with tempfile.TemporaryDirectory(prefix="surge-fleet-") as name:
         folder = Path(name)
-        run = enqueue = launch = 1.0
         events, extra = {1: 0.001}, Document()
-        if sizes.runs:
+        if sizes.writers:
             with postgres_server() as server:
-                say("  runs of Dagster")
-                run, enqueue, launch = _dagster_runs(server, folder / "dagster", sizes.runs)
                 for writers in sizes.writers:
                     say(f"  events of {writers} writers")
                     events[writers], cpu = _stored_events(server, writers, sizes.events)
@@ -136,39 +119,8 @@ def measure_costs(sizes: Sizes, model: str) -> tuple[FleetCosts, Document]:
         extra["bucket_list_seconds"] = listing_seconds(sizes.objects)
         say("  a driver")
         driver = {count: _driver_seconds(folder, count, sizes.stretches) for count in sizes.machines}
-    costs = FleetCosts(run, max(0.0, pool), enqueue, launch, stretch, file, row, events, objects, driver)
+    costs = FleetCosts(max(0.0, pool), stretch, file, row, events, objects, driver)
     return costs, extra
-
-
-def _dagster_runs(server: PostgresServer, folder: Path, count: int) -> tuple[float, float, float]:
-    """Seconds of a run from its launch to its end, of enqueueing one, and between two launches."""
-    folder.mkdir()
-    keys = [f"p{number}" for number in range(count)]
-    for key in keys:
-        write_partition(folder / "catalog", key, numbered_rows(key, 2))
-    job = CatalogNames().refresh_job
-
-    def launch(dagster: DevServer, keys: Sequence[str]) -> list[float]:
-        config = [{"ops": {CatalogNames().refresh_op: {"config": {"keys": [key]}}}} for key in keys]
-        return [seconds_of(partial(dagster.launch, job, each)) for each in config]
-
-    def ended(dagster: DevServer, number: int) -> list[Any] | None:
-        runs = dagster.records()
-        return runs if len(runs) == number and all(run.ended for run in runs) else None
-
-    with dev_server(folder, 2, False, server.create_database("runs")) as dagster:
-        launch(dagster, keys[:1])  # which begins the space
-        eventually("the end of the first run", lambda: ended(dagster, 1), seconds=200)
-        seconds = launch(dagster, keys[1:])
-        eventually("the end of all runs", lambda: ended(dagster, count), seconds=400)
-        query = (
-            "{ runsOrError { ... on Runs { results { stats { ... on RunStatsSnapshot { launchTime endTime } } } } } }"
-        )
-        stats = [run["stats"] for run in dagster.ask(query)["runsOrError"]["results"]]
-    launched = sorted(each["launchTime"] for each in stats)
-    gaps = [after - before for before, after in itertools.pairwise(launched)]
-    durations = [each["endTime"] - each["launchTime"] for each in stats]
-    return statistics.median(durations), statistics.median(seconds), min(gaps)
 
 
 def _stored_events(server: PostgresServer, writers: int, events: int) -> tuple[float, float]:

@@ -1,17 +1,12 @@
-"""Who gets what in a simulated fleet, decided by the product's own code: `Stretches` for Ray, `cut` for shards."""
+"""Who gets what in a simulated fleet, decided by the product's own code, `Stretches`."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from statistics import fmean
 
 from benchmarks.fleet_simulation import Fleet, Machine, Task
 from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
-from surge_dagster.orchestration import shards
 
-SENSOR_SECONDS = 5.0  # of `lost_runs`
-SILENT_SECONDS = 300.0  # after which a run whose heartbeat stands still is declared lost
 NOTICED_SECONDS = 13.0  # after which Ray has noticed a lost host, as measured with killed hosts
 LOOK_SECONDS = 1.0  # between two looks of a driver whose machines are idle
 _START_SPREAD = 0.9, 1.1  # by which starts of a cluster's machines differ
@@ -123,72 +118,3 @@ class RayWay(Fleet):
         if self._looks_at <= self.now:
             self._looks_at = self.now + LOOK_SECONDS
             self.at(self._looks_at, self._hand_out)
-
-
-class ShardWay(Fleet):
-    """Dagster runs of the stretches that `cut` makes, each a process that some machine starts.
-
-    Attributes:
-        least_seconds: of a machine, that are worth a run.
-    """
-
-    least_seconds = 60.0
-
-    def begin(self) -> None:
-        self._queue: list[tuple[int, Stretch]] = []  # by priority
-        self._waiting = dict[Task, int]()
-        self._slots, self._active = self.count, 0
-        least = round(self.least_seconds * fmean(self.speeds))
-        keys = list(self.catalog.partitions)
-        for number, shard in enumerate(shards.cut(keys, self.catalog.partitions, self.count, least)):
-            run = number, Stretch(tuple(shard.keys), shard.weight, ranges=(shard.part,) if shard.part else ())
-            self.at(self.listing + (number + 1) * self.costs.enqueue_seconds, lambda run=run: self._enqueue(run))
-        self.at(self.costs.dequeue_seconds, self._dequeue)
-
-    def under_way(self) -> bool:
-        return False
-
-    def joined(self, machine: Machine) -> None:
-        pass  # the queue finds it
-
-    def _enqueue(self, run: tuple[int, Stretch]) -> None:
-        heapq.heappush(self._queue, run)
-
-    def _dequeue(self) -> None:
-        idle = [machine for machine in self._machines.values() if not machine.tasks]
-        count = min(len(idle), self._slots, len(self._queue))
-        for number, machine in enumerate(idle[:count], 1):
-            self._slots -= 1
-            run = heapq.heappop(self._queue)
-            self.at(self.now + number * self.costs.launch_seconds, lambda m=machine, r=run: self._launch(m, r))
-        self.at(self.now + max(self.costs.dequeue_seconds, count * self.costs.launch_seconds), self._dequeue)
-
-    def _launch(self, machine: Machine, run: tuple[int, Stretch]) -> None:
-        number, stretch = run
-        if machine.is_lost:  # the launcher starts it on another one
-            self._slots += 1
-            self._enqueue(run)
-            return
-        cold = self.faults.cold_seconds if machine.is_new else 0.0
-        machine.is_new = False
-        task = self.give(machine, stretch, cold + self.costs.run_seconds + self.costs.pool_seconds + self.listing)
-        self._waiting[task] = number
-
-    def finished(self, task: Task) -> None:
-        del self._waiting[task]
-        for part in task.stretch.ranges:
-            if self._staged_rows[part.key] == self.catalog.partitions[part.key].rows:
-                self.done.add(part.key)
-        self.at(self.store_events(len(task.stretch.keys), self.count), self._end_run)
-
-    def _end_run(self) -> None:
-        self._slots += 1
-
-    def lost(self, machine: Machine, tasks: list[Task]) -> None:
-        for task in tasks:
-            run = self._waiting.pop(task), task.stretch
-            self.at(self.now + SILENT_SECONDS + SENSOR_SECONDS, lambda run=run: self._launch_again(run))
-
-    def _launch_again(self, run: tuple[int, Stretch]) -> None:
-        self._slots += 1
-        self._enqueue(run)

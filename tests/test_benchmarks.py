@@ -116,22 +116,19 @@ def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
 
 
 @pytest.mark.soak
-def test_fleet_benchmark_simulates_both_ways_beside_real_runs() -> None:
+def test_fleet_benchmark_simulates_machines_that_do_all_the_work() -> None:
     document = run_benchmark("fleet", "--quick")
-    assert {row["way"] for row in document["efficiency"]} == {"shards", "ray"}
     for row in document["efficiency"]:
         done = {outcome["done_bytes"] for outcome in row["outcomes"]}
         assert done == {row["catalog_bytes"]}, row
     assert all(0 < efficiency <= 1 for end in document["ends"] for efficiency in end["efficiencies"].values())
-    assert [row["sigma"] for row in document["real"]] == [1.72]
-    assert all(0 < row[name] <= 1 for row in document["real"] for name in ("real", "simulated"))
 
 
 @pytest.mark.soak
 def test_fleet_benchmark_measures_dagster_on_postgres() -> None:
     require("postgres", "dagster_postgres")
-    costs = measure_costs(replace(QUICK, runs=3, writers=(1, 2), events=5), "hash://384")
-    assert costs[0].run_seconds > 0 and set(costs[0].of_writers) == {1, 2}
+    costs = measure_costs(replace(QUICK, writers=(1, 2), events=5), "hash://384")
+    assert set(costs[0].of_writers) == {1, 2}
     assert costs[1]["postgres_cpu_milliseconds"] > 0
 
 

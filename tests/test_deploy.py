@@ -258,7 +258,7 @@ def test_docker_accepts_the_container_settings_of_a_run() -> None:
 def test_ecs_task_has_the_variables_that_the_page_names() -> None:
     handed_on = set(load("ecs/dagster.yaml")["run_launcher"]["config"]["env_vars"])
     named = set(re.findall("`([A-Z_]+)`", (DEPLOY / "ecs" / "README.md").read_text()))
-    of_no_run = {"SURGE_RUN_TASK_DEFINITION", "ECS_CLUSTER", "SURGE_SHARDS"}
+    of_no_run = {"SURGE_RUN_TASK_DEFINITION", "ECS_CLUSTER", "SURGE_MAX_RUNS"}
     assert handed_on == named - of_no_run - {"DAGSTER_PG_PASSWORD"} and handed_on > WITHOUT_DEFAULTS | {PLANNED}
 
 

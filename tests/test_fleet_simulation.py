@@ -7,21 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fleet_costs import FleetCosts
-from benchmarks.fleet_simulation import STAGED_BYTES, Catalog, Faults, Fleet
-from benchmarks.fleet_ways import RayWay, ShardWay
+from benchmarks.fleet_simulation import Catalog, Faults, Fleet
+from benchmarks.fleet_ways import RayWay
 from surge_dagster.catalogs.synthetic import MEAN_BYTES
 
-COSTS = FleetCosts(8.0, 2.0, 1.0, 0.3, 0.2, 0.005, 5e-6, {1: 0.001}, {40_000: 1.0}, {1: 0.001, 1_000: 0.005})
-FREE = FleetCosts(0, 0, 0, 0, 0, 0, 0, {1: 0}, {1: 0}, {1: 0}, dequeue_seconds=0.01)
+COSTS = FleetCosts(2.0, 0.2, 0.005, 5e-6, {1: 0.001}, {40_000: 1.0}, {1: 0.001, 1_000: 0.005})
+FREE = FleetCosts(0, 0, 0, 0, {1: 0}, {1: 0}, {1: 0})
 NONE = Faults(spread=0.0, slow=0.0, lost_per_hour=0.0, cold_seconds=0.0)
 SPEED = 700.0 * MEAN_BYTES
-WAYS = ("shards", "ray one by one", "ray two at a time")
+WAYS = ("one by one", "two at a time")
 
 
 def fleet_of(way: str, catalog: Catalog, machines: int, faults: Faults, costs: FleetCosts, seed: int = 0) -> Fleet:
-    if way == "shards":
-        return ShardWay(catalog, machines, SPEED, costs, faults, seed)
-    return RayWay(catalog, machines, SPEED, costs, faults, seed, held=1 if way == WAYS[1] else 2)
+    return RayWay(catalog, machines, SPEED, costs, faults, seed, held=1 if way == WAYS[0] else 2)
 
 
 @settings(deadline=None, max_examples=30)
@@ -41,9 +39,7 @@ def test_every_partition_is_done_or_fails_by_name_whatever_machines_are_lost(
     fleet = fleet_of(way, catalog, machines, Faults(lost_per_hour=lost_per_hour, wave=wave), COSTS, seed)
     outcome = fleet.run()
     assert fleet.done | fleet.failed == catalog.partitions.keys() and not fleet.done & fleet.failed
-    assert outcome.failed == 0 or (way != "shards" and outcome.lost >= 3), (
-        "a partition is given up after three machines"
-    )
+    assert outcome.failed == 0 or outcome.lost >= 3, "a partition is given up after three machines"
     assert outcome.done_bytes == catalog.text_bytes or outcome.failed
     assert 0 < outcome.efficiency <= 1
     assert outcome.encoded_bytes >= outcome.done_bytes * (1 - 1e-9)
@@ -60,11 +56,3 @@ def test_machines_without_faults_and_costs_take_what_the_texts_take(way: str) ->
     assert one.encoded_bytes == pytest.approx(catalog.text_bytes)
     eight = fleet_of(way, catalog, 8, NONE, FREE).run()
     assert alone / 8 <= eight.seconds < alone / 8 + 70, "the last stretch at most"
-
-
-@pytest.mark.parametrize("sigma", [1.0, 2.5])
-def test_what_a_lost_machine_has_published_or_staged_is_not_encoded_again(sigma: float) -> None:
-    catalog = Catalog.of(3_000_000, 6_000, sigma)
-    outcome = fleet_of("shards", catalog, 8, Faults(lost_per_hour=20.0), COSTS).run()
-    assert outcome.lost > 10
-    assert outcome.encoded_bytes <= catalog.text_bytes + outcome.lost * STAGED_BYTES

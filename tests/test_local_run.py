@@ -162,7 +162,7 @@ def test_failed_partitions_raise_at_the_end_and_the_others_are_published(capsys:
         (FRAME, {"partition_by": "kind", "id": "ean"}, "no column 'ean'; its columns are 'kind', 'sku', 'title'"),
         (FRAME, {"partition_by": "kind", "output": 7}, "setting output: input should be a valid string"),
         (FRAME, {"idd": "sku"}, "embed has no setting idd; it has b_max, b_min"),
-        (FRAME, {"shards": 2}, "embed has no setting shards; it has"),
+        (FRAME, {"max_runs": 2}, "embed has no setting max_runs; it has"),
         ([{"id": 1}], {"partition_by": "kind"}, "its rows are a builtins list, which is no frame"),
         ("", {}, "setting source"),
         ("nowhere", {}, "there is no such file or folder"),

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
 import dagster as dg
 
 from surge_dagster.config.settings import Settings
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import Held, held_by_active_runs
 from surge_dagster.orchestration.discovery import (
@@ -28,12 +28,12 @@ from surge_dagster.orchestration.discovery import (
     report_changes,
     states_of_unfinished,
 )
+from surge_dagster.orchestration.divided import cut, piece_tags
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
-from surge_dagster.orchestration.launch import POOL, config_of, record_pool_limit, unattended
+from surge_dagster.orchestration.launch import POOL, Unattended, config_of, record_pool_limit
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.removed_partitions import removed_keys
 from surge_dagster.orchestration.requests import Undone, find_undone, next_attempt, request_for, request_tags
-from surge_dagster.orchestration.shards import bytes_per_minute, cut, shard_tags
 from surge_dagster.resources.upstream_asset import NotListed
 
 _SENSOR_SECONDS = 30
@@ -77,7 +77,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             space = known_space(names, resources, resources.output.open())
             options = {} if settings.refresh_stale else {"select": "missing"}
             config = config_of(names.embeddings_op, options)
-            tags = unattended(space, settings.shards).tags | settings.run_tags
+            tags = _unattended(space).tags | settings.run_tags
             return request_for(instance, names.embed_job, f"{unlisted.version} {fingerprint}", config, tags)
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
@@ -97,21 +97,22 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue starts any number of "
                 "runs, each with an encoder of its own: use the dagster.yaml that comes with surge-dagster"
             )
-        least = bytes_per_minute(names, instance, space)
-        stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards, least)
+        pieces = cut(keys[: settings.max_runs * _KEYS_PER_RUN], listing.partitions, settings.max_runs)
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
-        keeps_to = unattended(space, settings.shards)
         return [
             dg.RunRequest(
-                run_config=config_of(names.embeddings_op, {"keys": stretch.keys}),
-                tags=tags
-                | replace(keeps_to, part=stretch.part).tags
-                | shard_tags(number, len(stretches), settings.run_tags),
+                run_config=config_of(names.embeddings_op, {"keys": piece}),
+                tags=tags | _unattended(space).tags | piece_tags(number, len(pieces), settings.run_tags),
             )
-            for number, stretch in enumerate(stretches, 1)
+            for number, piece in enumerate(pieces, 1)
         ]
 
     return sensor
+
+
+def _unattended(space: Space | None) -> Unattended:
+    """Return what a run keeps to that is requested now: it fills this space, or begins the first one."""
+    return Unattended(space.name if space else None)
 
 
 def _message(

@@ -12,8 +12,8 @@ import dagster as dg
 
 from surge_dagster.config.settings import NO_CRON, Settings
 from surge_dagster.orchestration.active_runs import active_runs, held_by_active_runs
+from surge_dagster.orchestration.divided import refresh_requests
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.shards import refresh_requests
 
 
 def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:

@@ -236,7 +236,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         examples=[[{"dtype": "int8"}, {"dtype": "binary", "dimension": 256}]],
     )
 
-    shards: int = Field(1, ge=1, description="machines that the runs of a sensor or schedule share")
+    max_runs: int = Field(1, ge=1, description="most runs into which a sensor or schedule divides its work")
+    max_partitions_per_run: int | None = Field(
+        None, ge=1, description="most partitions of a run of a backfill (unset: a backfill is one run)"
+    )
     run_tags: dict[str, _TagValue] = Field(
         {},
         description="tags of the runs that the sensor and the nightly refresh request, such as dagster/priority",
@@ -339,8 +342,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     @model_validator(mode="after")
     def _require_agreement(self) -> Self:
         """Refuse settings that contradict each other, and options that a `hash://` model does not have."""
-        if self.shards > 1 and self.cluster != "none":
-            raise ValueError(f"a run over a cluster has all machines, so shards is 1 with cluster, not {self.shards}")
+        if self.max_runs > 1 and self.cluster != "none":
+            raise ValueError(
+                f"a run over a cluster has all machines, so max_runs is 1 with cluster, not {self.max_runs}"
+            )
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):
             spec.resolve()

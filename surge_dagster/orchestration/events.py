@@ -25,7 +25,7 @@ from surge_dagster.orchestration.dagster_internals import Event, store_batch
 
 # A batch is one transaction, and other processes wait for SQLite as long as it lasts.
 BATCH_EVENTS = 1_000
-_FLUSH_SECONDS, _FLUSHES_PER_SECOND = 1.0, 20
+_FLUSH_SECONDS = 1.0
 # Two batches of some 4 kB per event; more would only take longer to store when a run is terminated.
 _WAITING_EVENTS = 2 * BATCH_EVENTS
 
@@ -57,12 +57,10 @@ class EventWriter(Generic[T]):
         context: dg.OpExecutionContext,
         store: Callable[[Sequence[T]], None],
         grace_seconds: float,
-        shards: int = 1,
     ) -> None:
         self._context = context
         self._store = store
         self._grace_seconds = grace_seconds
-        self._flush_seconds = max(_FLUSH_SECONDS, shards / _FLUSHES_PER_SECOND)
         self._waiting: deque[T] = deque()
         self._urgent = 0  # how many of them are stored without waiting for more
         self._storing = 0
@@ -131,7 +129,7 @@ class EventWriter(Generic[T]):
             self._changed.wait_for(lambda: self._waiting or self._closing)
             self._changed.wait_for(
                 lambda: self._urgent or len(self._waiting) >= BATCH_EVENTS or self._closing,
-                max(0.0, self._stored_at + self._flush_seconds - time.monotonic()),
+                max(0.0, self._stored_at + _FLUSH_SECONDS - time.monotonic()),
             )
             size = min(self._urgent or len(self._waiting), BATCH_EVENTS)
             batch = [self._waiting.popleft() for _ in range(size)]

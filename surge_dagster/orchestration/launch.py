@@ -21,9 +21,7 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Status
-from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.engine.support.counts import counted, named
 
 POOL = "gpu"
@@ -56,22 +54,16 @@ class Unattended:
     Attributes:
         expected_space: it refuses any other one, and where this is None, any that is not the first of its output.
         removed_partitions: what it does about partitions removed from the source; None leaves them.
-        shards: machines that share the work, and with it the database of Dagster.
-        part: of the only partition, the rows that it encodes; None for all.
     """
 
     expected_space: str | None = None
     removed_partitions: Literal["report", "delete"] | None = None
-    shards: int = 1
-    part: PartitionRange | None = None
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Self | None:
         if _UNATTENDED_TAG not in tags:
             return None
-        values = json.loads(tags[_UNATTENDED_TAG])
-        part = values.get("part")
-        return cls(**values | {"part": PartitionRange(**part) if part else None})
+        return cls(**json.loads(tags[_UNATTENDED_TAG]))
 
     @property
     def tags(self) -> dict[str, str]:
@@ -151,15 +143,6 @@ def job_of(
     return compose
 
 
-def unattended(
-    space: Space | None,
-    shards: int = 1,
-    removed_partitions: Literal["report", "delete"] | None = None,
-) -> Unattended:
-    """What a run keeps to that is requested now: it fills this space, or begins the first one of an empty output."""
-    return Unattended(space.name if space else None, removed_partitions, shards)
-
-
 def config_of(op_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The run config with these options of a `LaunchConfig`."""
     return {"ops": {op_name: {"config": dict(options)}}}
@@ -174,7 +157,7 @@ def record_pool_limit(instance: dg.DagsterInstance) -> bool:
     """Record the pool with the limit of the instance's settings, unless it is recorded; returns whether it has one.
 
     Dagster records a pool's limit when its queue first meets the pool, and starts every run that waits at that moment:
-    on a new instance a refresh in eight shards would start eight encoder pools. So the sensors record it beforehand.
+    on a new instance a refresh in eight runs would start eight encoder pools. So the sensors record it beforehand.
     """
     storage = instance.event_log_storage
     if POOL in storage.get_concurrency_keys():

@@ -115,7 +115,6 @@ class Outcome:
     removed: list[str] = field(default_factory=list)  # catalog keys that were removed from the source; they are skipped
     published: set[str] = field(default_factory=set)  # catalog keys
     republished: set[str] = field(default_factory=set)  # those that were not encoded: only the source version had moved
-    in_part: set[str] = field(default_factory=set)  # catalog keys of which other runs encode the other rows
     fresh: set[str] = field(default_factory=set)  # catalog keys that were found up to date
     ended_by: BaseException | None = None  # what ended the run early
     begun: float = field(default_factory=time.monotonic)
@@ -135,12 +134,10 @@ class Outcome:
         encoded = self.published - republished - failed
         fresh = self.fresh - self.published - removed - failed
         all_keys = self.partitions.keys() | self.published | self.fresh | failed | removed
-        in_part = set[str]() if self.ended_by else self.in_part - self.published - fresh - failed
-        others = len(all_keys) - sum(map(len, (encoded, republished, fresh, failed, removed, in_part)))
+        others = len(all_keys) - sum(map(len, (encoded, republished, fresh, failed, removed)))
         counts = {
             "republished": len(republished),
             "removed from the source": len(removed),
-            "encoded in part, for other runs to complete": len(in_part),
             "not reached" if self.ended_by else "left out by select": others,
         }
         new, reused = self.metrics.texts_encoded, self.metrics.costs.rows_reused

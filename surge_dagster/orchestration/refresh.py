@@ -25,7 +25,7 @@ from surge_dagster.engine.output.spaces import list_spaces, model_difference, ne
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
-from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
@@ -63,8 +63,7 @@ class Refresh:
         done = done_before(names, context) if config.force else set[str]()
         self._record = OnRecord(self._catalogued, failed_on_record(names, context.instance), done)
         events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
-        shards = self._unattended.shards if self._unattended else 1
-        self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds, shards)
+        self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 
     def run(self, partition_keys: Sequence[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
@@ -165,8 +164,7 @@ class Refresh:
     def _new_run(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun | ClusterRun[Any]:
         force, resources = self._config.force, self._resources
         if resources.encoder.cluster == "none":
-            options = {"force": force, "outputs": work.outputs, "ranges": self._ranges(work.todo)}
-            run = run_of(resources, work.todo, self._store, pool, **options)
+            run = run_of(resources, work.todo, self._store, pool, force=force, outputs=work.outputs)
         else:
             warn, refused = self._context.log.warning, work.refused
             run = cluster_run_of(resources, work.todo, pool, warn, force=force, refused=refused)
@@ -176,15 +174,6 @@ class Refresh:
         to_do, space = counted(len(work.todo), "partition"), run.space
         self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")
         return run
-
-    def _ranges(self, todo: Sequence[Partition]) -> list[PartitionRange]:
-        """The rows of the only partition that this run encodes; [] for all. Other runs encode the others."""
-        if self._unattended is None or self._unattended.part is None:
-            return []
-        part = self._unattended.part  # the run refuses another version, until it is divided anew
-        ranges = [part for each in todo if each.key == part.key and each.read_range is not None]
-        self._outcome.in_part = {rows.key for rows in ranges}
-        return ranges
 
     def _embed(self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist) -> list[Receipt]:
         """Run, then judge the footers of its files; return receipts of what the run found fresh."""

@@ -42,9 +42,8 @@ class RunEvents(EventWriter[Event | _Embedding]):
         catalogued: Catalogued,
         outcome: Outcome,
         grace_seconds: float,
-        shards: int,
     ) -> None:
-        super().__init__(context, self._store_batch, grace_seconds, shards)
+        super().__init__(context, self._store_batch, grace_seconds)
         self._names = names
         self._sources = dict(catalogued.sources)
         source, kind = names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION

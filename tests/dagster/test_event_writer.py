@@ -54,18 +54,6 @@ def test_publishing_and_storing_its_events_share_one_grace_time(
     assert given == [6, 2]
 
 
-@pytest.mark.parametrize(("shards", "seconds"), [(1, 1.0), (64, 3.2)])
-def test_runs_of_many_machines_store_their_events_less_often(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, shards: int, seconds: float
-) -> None:
-    made: list[float] = []
-    monkeypatch.setattr(RunEvents, "__enter__", lambda events: made.append(events._flush_seconds))
-    bench.settings["shards"] = shards
-    bench.write("a")
-    bench.launch(bench.tick())
-    assert set(made) == {seconds}
-
-
 @pytest.mark.timeout(60)
 def test_signal_in_another_thread_interrupts_a_step_that_waits_for_the_event_log(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import pytest
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration import shards
+from surge_dagster.orchestration import divided
 from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import Spaces
@@ -26,15 +26,15 @@ def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
     assert {schedule.execution_timezone for schedule in schedules} == {"Europe/Berlin"}
 
 
-@pytest.mark.parametrize("failing", ["shards.known_space", "shards.states_of_unfinished"])
+@pytest.mark.parametrize("failing", ["divided.known_space", "divided.states_of_unfinished"])
 def test_nightly_refresh_whose_store_does_not_answer_is_one_run_that_begins_no_space(
     bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
-    bench.settings["shards"] = 2
+    bench.settings["max_runs"] = 2
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
     monkeypatch.setattr(f"surge_dagster.orchestration.{failing}", down)
-    expected = space if failing == "shards.states_of_unfinished" else None
+    expected = space if failing == "divided.states_of_unfinished" else None
     assert expected_by(bench.scheduled()) == expected
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(bench.scheduled()), "there is one that tries again"
@@ -54,8 +54,8 @@ def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_ti
         raise Cancelled  # as an object store does then
 
     monkeypatch.setattr(LocalStore, "until", until)
-    monkeypatch.setattr(shards, "known_space", hang)
-    monkeypatch.setattr(shards, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(divided, "known_space", hang)
+    monkeypatch.setattr(divided, "_LOOK_SECONDS", 0.1)
     assert expected_by(bench.scheduled()) is None
 
 

@@ -125,7 +125,7 @@ class TestImpossibleSettings:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"shards": 2, "cluster": "auto"}, "shards is 1 with cluster, not 2"),
+            ({"max_runs": 2, "cluster": "auto"}, "max_runs is 1 with cluster, not 2"),
             ({"precision": "int8"}, "setting precision is 'int8': input should be 'auto', 'fp32', 'fp16' or 'bf16'"),
             ({"devices": "gpu"}, "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda"),
             ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),
@@ -212,8 +212,8 @@ class TestRunTags:
         ("tags", "message"),
         [
             (
-                {"surge/shard": "1"},
-                "'surge/shard' is set by Dagster or by this project; of its tags expected dagster/pr",
+                {"surge/piece": "1"},
+                "'surge/piece' is set by Dagster or by this project; of its tags expected dagster/pr",
             ),
             ({".dagster/surge/heartbeat": "1"}, "'.dagster/surge/heartbeat' is set by"),
             ({"dagster/retry_on_asset_or_op_failure": True}, "'dagster/retry_on_asset_or_op_failure' is set by"),

@@ -3,7 +3,7 @@
 Dagster's daemons look every second instead of every 5 or 30: Dagster has no settings for it, and the tests of one
 server would spend minutes waiting. Dagster stores that a run failed before it stores the run's status, and the daemon
 looks at each failure once: where it looks between the two, no run is launched again. Here it waits for the status.
-With GATED_BACKEND set, encoder pools use the backend of `gated_backend`, and any text is worth a shard of its own.
+With GATED_BACKEND set, encoder pools use the backend of `gated_backend`, and any text is worth a run of its own.
 """
 
 import os
@@ -41,6 +41,6 @@ if os.environ.get("GATED_BACKEND") and "surge_dagster.engine.encoder.worker.main
 
     use_gated_backend()
     if "dagster" in " ".join(sys.orig_argv):
-        import surge_dagster.orchestration.shards
+        import surge_dagster.orchestration.divided
 
-        surge_dagster.orchestration.shards.SHARD_BYTES = 20_000
+        surge_dagster.orchestration.divided.LEAST_BYTES = 5_000

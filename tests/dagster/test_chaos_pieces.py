@@ -1,4 +1,4 @@
-"""Shards on hosts that fail, beside a database that fails: all are embedded, and no run waits for a dead host.
+"""Divided refreshes on hosts and a database that fail: all are embedded, and no run waits for a dead host.
 
 All of them together kill 42 hosts and 6 runs, cut 6 links and restart the database 12 times.
 """
@@ -19,7 +19,6 @@ import dagster as dg
 import pytest
 
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
-from surge_dagster.config.settings import PRIORITY_TAG
 from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG
 from surge_dagster.orchestration.names import LOST_RUNS
 from tests.cluster.hosts import ROOT, Host, hosts, parquet_files
@@ -88,7 +87,7 @@ class Fleet:
             is_last = [request.run_key for request in requests] == ["everything"]
             if is_last and self._last is not None and self._last.returncode == 0:
                 return True
-            self._waiting = sorted(requests, key=lambda each: -int(each.tags.get(PRIORITY_TAG, 0)))
+            self._waiting = list(requests)
         for host in free[: len(self._waiting)]:
             request = self._waiting.pop(0)
             self._begin(host, request)
@@ -161,18 +160,18 @@ class Fleet:
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_shards_survive_killed_hosts_cut_links_and_restarts_of_the_database(
+def test_pieces_survive_killed_hosts_cut_links_and_restarts_of_the_database(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     require("postgres", "psycopg2", "dagster_postgres")
-    # Shards of some thousand texts, so that each host has several.
-    monkeypatch.setattr("surge_dagster.orchestration.shards.bytes_per_minute", lambda *_: 1 << 16)
+    # Runs of some thousand texts, so that each host has several.
+    monkeypatch.setattr("surge_dagster.orchestration.divided.LEAST_BYTES", 1 << 16)
     rng = random.Random(seed)
     with socket_folder() as sockets, hosts(5, bench.root, sockets) as made:
         *workers, base = made
         database = Database(base, sockets)
         database.start()
-        bench.settings |= {"model": MODEL, "shards": len(workers)}
+        bench.settings |= {"model": MODEL, "max_runs": 4 * len(workers)}
         settings = {"source": bench.catalog, "output": bench.output, **bench.settings}
         env = {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
         home = database.home(bench.root / "hosts")
