@@ -19,10 +19,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import fmean
 
 import aiohttp
 import psutil
@@ -43,7 +41,6 @@ from benchmarks.serve_client import BULK_TEXTS, Client
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
@@ -88,21 +85,16 @@ async def measure_service(client: Client, server: psutil.Process, arguments: arg
     return document | {"grown_mb": (server.memory_info().rss - before) / 1e6}
 
 
-def measure_runs(run_socket: Path, folder: Path, spec: EncodingSpec, texts: int) -> Document:
-    """Texts per second of runs through the service and of runs with a pool of their own, in turn."""
+def measure_runs(folder: Path, spec: EncodingSpec, texts: int) -> float:
+    """Texts per second of a run, with which a batch is compared."""
     build_synthetic_catalog(folder / "catalog", texts=texts, partitions=max(4, texts // 600), sigma=1.72, seed=3)
     partitions = list(open_source(str(folder / "catalog")))
-    document: Document = {"own": [], "service": [], "start_seconds": []}
-    for number, name in enumerate(("service", "own", "service", "own")):
-        with EncoderPool(spec) if name == "own" else RemotePool(spec, service=str(run_socket)) as pool:
-            begun = time.perf_counter()
-            pool.start()
-            if name == "service" and number:  # the first run may start the workers for documents
-                document["start_seconds"].append(time.perf_counter() - begun)
-            run = EmbeddingRun(partitions, open_store(folder / f"output-{number}"), pool)
-            list(run.events())
-            document[name].append(texts / run.report.wall_seconds)
-    return document
+
+    with EncoderPool(spec) as pool:
+        pool.start()
+        run = EmbeddingRun(partitions, open_store(folder / "output"), pool)
+        list(run.events())
+    return texts / run.report.wall_seconds
 
 
 async def measure_batch(client: Client, texts: list[str]) -> Document:
@@ -129,14 +121,13 @@ def measure(arguments: argparse.Namespace) -> Document:
 
     with tempfile.TemporaryDirectory(prefix="surge-bench-") as folder:
         output = _output(Path(folder), EncodingSpec(arguments.model))
-        run_socket, spec = Path(folder) / "runs.sock", EncodingSpec(arguments.model)
-        command = [sys.executable, "-m", "surge_dagster", "serve", output, "--run-socket", str(run_socket)]
+        command = [sys.executable, "-m", "surge_dagster", "serve", output]
         with _serving([*command, "--batches", f"{folder}/batches", "--port"], "/readyz") as (url, process):
             document["service"] = asyncio.run(with_client(url, measure_service, psutil.Process(process.pid), arguments))
-            say("  runs and a batch")
+            say("  a batch")
             count = max(200, round(arguments.seconds * document["service"]["bulk_alone"]))
-            document["runs"] = measure_runs(run_socket, Path(folder) / "runs", spec, count)
             document["batch"] = asyncio.run(with_client(url, measure_batch, short_workload(count, 4).texts))
+        document["run_texts_per_second"] = measure_runs(Path(folder) / "run", EncodingSpec(arguments.model), count)
         for peer in arguments.peers:
             command, ready = [sys.executable, "-m", "benchmarks.serve_peer", arguments.model], "/readyz"
             if peer == "infinity-emb":
@@ -208,7 +199,7 @@ def serve_lines(document: Document) -> Iterable[str]:
         )
     for name in ("half", "overload"):
         yield f"{name}, beside bulk: {service[name]}"
-    yield f"runs, texts/s: {document['runs']}; batch: {document['batch']}"
+    yield f"texts/s of a run: {document['run_texts_per_second']:.0f}, of a batch: {document['batch']}"
     for peer in PEERS:
         if peer in document:
             loads = ", ".join(f"{each['load']:.0%} {each['p99_ms']:.1f}" for each in document[peer]["loads"])
@@ -230,15 +221,8 @@ def serve_targets(document: Document) -> Iterator[Target]:
     yield Target("answered at four times the capacity, of the capacity", 0.9, goodput)
     yield at_most("growth of memory in MB", 50, service["grown_mb"])
     yield at_most("CPU of a request in ms, beside its pass", 0.3, service["cpu_ms_of_a_request"])
-    yield from _runs_targets(document)
-
-
-def _runs_targets(document: Document) -> Iterator[Target]:
-    runs = document["runs"]
-    own = fmean(runs["own"])
-    yield Target("texts/s of a run through the service, of one with its own pool", 0.98, fmean(runs["service"]) / own)
-    yield at_most("start of a run through the service in s", 0.2, max(runs["start_seconds"]))
-    yield Target("texts/s of a batch, of a run's", 0.85, document["batch"]["texts_per_second"] / own)
+    of_run = document["batch"]["texts_per_second"] / document["run_texts_per_second"]
+    yield Target("texts/s of a batch, of a run's", 0.85, of_run)
 
 
 def draw(service: Document, path: Path) -> None:

@@ -142,14 +142,6 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_service() -> Iterator[None]:
-    """Keep runs away from encoder services that other tests, or the user of this machine, have started."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SURGE_SERVICE", "off")
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def no_cloud() -> Iterator[None]:
     """Keep lookups of credentials away from a cloud's metadata service."""
     with pytest.MonkeyPatch.context() as patch:

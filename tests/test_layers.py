@@ -33,7 +33,7 @@ LAYERS = (
     "resources service cluster",
     "config",
     "consumers",
-    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.remote engine.tables engine.verify",
+    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables engine.verify",
     "engine.run",
     "engine.output",
     "engine.encoder engine.sources",
@@ -44,7 +44,7 @@ LAYERS = (
 )
 HOUSES = {PACKAGE, "engine"}
 CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
-SATELLITES = ("derived", "feed", "inference", "plan", "readers", "remote", "tables", "verify")
+SATELLITES = ("derived", "feed", "inference", "plan", "readers", "tables", "verify")
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}
 
 

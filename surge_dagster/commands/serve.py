@@ -26,10 +26,6 @@ def serve(
     uds: Annotated[
         Path | None, typer.Option(help="Unix socket to listen on, in place of --host and --port.", metavar="PATH")
     ] = None,
-    run_socket: Annotated[
-        Path | None,
-        typer.Option(help="Unix socket for runs on this machine. Default: where they look for one.", metavar="PATH"),
-    ] = None,
     api_keys: Annotated[
         Path | None, typer.Option(help="File with the SHA-256 of an API key, in hex, in each line.", metavar="FILE")
     ] = None,
@@ -66,7 +62,7 @@ def serve(
         promised_seconds=None if promise_ms is None else promise_ms / 1000,
         bulk_share=bulk_share,
     )
-    address = ServiceSettings(host=host, port=port, uds=uds, run_socket=run_socket, api_keys=api_keys, batches=batches)
+    address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
     # Not of one in the settings file, which may be that of the next space before a run has begun it.
     named = settings.encoding_spec().resolve() if context.params["model"] is not None else None
     with terminable():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -56,7 +55,6 @@ from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat, Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
-from surge_dagster.engine.remote.pool import RemotePool
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
@@ -125,11 +123,6 @@ class EncoderSettings(BaseModel):
     )
     devices: str = Field("auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1")
     precision: Literal["auto", "fp32", "fp16", "bf16"] = Field("auto", description="arithmetic: auto, fp32, fp16, bf16")
-    service: Annotated[
-        str,
-        BeforeValidator(_unquoted_off),
-        Field(min_length=1, description="encoder service of this machine: auto, off, or the path of its socket"),
-    ] = "auto"
     cluster: str = Field(
         "none", min_length=1, description="Ray cluster that encodes: none, auto for that of this machine, or ray://…"
     )
@@ -175,8 +168,7 @@ class EncoderSettings(BaseModel):
 
     def encoder_pool(self, spec: EncodingSpec | Space | None = None, task: Task = "document") -> EncoderPool:
         """A pool for this spec or another one, which starts when it is needed; close it, or use `with`."""
-        pool = EncoderPool if task == "query" else partial(RemotePool, service=self.service)
-        return pool(
+        return EncoderPool(
             spec or self.encoding_spec(),
             task=task,
             devices=self.devices,

@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,6 @@ from starlette.applications import Starlette
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
 from surge_dagster.service.connections import CLIENTS_PER_TURN, ReadsInTurns, bounded_protocol
-from surge_dagster.service.runs import RunListener, remove_unused
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
@@ -50,7 +50,7 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else a thousand idle clients keep others out
-    with bound_socket(settings) as listener, spaces, _run_listener(spaces, settings, say) as runs:
+    with bound_socket(settings) as listener, spaces:
         spaces.start()
         for served in spaces.served():
             promise = served.queries.promise
@@ -59,24 +59,10 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         with _in_words(settings):  # another service may have been as fast
             listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
-        if runs is not None:
-            say(f"runs of this user on this machine encode here: {runs.start().path}")
         gc.freeze()  # a look for garbage at all that is loaded would stop answers for a quarter of a second
         with app.state.batches or nullcontext():
             ServiceServer(app, settings).run(sockets=[listener])
         say("stopped")
-
-
-def _run_listener(
-    spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]
-) -> AbstractContextManager[RunListener | None]:
-    try:
-        return RunListener(lambda: [served.documents.pool for served in spaces.served()], settings.run_socket)
-    except ConfigError as error:
-        if settings.run_socket is not None:
-            raise
-        say(f"runs encode by themselves: {error}")  # such as a container in which nothing can be written
-        return nullcontext()
 
 
 @contextmanager
@@ -94,12 +80,21 @@ def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
             if settings.uds is not None:  # which does not say whether somebody is about to listen there
                 settings.uds.parent.stat()  # the lock would make the folder
                 held.enter_context(FileLock(f"{settings.uds}.lock", timeout=0, thread_local=False))
-                remove_unused(settings.uds)
+                _remove_unused(settings.uds)
             listener.bind(address)
             if settings.uds is not None:  # without keys, of this user alone
                 held.callback(settings.uds.unlink, missing_ok=True)
                 settings.uds.chmod(0o666 if settings.api_keys else 0o600)
         yield listener
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove the Unix socket of a process that has ended."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        if client.connect_ex(str(path)) == errno.ECONNREFUSED:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

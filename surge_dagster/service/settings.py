@@ -13,7 +13,6 @@ class ServiceSettings:
     Attributes:
         port: 0 takes a free one.
         uds: path of a Unix socket, which is bound in place of `host` and `port`.
-        run_socket: path of the Unix socket for runs; None: in the cache folder, where runs look for it.
         api_keys: file of digests, see `keys.py`; without one only this machine is served.
         batches: folder for files and batches; without one there are none.
         max_file_bytes: of an uploaded file.
@@ -27,7 +26,6 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 8080
     uds: Path | None = None
-    run_socket: Path | None = None
     api_keys: Path | None = None
     batches: Path | None = None
     max_body_bytes: int = 8 * 1024 * 1024

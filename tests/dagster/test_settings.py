@@ -54,7 +54,7 @@ def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, A
 
 def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Mock()
-    monkeypatch.setattr(settings, "RemotePool", pools)
+    monkeypatch.setattr(settings, "EncoderPool", pools)
     inside: dict[str, Any] = {"hang_timeout_seconds": 7}
     EncoderResource(**inside).encoder_pool()
     monkeypatch.setenv("SURGE_HANG_TIMEOUT_SECONDS", "1800")

@@ -25,9 +25,8 @@ class ServiceProcess:
     def __init__(self, output: Path, *arguments: str, host: str = "127.0.0.1", **options: Any) -> None:
         port = free_port(host)
         self.address = f"{host}:{port}"
-        self.run_socket = output.parent / f"{port}.runs"
         self._log = output.parent / f"{port}.log"
-        where = ("--host", host, "--port", str(port), "--run-socket", str(self.run_socket))
+        where = ("--host", host, "--port", str(port))
         self._command = [sys.executable, "-m", "surge_dagster", "serve", str(output), *where, *arguments]
         self._options = options
         self.start()

@@ -88,7 +88,7 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
 ) -> None:
     servers = SimpleQueue[ServiceServer]()
     spaces, said, path = FakeSpaces(), SimpleQueue[str](), tmp_path / "socket"
-    chosen = ServiceSettings(uds=path, run_socket=tmp_path / "runs")
+    chosen = ServiceSettings(uds=path)
     monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
     frozen = list[list[str]]()
     monkeypatch.setattr("gc.freeze", lambda: frozen.append(list(spaces.calls)))
@@ -97,7 +97,6 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     thread.start()
     assert said.get(timeout=60) == f"{spaces.only.space.name} (current): 16 dimensions, queries within 25 ms"
     assert said.get(timeout=60) == f"listening on the Unix socket {path} (queries: /v1, documents: /documents/v1)"
-    assert said.get(timeout=60) == f"runs of this user on this machine encode here: {tmp_path / 'runs'}"
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         client.sendall(REQUEST)
@@ -118,31 +117,6 @@ def test_service_may_open_as_many_descriptors_as_the_system_lets_it() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_service_without_a_place_for_the_socket_of_runs_answers_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    monkeypatch.setattr("gc.freeze", lambda: None)
-    servers, said = SimpleQueue[ServiceServer](), list[str]()
-    monkeypatch.setattr("surge_dagster.service.server.ServiceServer.startup", noted_startup(servers))
-    spaces = FakeSpaces()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        other.bind(str(tmp_path / "used"))
-        other.listen()
-        for path, reason in (("file/runs", "Not a directory"), ("used", "Address already in use")):
-            with pytest.raises(ConfigError, match=rf"the socket for runs .*/{path} cannot be bound: {reason}"):
-                run_service(spaces.as_served(), ServiceSettings(port=0, run_socket=tmp_path / path), said.append)
-    assert "start" not in spaces.calls, "before a model is loaded"
-    thread = threading.Thread(target=run_service, args=(FakeSpaces().as_served(), ServiceSettings(port=0), said.append))
-    thread.start()
-    servers.get(timeout=60).handle_exit(signal.SIGTERM, None)
-    thread.join()
-    assert "runs encode by themselves: the socket for runs in " in said[0]
-    assert os.environ["TOKENIZERS_PARALLELISM"] == "true", "a user's own setting stays"
 
 
 def noted_startup(servers: SimpleQueue[ServiceServer]) -> object:

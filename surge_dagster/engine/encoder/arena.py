@@ -58,7 +58,7 @@ class Arena:
         self.layout = SlotLayout(max_texts=max_texts, max_bytes=max_bytes, dimension=dimension, dtype=dtype)
         self.slots = slots
         self.key = next(_KEYS)
-        self.fd = os.memfd_create("surge-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = os.memfd_create("surge-arena", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, slots * self.layout.slot_bytes)
             self._memory = mmap.mmap(self.fd, slots * self.layout.slot_bytes)

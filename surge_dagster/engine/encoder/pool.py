@@ -174,7 +174,7 @@ class EncoderPool:
         ]
         if self._closed:
             raise EncoderError("the encoder pool is closed")
-        self._dispatcher = self._dispatcher_of(seats)
+        self._dispatcher = Dispatcher(seats, self._hang_timeout_seconds, self._max_respawns)
         if self._closed:  # by another thread, which may not have seen the dispatcher
             self._dispatcher.close()
         wait_in_turns(self._dispatcher.started.wait)
@@ -194,9 +194,6 @@ class EncoderPool:
             device_reason="; ".join(filter(None, (self._choice.reason, self.hardware, detail, *notes))),
             calibration=Calibration(ready[0]["calibration"]),
         )
-
-    def _dispatcher_of(self, seats: list[WorkerSeat]) -> Dispatcher:
-        return Dispatcher(seats, self._hang_timeout_seconds, self._max_respawns)
 
     def dispatcher(self) -> Dispatcher:
         """The dispatcher of the ready workers; starts them if they were not."""

@@ -1,1 +1,0 @@
-"""An encoder pool whose workers belong to the encoder service of the machine."""
