@@ -1,18 +1,17 @@
 """The HTTP application: OpenAI's embeddings and models, health and metrics.
 
-A request is answered by the event loop alone: the lane hands back a future, so no thread waits for an encoder. Where a
-request is large, accepting its texts and writing the answer take long and are a thread's.
+The lane hands back a future, so no thread waits for an encoder. Tokens of large requests are counted in threads, and
+large answers are written there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -28,7 +27,7 @@ from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.answers import ModelList, embeddings_body, model_of, row_ranges
 from surge_dagster.service.batch_routes import batch_routes
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.bodies import HeldBytes, read_body
+from surge_dagster.service.bodies import BodyLimit, require_type
 from surge_dagster.service.errors import LaneClosed, answer_error, error_response
 from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded, Lane
@@ -48,10 +47,9 @@ T = TypeVar("T")
 
 
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
-    """The application; set `app.state.draining` to answer that no more requests should be sent here.
+    """The application; while `app.state.is_ending()`, it answers that no more requests should be sent here.
 
-    `app.state.give_up` answers those that still wait for a lane with 503. `app.state.batches` is the caller's to start,
-    when the spaces are, and to close before them; None without a folder.
+    `app.state.batches` is the caller's to start, when the spaces are, and to close before them; None without a folder.
 
     Args:
         spaces: started by the caller, who also closes them.
@@ -73,16 +71,17 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
             Route(f"{root}/embeddings", partial(endpoints.embeddings, task=task), methods=["POST"]),
             Route(f"{root}/models", endpoints.models),
             Route(f"{root}/models/{{model:path}}", endpoints.model),
-            *batch_routes(root, task, batches, settings),
+            *batch_routes(root, task, batches),
         ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(_Gate, endpoints=endpoints)],
+        middleware=[Middleware(_Gate, endpoints=endpoints), Middleware(BodyLimit, settings=settings)],
         exception_handlers=dict.fromkeys((SurgeError, HTTPException, Exception), answer_error)
         | {ClientDisconnect: _answer_nobody},
     )
     app.router.redirect_slashes = False
-    app.state.draining, app.state.batches, app.state.give_up = False, batches, endpoints.give_up
+    app.state.batches = batches
+    app.state.is_ending = lambda: False
     return app
 
 
@@ -99,12 +98,8 @@ class _Begun:
 
 class _Endpoints:
     def __init__(self, spaces: ServedSpaces, settings: ServiceSettings) -> None:
-        self._spaces, self._settings = spaces, settings
-        self._steps = set[asyncio.Future[Any]]()
-        most = settings.max_waiting_bytes
-        self._bodies: dict[Task, HeldBytes] = {"query": HeldBytes(most), "document": HeldBytes(most)}
-        # Of their own, so that large requests keep no answer waiting, and documents, which take seconds, no query.
-        self._parsing = ThreadPoolExecutor(1, "parsing")
+        self._spaces = spaces
+        # Queries have threads of their own: the tokens of documents take seconds.
         self._accepting = {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")}
         self._began = int(time.time())
         self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
@@ -114,12 +109,11 @@ class _Endpoints:
     async def embeddings(self, request: Request, task: Task) -> Response:
         answer, answered_at = Future[Encoded](), list[float]()
         answer.add_done_callback(lambda _: answered_at.append(time.monotonic()))
-        with self._bodies[task].of_request() as count:
-            try:
-                asked = request.state.begun = await self._begun(request, task, answer, count)
-                encoded = await self._unless_left(request, asyncio.wrap_future(answer))
-            finally:
-                answer.cancel()  # which drops its texts, however far they have come
+        try:
+            asked = request.state.begun = await self._begun(request, task, answer)
+            encoded = await _unless_left(request, asyncio.wrap_future(answer))
+        finally:
+            answer.cancel()  # which drops its texts, however far they have come
 
         def write() -> bytes:
             vectors = asked.served.converted(encoded.vectors, asked.dimensions)
@@ -136,18 +130,17 @@ class _Endpoints:
             asked.lane.count_sending(time.monotonic() - answered_at[0])
         return Response(content, headers=headers, media_type=_JSON)
 
-    async def _begun(
-        self, request: Request, task: Task, answer: Future[Encoded], count: Callable[[int], None]
-    ) -> _Begun:
+    async def _begun(self, request: Request, task: Task, answer: Future[Encoded]) -> _Begun:
         """Reads the request, and puts its texts into the queue of their lane."""
-        body = await read_body(request, self._settings, count)
-        received_at = getattr(request.state, "received_at", time.monotonic())
-        in_thread = asyncio.get_running_loop().run_in_executor
-        begin = partial(self._begin, task=task, received_at=received_at, answer=answer)
+        require_type(request, "application/json")
+        body = await request.body()
+        received_at = time.monotonic()
+        asked = parse_request(body)
+        begin = partial(self._begin, asked, task=task, received_at=received_at, answer=answer)
         if len(body) <= _LARGE_BODY:
-            return begin(parse_request(body))
-        asked = await self._unless_left(request, in_thread(self._parsing, parse_request, body))
-        return await self._unless_left(request, in_thread(self._accepting[asked.input_type or task], begin, asked))
+            return begin()
+        threads = self._accepting[asked.input_type or task]
+        return await _unless_left(request, asyncio.get_running_loop().run_in_executor(threads, begin))
 
     def _begin(self, asked: EmbeddingRequest, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
         served = self._spaces.find(asked.model)
@@ -156,31 +149,6 @@ class _Endpoints:
         lane = served.queries if task == "query" else served.documents
         lane.accept(asked.texts, truncate=asked.truncate is True, received_at=received_at, answer=answer)
         return _Begun(served, lane, received_at, asked.dimensions, asked.encoding_format)
-
-    async def _unless_left(self, request: Request, step: asyncio.Future[T]) -> T:
-        """The result of a step for a request whose body was read.
-
-        Raises:
-            ClientDisconnect: the client has closed its connection.
-            LaneClosed: all such waits were given up.
-        """
-        self._steps.add(step)
-        leaving = asyncio.ensure_future(request.receive())  # only a disconnect can come
-        try:
-            await asyncio.wait((step, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not step.done():
-                raise ClientDisconnect
-            if step.cancelled():
-                raise LaneClosed("the service ends before this request can be answered")
-            return step.result()
-        finally:
-            self._steps.discard(step)
-            step.cancel()
-            leaving.cancel()
-
-    def give_up(self) -> None:
-        for step in list(self._steps):
-            step.cancel()
 
     async def models(self, request: Request) -> Response:
         models = [model_of(served, self._began) for served in self._spaces.served()]
@@ -194,7 +162,7 @@ class _Endpoints:
         return _status(self._spaces.is_alive, "no worker encodes queries of the current space", "encoder_down")
 
     async def readiness(self, request: Request) -> Response:
-        if request.app.state.draining:
+        if request.app.state.is_ending():
             return _status(False, "the service shuts down", "shutting_down")
         return _status(self._spaces.is_ready, "the current space cannot be queried yet", "space_loading")
 
@@ -203,6 +171,26 @@ class _Endpoints:
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self._document)
+
+
+async def _unless_left(request: Request, step: asyncio.Future[T]) -> T:
+    """Return the result of a step for a request whose body was read.
+
+    Raises:
+        ClientDisconnect: the client has closed its connection.
+        LaneClosed: the service ends before the step does.
+    """
+    leaving = asyncio.ensure_future(request.receive())  # only a disconnect can come
+    try:
+        await asyncio.wait((step, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not step.done():
+            raise ClientDisconnect
+        return step.result()
+    except asyncio.CancelledError:  # uvicorn's, when the time to drain is over
+        raise LaneClosed("the service ends before this request can be answered") from None
+    finally:
+        step.cancel()
+        leaving.cancel()
 
 
 def _status(is_well: bool, problem: str, code: str) -> Response:
@@ -229,7 +217,7 @@ class _Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if scope["app"].state.draining:
+                if scope["app"].state.is_ending():
                     MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import Record
-from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_few_values, require_offered
+from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_offered
 from surge_dagster.service.spaces import ServedSpace
 
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
@@ -118,7 +118,6 @@ def parse_line(number: int, raw: bytes, task: Task = "query") -> Line:
     if len(raw) > MOST_LINE_BYTES:
         message = f"The line has more than {MOST_LINE_BYTES:,} bytes. Divide its texts among several."
         raise ClientError(400, message, "request_too_large")
-    require_few_values(raw)
     try:
         fields = _Fields.model_validate_json(raw)
     except ValidationError as error:

@@ -18,16 +18,12 @@ from starlette.routing import Route
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.batch_lines import Batch, BatchRequest, field_error
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.bodies import HeldBytes, bounded, read_body, require_type
+from surge_dagster.service.bodies import require_type
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import PURPOSES, FileObject
-from surge_dagster.service.requests import require_few_values
-from surge_dagster.service.settings import ServiceSettings
-
-_UPLOADS = 2  # of the largest size at a time
 
 
-def batch_routes(root: str, task: Task, batches: Batches | None, settings: ServiceSettings) -> list[Route]:
+def batch_routes(root: str, task: Task, batches: Batches | None) -> list[Route]:
     """The routes below a base URL.
 
     Args:
@@ -35,19 +31,15 @@ def batch_routes(root: str, task: Task, batches: Batches | None, settings: Servi
         batches: without them, the answer says what to set.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a client could write any number of warnings
-    uploads = HeldBytes(_UPLOADS * settings.max_file_bytes)
     found = cast(Batches, batches)  # without them no endpoint uses it
 
     async def create_file(request: Request) -> Response:
         require_type(request, "multipart/form-data")  # a form of another type with many fields blocks all requests
-        seconds = settings.body_seconds * settings.max_file_bytes / settings.max_body_bytes
-        remedy = "Divide the file among several."
-        with uploads.of_request() as count:
-            return _json(await _uploaded(bounded(request, count, settings.max_file_bytes, seconds, remedy), found))
+        return _json(await _uploaded(request, found))
 
     async def create_batch(request: Request) -> Response:
-        with uploads.of_request() as count:
-            return _json(await _created(await read_body(request, settings, count), found, task))
+        require_type(request, "application/json")
+        return _json(await _created(await request.body(), found, task))
 
     def content(request: Request) -> Response:
         file = found.files.get(_id(request))
@@ -87,6 +79,8 @@ async def _uploaded(request: Request, batches: Batches) -> FileObject:
     try:
         form = await request.form(max_files=1, max_fields=10, max_part_size=64 * 1024)
     except (HTTPException, UnicodeError, LookupError) as error:  # the form may name any encoding
+        if isinstance(error, HTTPException) and error.status_code == 413:
+            raise
         reason = error.detail if isinstance(error, HTTPException) else error
         raise ClientError(400, f"The form cannot be read: {reason}", "invalid_form") from None
     try:
@@ -104,7 +98,6 @@ async def _uploaded(request: Request, batches: Batches) -> FileObject:
 
 
 async def _created(body: bytes, batches: Batches, task: Task) -> Batch:
-    require_few_values(body)
     try:
         asked = BatchRequest.model_validate_json(body)
     except ValidationError as error:

@@ -125,8 +125,6 @@ def refusal_response(error: Refusal) -> Response:
     seconds, headers = error.retry_after_seconds, dict[str, str]()
     if error.status in (429, 503):
         headers = {"retry-after-ms": str(math.ceil(1000 * seconds)), "retry-after": str(math.ceil(seconds))}
-    elif error.status == 408:
-        headers = {"connection": "close"}  # the rest of other bodies is ignored
     return error_response(error.status, str(error), error.code, error.param, headers)
 
 
@@ -135,6 +133,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
     match error:
         case SurgeError():
             return refusal_response(error if isinstance(error, Refusal) else Refusal(str(error)))
+        case HTTPException(status_code=413):
+            return error_response(413, error.detail, "request_too_large", headers={"connection": "close"})
         case HTTPException():  # no such path or method
             reason = HTTPStatus(error.status_code).phrase
             message = (

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import gc
 import ipaddress
-import math
 import os
-import resource
-import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -24,13 +18,10 @@ from starlette.applications import Starlette
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
-from surge_dagster.service.connections import CLIENTS_PER_TURN, ReadsInTurns, bounded_protocol
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
 _BACKLOG = 2048
-_SWITCH_SECONDS = 0.0005  # in which a lane gets its turn from a thread that answers requests
-_ANSWERING_SECONDS = 3.0  # of the time to drain, for the answers to requests that are given up
 
 
 def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]) -> None:
@@ -45,11 +36,8 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         ConfigError: the address cannot be bound, or may not be without API keys; or a space cannot be served.
     """
     app = service_app(spaces, settings)
-    sys.setswitchinterval(_SWITCH_SECONDS)
     # Else a query waits for threads that count tokens of documents.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else a thousand idle clients keep others out
     with bound_socket(settings) as listener, spaces:
         spaces.start()
         for served in spaces.served():
@@ -60,8 +48,9 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         gc.freeze()  # a look for garbage at all that is loaded would stop answers for a quarter of a second
-        with app.state.batches or nullcontext():
-            ServiceServer(app, settings).run(sockets=[listener])
+        with app.state.batches or nullcontext(), suppress(KeyboardInterrupt):
+            # uvicorn answers what it has accepted, and then raises the signal that ended it once more.
+            http_server(app, settings).run(sockets=[listener])
         say("stopped")
 
 
@@ -130,42 +119,23 @@ def _shown(listener: socket.socket) -> str:
     return f"http://{host}:{address[1]}"
 
 
-class ServiceServer(uvicorn.Server):
-    """uvicorn whose clients learn before that it will end."""
-
-    def __init__(self, app: Starlette, settings: ServiceSettings) -> None:
-        self._app = app
-        self._waiting_seconds = max(0.0, settings.drain_seconds - _ANSWERING_SECONDS)
-        config = uvicorn.Config(
-            app,
-            http=bounded_protocol(settings),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # a client could write any number of warnings
-            access_log=False,
-            server_header=False,
-            backlog=CLIENTS_PER_TURN,  # so many are accepted in a turn
-            timeout_keep_alive=settings.idle_seconds,
-            timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
-        )
-        super().__init__(config)
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ReadsInTurns())) as runner:
-            runner.run(self.serve(sockets=sockets))
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not uvicorn's own, which raises the signal again when all is answered: the process would not end as done.
-        self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = self._app.state.draining = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(_BACKLOG)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        giving_up = asyncio.get_running_loop().call_later(self._waiting_seconds, self._app.state.give_up)
-        await super().shutdown(sockets)
-        giving_up.cancel()
+def http_server(app: Starlette, settings: ServiceSettings) -> uvicorn.Server:
+    """Return uvicorn with its own limits, whose `should_exit` ends it when what it has accepted is answered."""
+    config = uvicorn.Config(
+        app,
+        http="h11",  # whose headers have a limit
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # a client could write any number of warnings
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        limit_concurrency=settings.max_connections,
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        timeout_keep_alive=settings.idle_seconds,
+        timeout_graceful_shutdown=settings.drain_seconds,
+    )
+    server = uvicorn.Server(config)
+    app.state.is_ending = lambda: server.should_exit
+    return server

@@ -15,11 +15,10 @@ class ServiceSettings:
         uds: path of a Unix socket, which is bound in place of `host` and `port`.
         api_keys: file of digests, see `keys.py`; without one only this machine is served.
         batches: folder for files and batches; without one there are none.
+        max_body_bytes: of a request.
         max_file_bytes: of an uploaded file.
-        header_seconds: time for the headers of a request, and for a client that reads none of its answer.
-        idle_seconds: between two requests of a connection; longer than the 60 s of nginx, which else used a closed one.
-        body_seconds: time for the body of a request; an uploaded file has as much more as it may be larger.
-        max_waiting_bytes: of bodies of requests to a base URL that have no answer yet.
+        max_connections: at a time; below the 1,024 descriptors that Linux gives a process by default.
+        idle_seconds: between two requests of a connection; more than the 60 s of nginx.
         drain_seconds: time after SIGTERM for the answers to requests that were accepted.
     """
 
@@ -30,9 +29,7 @@ class ServiceSettings:
     batches: Path | None = None
     max_body_bytes: int = 8 * 1024 * 1024
     max_file_bytes: int = 200 * 1024 * 1024
-    max_waiting_bytes: int = 64 * 1024 * 1024
     max_header_bytes: int = 16 * 1024
-    header_seconds: float = 10.0
+    max_connections: int = 900
     idle_seconds: int = 75
-    body_seconds: float = 10.0
-    drain_seconds: float = 25.0
+    drain_seconds: int = 25

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import Any
 
+import uvicorn
+
 from surge_dagster.service.app import service_app
-from surge_dagster.service.server import ServiceServer, bound_socket
+from surge_dagster.service.server import bound_socket, http_server
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
@@ -20,7 +22,7 @@ from surge_dagster.service.spaces import ServedSpaces
 @dataclass(frozen=True, slots=True)
 class Running:
     url: str
-    server: ServiceServer
+    server: uvicorn.Server
 
 
 @contextmanager
@@ -36,7 +38,7 @@ def running(spaces: ServedSpaces, **settings: Any) -> Iterator[Running]:
     with bound_socket(chosen) as listener:
         listener.listen()  # who connects before the server runs is answered when it does
         app = service_app(spaces, chosen)
-        server = ServiceServer(app, chosen)
+        server = http_server(app, chosen)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -61,12 +63,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def only_connection(service: Running) -> Any:
-    """What the service keeps of its only client."""
-    wait_until(lambda: len(service.server.server_state.connections) == 1)
-    return next(iter(service.server.server_state.connections))
 
 
 def read_answer(client: socket.socket) -> HTTPResponse:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import selectors
-import socket
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import psutil
 import pytest
@@ -24,7 +19,6 @@ from surge_dagster.engine.store import open_store
 from tests.engine.runs import finish, in_memory, make_run
 from tests.service.lanes import until
 from tests.service.load import SPEC, Answer, Load
-from tests.service.running import read_all
 from tests.service.service_process import service_process
 from tests.small_catalogs import Rows, numbered_rows
 
@@ -105,36 +99,3 @@ def test_switches_under_load_are_followed_and_no_answer_is_of_another_space_than
         delays.append(followed - begun)
         assert not [answer for answer in answers_of(old, followed) if answer.received_at < ended]
     assert statistics.median(delays) < 1
-
-
-def test_idle_clients_are_ended_and_leave_nothing_behind_while_others_are_answered(tmp_path: Path) -> None:
-    def few_descriptors() -> None:  # as shells and systemd set it
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-    space, sizes = embed(tmp_path / "out"), list[int]()
-    with (
-        service_process(tmp_path / "out", preexec_fn=few_descriptors) as service,
-        Load(service.address, {space: 16}) as load,
-    ):
-        host, _, port = service.address.partition(":")
-        for _ in range(2):
-            clients = [socket.create_connection((host, int(port)), timeout=60) for _ in range(IDLE)]
-            header = iter(b"GET /healthz HTTP/1.1\r\nX-Slow: " + b"x" * 10_000)
-            with selectors.DefaultSelector() as idle:
-                for client in clients:
-                    idle.register(client, selectors.EVENT_READ)
-                while idle.get_map():
-                    byte = bytes([next(header)])
-                    for client in clients[::10]:
-                        with contextlib.suppress(OSError):
-                            client.send(byte)
-                    for key, _ in idle.select(0.2):
-                        client = cast(socket.socket, key.fileobj)
-                        idle.unregister(client)
-                        assert read_all(client) == b""
-                        client.close()
-                    assert service.status("/healthz") == 200
-            load.until_answered()
-            sizes.append(service.main.memory_info().rss)
-    assert load.wrong == []
-    assert sizes[1] < sizes[0] + (8 << 20)

@@ -26,7 +26,7 @@ from tests.service.test_chaos import embed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
-DOCS = Path(__file__).parents[2] / "docs" / "serve.md"
+NGINX = Path(__file__).parents[2] / "deploy" / "nginx" / "nginx.conf"
 CLIENTS, RATE, ROUNDS = 10, 200, 2  # the rate is of all clients, in requests per second
 # One that a busy machine keeps, too: retries are needed for services that end.
 PROMISE = ("--promise-ms", "10000")
@@ -88,10 +88,10 @@ def name_of_both(services: list[ServiceProcess], folder: Path) -> Iterator[str]:
 
 @contextmanager
 def documented_proxy(services: list[ServiceProcess], folder: Path) -> Iterator[str]:
-    """nginx before both services as docs/serve.md has it, but for TLS."""
+    """nginx before both services as deploy/nginx has it, but for TLS."""
     if (program := shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")) is None:
         pytest.skip("not installed: the Debian package nginx-light (apt-get install nginx-light)")
-    [site] = re.findall(r"```nginx\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    site = NGINX.read_text()
     address = f"127.0.0.1:{free_port()}"
     changes = {f"10.0.0.{number}:8080": service.address for number, service in enumerate(services, 1)}
     for old, new in (changes | {"listen 443 ssl;": f"listen {address};"}).items():
