@@ -177,7 +177,7 @@ def _is_early(
     """Whether the ranges of an int8 space would be found over a small part of the catalog, once for all vectors."""
     if wanted.dtype != "int8" or find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None:
         return False
-    embedded = len(OutputState(store, parent.name, parent.file_format).files())
+    embedded = len(OutputState(store, parent.name).files())
     registered = len(context.instance.get_dynamic_partitions(names.partitions_name))
     is_early = embedded < _MEASURED_SHARE * registered
     if is_early:

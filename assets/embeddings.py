@@ -19,7 +19,6 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
-from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import allow_run_retry, failure_of, report_failures
 from surge_dagster.orchestration.heartbeats import executing
@@ -67,10 +66,7 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
 
 
 def embeddings(
-    names: CatalogNames,
-    policy: CheckPolicy,
-    file_format: FileFormat,
-    max_partitions_per_run: int | None = None,
+    names: CatalogNames, policy: CheckPolicy, max_partitions_per_run: int | None = None
 ) -> dg.AssetsDefinition:
     """The asset with a file per partition, and the checks that end its runs."""
     checks = run_checks(names, policy)
@@ -88,9 +84,9 @@ def embeddings(
                 skippable=True,
                 code_version=CODE_VERSION,
                 group_name=names.group,
-                kinds={file_format, "pytorch"},
+                kinds={"parquet", "pytorch"},
                 description=(
-                    f"One {file_format.capitalize()} file per partition with id, text and embedding. A run skips "
+                    "One Parquet file per partition with id, text and embedding. A run skips "
                     "partitions that are up to date, unless its config says `force: true`.\n\n"
                     f"The job `{names.refresh_job}`, which the schedule `{names.schedule}` launches, embeds everything "
                     f"missing or stale; the job `{names.embed_job}` partitions that you or the sensor `{names.sensor}` "

@@ -24,7 +24,7 @@ from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.formats import file_name, format_of, read_published_file
+from surge_dagster.engine.files.formats import file_name, is_output_file, read_published_file
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
@@ -75,7 +75,8 @@ def _measure(
 
 def _reading(store: LocalStore, parent: Space, rounds: int) -> float:
     """Rows per second of processor time at which the files of the parent are read, checksums included."""
-    files = [read_published_file(store, stored.name) for stored in store.list(parent.name) if format_of(stored.name)]
+    names = [stored.name for stored in store.list(parent.name) if is_output_file(stored.name)]
+    files = [read_published_file(store, name) for name in names]
 
     def read() -> None:
         for file in files:

@@ -140,7 +140,7 @@ def write_output(path: Path, facts: FileFacts, ids: pa.Array, texts: pa.LargeStr
     columns = schema(pa.string(), facts.dimension, "float32", include_text=True)
     with (
         pa.OSFile(str(path), "wb") as sink,
-        new_writer("parquet", sink, columns, facts) as writer,
+        new_writer(sink, columns, facts) as writer,
     ):
         writer.append_table(FileRows([ids], ids.type, texts, text_hashes(texts), matrix).table(columns))
         writer.close()

@@ -95,7 +95,7 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
 
 
 class OutputStore(FileSettings, dg.ConfigurableResource):
-    """Where embedding files go: `<url>/<space>/<encoded key>.<format>`.
+    """Where embedding files go: `<url>/<space>/<encoded key>.parquet`.
 
     `storage` holds the options of a bucket. It is a dependency and not a field, since it may hold secrets: Dagster's UI
     shows fields and its event log keeps them. `gcs`, a `dagster_gcp.GCSResource`, gives the credentials for a bucket of
@@ -110,7 +110,7 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
         """The output for people, without opening it."""
         via = f", reached at {self.storage.endpoint}" if self.storage.endpoint else ""
         place = absolute_place(self.url)
-        return f"The output in `{place}`{via}: one {self.format.capitalize()} file per partition and space."
+        return f"The output in `{place}`{via}: one Parquet file per partition and space."
 
     def open(self) -> Store:
         """Open the store; `ConfigError` when the place cannot be one."""

@@ -59,7 +59,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
         superbatches(names),
-        embeddings(names, policy, settings.format, settings.max_partitions_per_run),
+        embeddings(names, policy, settings.max_partitions_per_run),
         current_space(names),
         *derived_spaces(names, settings.derived),
     ]

@@ -167,7 +167,6 @@ class _CatalogRuns:
             force=self.force,
             include_text=settings.include_text,
             observer=ChangeFeed(always=settings.changes, keep_days=settings.keep_changes_days),
-            file_format=settings.format,
             memory_limit_bytes=memory_limit(settings.memory_limit_bytes, at_once),
             grace_seconds=settings.grace_seconds,
             **options,
@@ -218,7 +217,7 @@ def _handle_removed(
     """Record partitions that are not `listed`, or delete their files; see `EndedRun`."""
     is_delete, removed = settings.removed_partitions == "delete", list[str]()
     try:
-        outputs = OutputState(store, space.name, space.file_format)
+        outputs = OutputState(store, space.name)
         keys = {partition.key for partition in listed}
         files = find_removed(outputs, space, keys)
         if files:  # another run may have embedded what was added since

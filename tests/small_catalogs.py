@@ -19,10 +19,9 @@ import pytest
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import file_name, format_of, new_writer, open_output_file
+from surge_dagster.engine.files.formats import file_name, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.files.rows import carried_columns, matrix_of, schema
-from surge_dagster.engine.model.spec import FILE_FORMATS
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
@@ -118,10 +117,10 @@ class Embedded:
 
 def read_embedded(output: Path, space: str, key: str) -> Embedded:
     """Read a partition's output file in full, comparing checksums."""
-    [name] = [name for name in (file_name(space, key, known) for known in FILE_FORMATS) if (output / name).exists()]
+    name = file_name(space, key)
     with (
         pa.OSFile(str(output / name)) as source,
-        open_output_file(source, format_of(name) or "parquet") as reader,
+        open_output_file(source) as reader,
     ):
         facts = reader.facts
         table = pa.Table.from_batches(reader.read(), schema=reader.columns)
@@ -161,7 +160,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
         carried, kind = carried_columns(table.schema), table.schema.field("id").type
         columns = schema(kind, DIMENSION, "float32", include_text=True, carried=carried)
         new = replace(old, rows=table.num_rows, **facts)  # pyright: ignore[reportArgumentType]
-        with new_writer("parquet", sink, columns, new) as writer:
+        with new_writer(sink, columns, new) as writer:
             writer.append_table(table.replace_schema_metadata(None).cast(columns))
             writer.close()
 
@@ -204,7 +203,7 @@ class FailingStore(LocalStore):
 
     def __init__(self, root: Path, *keys: str) -> None:
         super().__init__(root)
-        self._endings = tuple(f"/{encode_key(key)}.{kind}" for key in keys for kind in FILE_FORMATS)
+        self._endings = tuple(f"/{encode_key(key)}.parquet" for key in keys)
 
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
         if name.endswith(self._endings):

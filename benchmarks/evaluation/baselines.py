@@ -150,7 +150,7 @@ class Files:
         id_type = gathered.ids[0].type if gathered.ids else pa.string()
         rows = FileRows(gathered.ids, id_type, gathered.texts, text_hashes(gathered.texts), matrix)
         with self._store.create(file_name(space, key)) as upload:
-            write_file("parquet", upload, rows, facts)
+            write_file(upload, rows, facts)
             upload.publish(lambda: None)
 
     def close(self) -> None:

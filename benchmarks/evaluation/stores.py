@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from surge_dagster.engine.files.formats import format_of
+from surge_dagster.engine.files.formats import is_output_file
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import is_hidden
 from surge_dagster.engine.store.store import StoredObject, Upload
@@ -81,7 +81,7 @@ class _SlowUpload(Upload):
         stored = self._upload.publish(still_wanted)
         ended = time.perf_counter()
         self._store.files.append((self._begun, ended))
-        if format_of(stored.name) is not None and not is_hidden(stored.name):  # others describe or are parts
+        if is_output_file(stored.name) and not is_hidden(stored.name):  # others describe or are parts
             self._store.published.append(ended)
             os.truncate(self._store.root / stored.name, 0)
         return stored

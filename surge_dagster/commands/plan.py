@@ -33,7 +33,7 @@ _SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are 
 
 
 @takes_settings(
-    *("source", "output", *SPACE, "devices", "b_min", "b_max", "first_b_min", "memory_limit_bytes", "format"),
+    *("source", "output", *SPACE, "devices", "b_min", "b_max", "first_b_min", "memory_limit_bytes"),
     *CATALOG,
     "price_per_hour",
 )
@@ -78,7 +78,6 @@ def plan(
                         settings.output,
                         settings.cloud_options(),
                         pool,
-                        settings.format,
                         thresholds,
                         memory_limit_bytes=settings.memory_limit_bytes,
                     )
@@ -89,7 +88,6 @@ def plan(
             store,
             pool,
             thresholds,
-            file_format=settings.format,
             memory_limit_bytes=settings.memory_limit_bytes,
             **goals,
         )

@@ -52,7 +52,7 @@ from surge_dagster.engine.feed.change_files import DEFAULT_KEEP_DAYS
 from surge_dagster.engine.model.code import EXPECTED, TRUSTED
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat, Space
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -188,9 +188,6 @@ class FileSettings(BaseModel):
 
     # The defaults stand outside of `Field`: type checkers see them so in a resource, too.
     include_text: Annotated[bool, Field(description="whether output files contain the texts beside the vectors")] = True
-    format: Annotated[
-        FileFormat, Field(description="format of new output files: parquet, or arrow for readers that map them")
-    ] = "parquet"
     changes: Annotated[
         bool, Field(description="whether runs record which rows change, even if no consumer has a name in the output")
     ] = False

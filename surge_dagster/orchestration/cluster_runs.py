@@ -97,7 +97,6 @@ def run_of(
         catalog=resources.catalog.catalog_record(),
         include_text=output.include_text,
         observer=ChangeFeed(always=output.changes, keep_days=output.keep_changes_days),
-        file_format=output.format,
         memory_limit_bytes=memory_limit(encoder.memory_limit_bytes, at_once),
         grace_seconds=PUBLISH_SHARE * encoder.grace_seconds,
         **options,

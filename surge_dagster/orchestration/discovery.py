@@ -115,7 +115,7 @@ def states_of_unfinished(listing: Listing, store: Store, space: Space | None) ->
     """
     if space is None:
         return dict.fromkeys(listing.partitions, "missing")
-    outputs = OutputState(store, space.name, space.file_format)
+    outputs = OutputState(store, space.name)
     outputs.look_at(partition.key for partition in listing.partitions.values())
     states: dict[str, str | None] = {}
     for key, partition in listing.partitions.items():

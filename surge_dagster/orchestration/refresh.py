@@ -122,7 +122,7 @@ class Refresh:
         return run.space
 
     def _worklist(self, candidates: Sequence[Partition], space: Space) -> Worklist:
-        outputs = OutputState(self._store, space.name, self._resources.output.format)
+        outputs = OutputState(self._store, space.name)
         footers = self._outcome.footers
         work = make_worklist(candidates, outputs, space, self._config, self._record, footers)
         for difference in work.differing[:FAILURES_LOGGED]:
@@ -214,7 +214,7 @@ class Refresh:
     def _judge_footers(self, outputs: OutputState, rows: dict[str, int], space: Space) -> set[str]:
         """Report which of these files are not what they should be; return their catalog keys."""
         if outputs.space != space.name:  # the output has the space under another name
-            outputs = OutputState(self._store, space.name, space.file_format)
+            outputs = OutputState(self._store, space.name)
 
         failed: set[str] = set()
         partitions = self._outcome.partitions

@@ -34,7 +34,7 @@ def handle_removed_partitions(
 ) -> None:
     """Report or delete the partitions that the source no longer lists; those that another run holds stay."""
     instance = context.instance
-    outputs = OutputState(store, space.name, space.file_format)
+    outputs = OutputState(store, space.name)
     held = held_by_active_runs(names, instance, besides=context.run_id)
     listing = list_catalog(names, instance, names.resources(context).catalog)
     sources = listing.catalogued.sources
@@ -66,7 +66,7 @@ def handle_removed_partitions(
     if refusal:
         raise ConfigError(f"{refusal}, and delete them in Dagster on the page of the asset source_partitions.")
     for key in keys:
-        partition_key, name = to_partition_key(key), file_name(space.name, key, space.file_format)
+        partition_key, name = to_partition_key(key), file_name(space.name, key)
         if partition_key in held or not outputs.is_as_listed(name):  # a run may have published it since
             continue
         what = f"Its output {store.location(name)} and its key are deleted."

@@ -52,7 +52,7 @@ def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
     left = runs.output / STAGING / pool.space.name / "p01" / "v" / "0-3.parquet"  # as by a copy that ended late
     left.parent.mkdir(parents=True)
     left.touch()
-    (runs.output / file_name(pool.space.name, "p02", "parquet")).unlink()
+    (runs.output / file_name(pool.space.name, "p02")).unlink()
     run, begun = cluster_run(LocalCluster(runs, ["a"]), pool), list[int]()
     begin_space = run._local.begin_space
     monkeypatch.setattr(run._local, "begin_space", lambda: begun.append(begin_space() is None))

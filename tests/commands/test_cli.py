@@ -195,7 +195,6 @@ def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command)
         (("verify", "catalog", "out", *MODEL, "--reencode", "some"), "--reencode"),
         (("embed", "--no-such-option"), "--no-such-option"),
         (("embed", "catalog", "out", *MODEL, "--document-prompt", "\udcff"), "UTF-8"),
-        (("embed", "catalog", "out", *MODEL, "--format", "csv"), "'parquet' or 'arrow'"),
         (("search", "out", "\udcff", *MODEL), "UTF-8"),
         (("search", "empty", *MODEL), "the text to search for is missing: surge-dagster search empty TEXT"),
         (("search", "s3://b/out", *MODEL), "the text to search for is missing: surge-dagster search s3://b/out TEXT"),

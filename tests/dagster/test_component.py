@@ -233,7 +233,7 @@ def test_schema_accepts_values_and_templates_and_refuses_other_values() -> None:
         return schema.is_valid({"source": "c", "output": "o", **attributes})
 
     assert is_valid(removed_partitions="{{ env.A }}", checks="{{ env.A }}", dtype="float16", max_runs="{{ env.A }}")
-    assert is_valid(checks={"ids_match": False, "texts_match": "off"}, format="arrow", document_prompt=None)
+    assert is_valid(checks={"ids_match": False, "texts_match": "off"}, document_prompt=None)
     assert is_valid(run_tags={"dagster/priority": 5, "queue": "{{ env.A }}", "dagster-k8s/config": {"a": {"b": 1}}})
     assert not is_valid(run_tags={"queue": None})
     assert not is_valid(removed_partitions="remove")

@@ -18,7 +18,7 @@ from surge_dagster.engine.feed.row_comparison import ADDED, CHANGED, UNCHANGED, 
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import FileRows, schema
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.previous_rows import PreviousRows
 from surge_dagster.engine.store.local_store import LocalStore
@@ -34,9 +34,9 @@ Applied = dict[str, dict[str, tuple[str, bytes]]]  # text and vector by partitio
 class Output:
     """An output whose files are written by hand, with or without the change files that lead to them."""
 
-    def __init__(self, root: Path, file_format: FileFormat = "parquet") -> None:
+    def __init__(self, root: Path) -> None:
         self.store = LocalStore(root)
-        self.space = claim_space(self.store, EncodingSpec(f"hash://{DIMENSION}").resolve(), file_format)
+        self.space = claim_space(self.store, EncodingSpec(f"hash://{DIMENSION}").resolve())
         self.rows: dict[str, dict[str, str]] = {}
         self.versions: dict[str, str] = {}
 
@@ -55,7 +55,7 @@ class Output:
             feed.begin(self.store, self.space.name)
             facts = facts_of(key, self.space.name, texts, version)
             feed.publishing(facts, changes, [changes.wanted_ids(0, ids)])
-        write_file(self.store.root / self.name(key), key, self.space.name, texts, version, self.space.file_format)
+        write_file(self.store.root / self.name(key), key, self.space.name, texts, version)
         self.rows[key], self.versions[key] = dict(texts), version
 
     def remove(self, key: str) -> None:
@@ -64,7 +64,7 @@ class Output:
         del self.rows[key]
 
     def name(self, key: str) -> str:
-        return file_name(self.space.name, key, self.space.file_format)
+        return file_name(self.space.name, key)
 
     def feed(self, consumer: str | None = "shop", **options: Any) -> Changes:
         return changes(self.store, consumer, **options)
@@ -87,11 +87,11 @@ def rows_of(catalog: Mapping[str, Rows]) -> Applied:
     }
 
 
-def write_file(path: Path, key: str, space: str, texts: Texts, version: str, file_format: FileFormat) -> None:
+def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> None:
     """Write an output file of the format of this version, in several row groups."""
     columns = schema(pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True)
     facts = facts_of(key, space, texts, version)
-    with pa.OSFile(str(path), "wb") as sink, new_writer(file_format, sink, columns, facts) as writer:
+    with pa.OSFile(str(path), "wb") as sink, new_writer(sink, columns, facts) as writer:
         items = list(texts.items())
         for start in range(0, len(items), 3):
             ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))

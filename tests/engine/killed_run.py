@@ -1,6 +1,6 @@
 """A run that kills its own process with SIGKILL when it passes a given point for the n-th time.
 
-    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT FORMAT LOG POINT N [START-STOP …]
+    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT LOG POINT N [START-STOP …]
     python -m tests.engine.killed_run
 
 Points are steps of the run, not instants, so that the same command dies at the same place on every machine; the point
@@ -30,7 +30,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.change_files import ChangeFeed
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.staging import STAGING
@@ -213,9 +213,7 @@ def open_output(url: str, endpoint: str) -> Store:
     return open_object_store(url, options, limits=ClientLimits(part_bytes=PART_BYTES))
 
 
-def main(
-    catalog: str, output: str, endpoint: str, file_format: FileFormat, log: str, point: str, count: str, *rows: str
-) -> None:
+def main(catalog: str, output: str, endpoint: str, log: str, point: str, count: str, *rows: str) -> None:
     """Run until the point comes, or to the end."""
     reaper = Reaper(Path(log), point, int(count))
     pause = Path(f"{log}.pause")
@@ -233,7 +231,7 @@ def main(
             for partition in open_source(catalog)
             for each in rows
         ]
-        options: dict[str, Any] = {"file_format": file_format, "observer": ChangeFeed(), "ranges": ranges}
+        options: dict[str, Any] = {"observer": ChangeFeed(), "ranges": ranges}
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, **options)
         for event in reaper.run.events():
             if isinstance(event, Receipt):

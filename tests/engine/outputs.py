@@ -13,7 +13,7 @@ from surge_dagster import Embeddings
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import FileRows, schema
-from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store, StoredObject
@@ -23,16 +23,14 @@ from surge_dagster.engine.support.text_hash import text_hashes
 class Output:
     """An output to which tests publish partitions without a run."""
 
-    def __init__(
-        self, root: Path, spec: EncodingSpec, file_format: FileFormat = "parquet", store: Store | None = None
-    ) -> None:
+    def __init__(self, root: Path, spec: EncodingSpec, store: Store | None = None) -> None:
         self.root = root
         self.store = store or open_store(root)
-        self.space: Space = claim_space(self.store, spec.resolve(), file_format)
+        self.space: Space = claim_space(self.store, spec.resolve())
         self.random = np.random.default_rng(5)
 
     def name(self, key: str) -> str:
-        return file_name(self.space.name, key, self.space.file_format)
+        return file_name(self.space.name, key)
 
     def path(self, key: str) -> Path:
         return self.root / self.name(key)
@@ -63,7 +61,7 @@ class Output:
         )
         with (
             self.store.create(self.name(key)) as upload,
-            new_writer(self.space.file_format, upload.sink, columns, facts) as writer,
+            new_writer(upload.sink, columns, facts) as writer,
         ):
             kept = texts if include_text else None
             writer.append_table(FileRows([ids], ids.type, kept, text_hashes(texts), matrix).table(columns))
@@ -80,7 +78,7 @@ def publish_two_rows(
     facts = FileFacts(key, space, "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
     with (
         store.create(place or file_name("s", key)) as upload,
-        new_writer("parquet", upload.sink, columns, facts) as writer,
+        new_writer(upload.sink, columns, facts) as writer,
     ):
         ids, hashes = pa.array(["a", "b"]), text_hashes(pa.array(["", ""]))
         writer.append_table(FileRows([ids], ids.type, None, hashes, np.zeros((2, 4), np.float32)).table(columns))
@@ -88,9 +86,9 @@ def publish_two_rows(
         return upload.publish(lambda: None)
 
 
-@pytest.fixture(params=FILE_FORMATS)
-def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
-    return Output(tmp_path / "out", EncodingSpec("hash://16"), request.param)
+@pytest.fixture
+def output(tmp_path: Path) -> Output:
+    return Output(tmp_path / "out", EncodingSpec("hash://16"))
 
 
 def as_lazy(embeddings: Embeddings, partitions: list[str] | None = None) -> pa.Table:

@@ -65,7 +65,7 @@ class Output:
     @property
     def path(self) -> Path:
         """The partition's file."""
-        return self.root / file_name(self.run.space.name, "k", self.run.space.file_format)
+        return self.root / file_name(self.run.space.name, "k")
 
 
 ROWS = numbered_rows("k", 60)

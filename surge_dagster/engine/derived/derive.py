@@ -118,7 +118,7 @@ class DeriveRun:
         self._store, self._parent, self._removed = store, parent, removed
         self._threads = threads
         self._stop = threading.Event()
-        self._parents = OutputState(store, parent.name, parent.file_format)
+        self._parents = OutputState(store, parent.name)
         wanted = parent.derive(dtype, dimension)
         space, calibrated = find_derived(store, wanted), 0
         if space is None and dtype == "int8":
@@ -139,7 +139,7 @@ class DeriveRun:
         """
         report, requested = self.report, None if keys is None else list(keys)
         parents = self._parents.files(requested)
-        outputs = OutputState(self._store, self.space.name, self.space.file_format)
+        outputs = OutputState(self._store, self.space.name)
         own = outputs.files(requested)
         todo: list[PublishedFile] = []
         for judged in beside_parent(self._store, self._parent, parents, outputs):
@@ -173,7 +173,7 @@ class DeriveRun:
         self.report.recall = measure_recall(self._store, self._parent, self.space, self._usable())
 
     def _own_name(self, file: PublishedFile) -> str:
-        return file_name(self.space.name, file.facts.partition_key, self.space.file_format)
+        return file_name(self.space.name, file.facts.partition_key)
 
     def _usable(self) -> list[PublishedFile]:
         usable = []

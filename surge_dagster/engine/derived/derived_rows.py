@@ -32,7 +32,7 @@ class DerivedRows:
         self.compared, self.seed = 0, None
         self._store, self._space = store, space
         self._parent = named_space(store, space.derived.parent)
-        self._files = OutputState(store, self._parent.name, self._parent.file_format)
+        self._files = OutputState(store, self._parent.name)
         self._wrong: dict[str, str] = {}
         self._key: str | None = None
         self._vectors: Iterator[np.ndarray] = iter(())

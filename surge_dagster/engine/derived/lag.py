@@ -59,9 +59,9 @@ def find_lag(store: Store, parent: Space, dtype: DerivedDtype, dimension: int | 
     wanted = parent.derive(dtype, dimension)
     space = find_derived(store, wanted)
     lag = Lag(space.name if space else "")
-    parents = OutputState(store, parent.name, parent.file_format).files()
+    parents = OutputState(store, parent.name).files()
     own = space or wanted
-    derived = OutputState(store, own.name, own.file_format)
+    derived = OutputState(store, own.name)
     derived.files()  # reads them concurrently from a bucket
     for judged in beside_parent(store, parent, parents, derived):
         if not isinstance(judged, tuple):

@@ -26,7 +26,7 @@ from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.feed.confirmations import CHANGES, confirmed_versions, consumers, read_table, write_table
 from surge_dagster.engine.feed.row_comparison import ADDED, UNCHANGED, RowChanges, RowComparison
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, guarded_metadata
-from surge_dagster.engine.files.rows import OutputFile
+from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.store.store import Store
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from surge_dagster.engine.feed.row_comparison import ADDED
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.opening import open_listed
-from surge_dagster.engine.files.rows import OutputFile
+from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
@@ -73,8 +73,7 @@ class Changes:
     def __iter__(self) -> Iterator[PartitionChanges]:
         """The partitions that have changed, sorted by the names of their files; removed ones last."""
         self._announce()
-        file_format = self.space.file_format
-        mine = {file_name(self.space.name, key, file_format): key for key in self._since}
+        mine = {file_name(self.space.name, key): key for key in self._since}
         for name, file in self._listed.items():
             if not isinstance(file, PublishedFile):
                 yield PartitionChanges(self, mine.get(name, name), None, file)

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.engine.files.rows import OutputFile, carried_columns
+from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.rows import carried_columns
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 
 UNCHANGED, ADDED, CHANGED = 0, 1, 2  # the operations of `RowChanges`

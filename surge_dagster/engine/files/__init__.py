@@ -1,1 +1,1 @@
-"""What an output file is: its metadata, its columns, and the formats that it can have."""
+"""What an output file is: its metadata, its columns, and how it is written and read."""

@@ -1,6 +1,6 @@
 """What an output file states about itself: entries named `surge.*` in its metadata, guarded by a digest.
 
-Checksums of pages or record batches do not cover a file's metadata, so the digest does. The facts of an output file are
+Checksums of pages do not cover a file's metadata, so the digest does. The facts of an output file are
 `FileFacts`; files of other kinds, such as those of the change feed, have facts of their own kind.
 """
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, explained
-from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, open_output_file
-from surge_dagster.engine.files.rows import OutputFile, check_schema
+from surge_dagster.engine.files.formats import SUFFIX, PublishedFile, file_name, open_output_file
+from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import decode_key
@@ -32,20 +33,18 @@ def open_published(
     listed: PublishedFile | None = None,
     *,
     buffer_size: int = 0,
-    mapped: bool = False,
 ) -> Iterator[OutputFile]:
     """A file of a space, open for reading; raises the three errors above, also while its rows are read.
 
     Args:
         listed: the file as it was listed, and no other version of it.
-        buffer_size, mapped: see `open_output_file`.
+        buffer_size: see `open_output_file`.
     """
     location = store.location(name)
     with contextlib.ExitStack() as opened:
         with explained(location):
             source = opened.enter_context(store.open(name, listed and listed.stored))
-            options = {"buffer_size": buffer_size, "mapped": mapped}
-            reader = opened.enter_context(open_output_file(source, space.file_format, **options))
+            reader = opened.enter_context(open_output_file(source, buffer_size))
             reader.location = location
             require_own(space, name, reader.facts, reader.columns)
             if listed and reader.facts != listed.facts:  # a store may give one tag to two contents
@@ -61,7 +60,7 @@ def open_listed(store: Store, space: Space, file: PublishedFile) -> Iterator[Out
     """
     name, key = file.stored.name, file.facts.partition_key
     try:
-        with open_published(store, space, name, file, mapped=True) as reader:
+        with open_published(store, space, name, file) as reader:
             yield reader
     except (InvalidFile, FileNotFoundError, TransientError) as error:
         if isinstance(error, StoreUnavailable) or (isinstance(error, TransientError) and error.key is not None):
@@ -85,7 +84,7 @@ def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -
     """Raise `InvalidFile` for a file that is of another space or partition than its name says, or has other columns."""
     if facts.space != space.name:
         raise InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {space.name!r}", "space")
-    if file_name(space.name, facts.partition_key, space.file_format) != name:
+    if file_name(space.name, facts.partition_key) != name:
         raise InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name", "place")
     if facts.dimension != space.dimension:
         reason = f"it states that its vectors have dimension {facts.dimension}; expected {space.dimension}"
@@ -120,7 +119,7 @@ def remedy_of(space: Space, flaw: Flaw = "damaged") -> str:
 
 
 def _key_in_name(space: Space, name: str) -> str:
-    encoded = name.removeprefix(f"{space.name}/").removesuffix(SUFFIXES[space.file_format])
+    encoded = name.removeprefix(f"{space.name}/").removesuffix(SUFFIX)
     try:
         return decode_key(encoded) or encoded
     except ValueError:

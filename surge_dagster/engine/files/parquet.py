@@ -15,19 +15,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, facts_of, invalid_when_damaged
+from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, explained, facts_of, invalid_when_damaged
 from surge_dagster.engine.files.rows import (
-    FileWriter,
-    OutputFile,
     carried_columns,
     require_carried,
     require_dimension,
     row_group_rows,
+    vector_bytes,
 )
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 
@@ -41,11 +40,20 @@ _VECTORS = "embedding.list.item"
 _COMPRESSED = {"id": "zstd", "text": "zstd", "text_hash": "none", _VECTORS: "none"}
 
 
-class ParquetWriter(FileWriter):
+class FileWriter:
+    """Writes one file, in one piece or in several; the caller opens and closes the sink.
+
+    Attributes:
+        row_group_rows: most rows of a row group.
+        rows: written so far.
+    """
+
     def __init__(
         self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes], *, compress: bool = True
     ) -> None:
-        super().__init__(columns)
+        self.columns = columns
+        self.row_group_rows = row_group_rows(vector_bytes(columns.field("embedding").type), 1)
+        self.rows = 0
         carried = carried_columns(columns)
         compression = _COMPRESSED | dict.fromkeys(carried.names if carried else (), "zstd")
         self._writer = pq.ParquetWriter(
@@ -62,29 +70,66 @@ class ParquetWriter(FileWriter):
         )
         self._writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *error: object) -> None:
+        """Write no footer: the caller discards a file that was not closed."""
         if error[0] is not None and self._writer.is_open:
             # The file is thrown away, so it does not matter that its footer cannot be written either.
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._writer.close()
 
+    def append_table(self, table: pa.Table) -> None:
+        """Write rows that have the file's columns already."""
+        if table.num_rows:
+            self._writer.write_table(table, row_group_size=self.row_group_rows)
+        self.rows += table.num_rows
+
     def close(self) -> None:
+        """Write the footer."""
         self._writer.close()
 
-    def _write(self, table: pa.Table) -> None:
-        self._writer.write_table(table, row_group_size=self.row_group_rows)
 
+class OutputFile:
+    """An open output file whose rows are compared with checksums as they are read.
 
-class ParquetFile(OutputFile):
+    Attributes:
+        groups: number of its row groups.
+        location: in messages.
+    """
+
+    location = ""
+
     def __init__(self, source: pa.NativeFile, buffer_size: int = 0) -> None:
         self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True)
-        columns = self._file.schema_arrow.remove_metadata()
-        super().__init__(read_facts(self._file.metadata, columns), columns, self._file.num_row_groups)
+        self.columns = self._file.schema_arrow.remove_metadata()
+        self.facts = read_facts(self._file.metadata, self.columns)
+        self.groups = self._file.num_row_groups
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._file.close()
 
+    def read(
+        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream rows, at most `batch_rows` at a time: of all columns and row groups, or of some; see `explained`."""
+        rows = 0
+        with explained(self.location):
+            for batch in read_rows(self._file, batch_rows, columns=columns, row_groups=groups):
+                rows += batch.num_rows
+                yield batch
+            if groups is None and rows != self.facts.rows:  # pages and row groups count rows without a checksum
+                raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
+
     def group_bytes(self, group: int) -> int:
+        """Return an upper bound of the memory that one row group takes, in bytes."""
         return self._file.metadata.row_group(group).total_byte_size
 
     def reading_bytes(self, widest_row: int) -> int:
@@ -97,11 +142,6 @@ class ParquetFile(OutputFile):
             pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in others]
             most = max(most, sum(min(plain, window) + min(stored, window) for plain, stored in pages))
         return most
-
-    def _batches(
-        self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
-    ) -> Iterator[pa.RecordBatch]:
-        return read_rows(self._file, batch_rows, columns=columns, row_groups=groups)
 
 
 def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:
@@ -154,7 +194,7 @@ def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
     Embeddings need repetition and definition levels, four bytes per value of a row group, in buffers that grow by
     copying; float16, a fixed-size binary to Parquet, needs a pointer per value too. Strings are written before them:
     they take at most `STRING_COPIES` times what is collected for a page, by `WRITE_BATCH_ROWS`: plain, compressed and
-    on the way. Writing an Arrow file takes less.
+    on the way.
     """
     values = min(rows, row_group_rows(dimension, itemsize)) * dimension
     return _PIECE_BYTES + values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)

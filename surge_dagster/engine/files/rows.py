@@ -1,17 +1,15 @@
-"""What both formats of output files share: columns, tables that refer to a matrix, and bases of writers and readers."""
+"""Rows of output files: their columns, and tables that refer to a matrix."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 MAX_ROW_GROUP_ROWS = 65_536
@@ -48,89 +46,6 @@ class FileRows:
         further = () if named is None else pa.Table.from_batches(self.carried, named).columns
         arrays = (ids, self.texts, self.text_hashes, *further, embedding_array(columns, self.matrix))
         return pa.Table.from_arrays([column for column in arrays if column is not None], schema=columns)
-
-
-class FileWriter(ABC):
-    """Writes one file, in one piece or in several; the caller opens and closes the sink.
-
-    Attributes:
-        row_group_rows: most rows of a row group or record batch.
-        rows: written so far.
-    """
-
-    def __init__(self, columns: pa.Schema, most_rows: int = MAX_ROW_GROUP_ROWS) -> None:
-        self.columns = columns
-        self.row_group_rows = min(most_rows, row_group_rows(vector_bytes(columns.field("embedding").type), 1))
-        self.rows = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:  # noqa: B027
-        """Write no footer: the caller discards a file that was not closed."""
-
-    def append_table(self, table: pa.Table) -> None:
-        """Write rows that have the file's columns already."""
-        if table.num_rows:
-            self._write(table)
-        self.rows += table.num_rows
-
-    @abstractmethod
-    def _write(self, table: pa.Table) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write the footer."""
-
-
-class OutputFile(ABC):
-    """An open output file whose rows are compared with checksums as they are read.
-
-    Attributes:
-        groups: number of its row groups or record batches.
-        location: in messages.
-    """
-
-    location = ""
-
-    def __init__(self, facts: FileFacts, columns: pa.Schema, groups: int) -> None:
-        self.facts = facts
-        self.columns = columns
-        self.groups = groups
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def read(
-        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Stream rows, at most `batch_rows` at a time: of all columns and row groups, or of some; see `explained`."""
-        rows = 0
-        with explained(self.location):
-            for batch in self._batches(columns, batch_rows, groups):
-                rows += batch.num_rows
-                yield batch
-            if groups is None and rows != self.facts.rows:  # pages and row groups count rows without a checksum
-                raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
-    def group_bytes(self, group: int) -> int:
-        """Upper bound of the memory that one row group or record batch takes, in bytes."""
-
-    @abstractmethod
-    def reading_bytes(self, widest_row: int) -> int:
-        """Upper estimate of the memory that reading takes beside the rows, of at most `widest_row` bytes, in bytes."""
-
-    @abstractmethod
-    def _batches(
-        self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
-    ) -> Iterator[pa.RecordBatch]: ...
 
 
 def embedding_type(dimension: int, dtype: str) -> pa.DataType:

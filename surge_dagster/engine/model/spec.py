@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.derivation import DERIVED_DTYPES, Derivation, DerivedDtype, Ranges, derivation_from_json
@@ -22,8 +22,6 @@ from surge_dagster.engine.model.prompts import Prompts, Task
 
 HASH_SCHEME = "hash://"
 DTYPES = ("float32", "float16")
-FileFormat = Literal["parquet", "arrow"]
-FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 _FORMAT = 1
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 
@@ -120,9 +118,9 @@ class Space:
     Attributes:
         requested: the spec as requested, with a model folder reduced to its name.
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
-        file_format, routed, task, model_folder: no part of the space's identity, nor of its name: the format of its
-            files; whether queries may go through other modules than documents; what a pool with this space encodes;
-            the folder of a model that was given as one, at the last run.
+        routed, task, model_folder: no part of the space's identity, nor of its name: whether queries may go through
+            other modules than documents; what a pool with this space encodes; the folder of a model that was given as
+            one, at the last run.
         tokenizer: no part of it either: `tokens_digest` of the first run, and the libraries there; "" where unknown.
         derived: of a derived space, where its vectors come from; `requested` is then that of its parent, and `dtype`
             may be "int8" or "binary" too.
@@ -138,7 +136,6 @@ class Space:
     normalize: bool
     dimension: int
     dtype: str
-    file_format: FileFormat = "parquet"
     routed: bool = False
     task: Task = "document"
     model_folder: str = ""
@@ -204,7 +201,6 @@ class Space:
             "format": _FORMAT,
             "name": self.name,
             "requested": self.requested.as_dict(),
-            "file_format": self.file_format,
             **self._resolved(),
             "spec_sha256": self.spec_sha256,
         }
@@ -244,11 +240,11 @@ class Space:
 
 def space_from_json(document: dict[str, Any]) -> Space:
     """The space that a space.json describes, with no path of its model."""
-    formats = document.get("format"), document.get("file_format", "parquet")
-    if formats[0] != _FORMAT or formats[1] not in FILE_FORMATS:
+    space_format = document.get("format")
+    if space_format != _FORMAT:
         raise ConfigError(
-            f"space.json has format {formats[0]!r} and {formats[1]} files; this version reads format {_FORMAT} and "
-            f"{' or '.join(FILE_FORMATS)} files: use the version that wrote it, or another output"
+            f"space.json has format {space_format!r}; this version reads format {_FORMAT}: use the version that wrote "
+            "it, or another output"
         )
     try:
         space = Space(
@@ -257,7 +253,6 @@ def space_from_json(document: dict[str, Any]) -> Space:
             model_path="",
             document_prompt=document["prompt"],
             query_prompt=document.get("query_prompt", ""),
-            file_format=document["file_format"],
             model_folder=str(document.get("model_folder", "")),
             tokenizer=str(document.get("tokenizer", "")),
             derived=derivation_from_json(document["derived"]) if "derived" in document else None,

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.formats import SUFFIXES
+from surge_dagster.engine.files.formats import SUFFIX
 from surge_dagster.engine.sources.listing import HIDDEN, split_pattern
 from surge_dagster.engine.store.store import Store
 
@@ -86,8 +86,8 @@ class CatalogRecord:
         inside = PurePosixPath(output).relative_to(base).parts if output != base else ()
         is_read = not any(part.startswith(HIDDEN) for part in inside)
         if pattern is not None:
-            names = ("/".join((*inside, "space", f"key{suffix}")) for suffix in SUFFIXES.values())
-            is_read = is_read and any(map(pattern.regex.fullmatch, names))
+            name = "/".join((*inside, "space", f"key{SUFFIX}"))
+            is_read = is_read and pattern.regex.fullmatch(name) is not None
         if is_read:
             raise ConfigError(
                 f"the output {store.url!r} lies inside the source {self.place!r}, where its files would be read as "

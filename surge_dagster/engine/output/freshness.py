@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, explained, facts_of, guarded_metadata
-from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, read_published_file
-from surge_dagster.engine.model.spec import FileFormat
+from surge_dagster.engine.files.formats import PublishedFile, file_name, is_output_file, read_published_file
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS, reads_ahead
 from surge_dagster.engine.store.store import Store, StoredObject
@@ -66,10 +65,9 @@ def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_
 class OutputState:
     """The files of one space, whose folder need not exist, as they were when this was made or last refreshed."""
 
-    def __init__(self, store: Store, space: str, file_format: FileFormat = "parquet") -> None:
+    def __init__(self, store: Store, space: str) -> None:
         self.store = store
         self.space = space
-        self._format: FileFormat = file_format
         self._memory: FooterMemory[Found] = FooterMemory(
             f"output\0{store.identity}\0{space}", on_disk=store.is_remote, pack=_packed, unpack=_unpacked
         )
@@ -78,8 +76,7 @@ class OutputState:
     def refresh(self) -> None:
         """List the space's folder again."""
         self._seen_ns = time.time_ns()
-        suffix = SUFFIXES[self._format]
-        self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(suffix)}
+        self._listed = {stored.name: stored for stored in self.store.list(self.space) if is_output_file(stored.name)}
         self._memory.forget_others(self._listed)
         self._known = self._memory.known(self._tags(self._listed))
         self._unreadable: dict[str, TransientError] = {}
@@ -158,7 +155,7 @@ class OutputState:
         if not self._listed:  # as when a catalog is embedded for the first time
             return Freshness("missing")
         try:
-            name = file_name(self.space, key, self._format)
+            name = file_name(self.space, key)
         except ValueError:  # such a key has no file; the reader refuses it
             return Freshness("missing")
         if self._is_unread(name):
@@ -190,7 +187,7 @@ class OutputState:
         names = []
         for key in keys:
             with contextlib.suppress(ValueError):  # the reader refuses such a key
-                names.append(file_name(self.space, key, self._format))
+                names.append(file_name(self.space, key))
         return names
 
     def _read_all(self, names: Iterable[str]) -> None:

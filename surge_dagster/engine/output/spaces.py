@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, space_from_json
+from surge_dagster.engine.model.spec import EncodingSpec, Space, space_from_json
 from surge_dagster.engine.output.catalog_record import CatalogRecord, catalog_from_json
 from surge_dagster.engine.store.store import Store
 
@@ -67,25 +67,13 @@ def claim_derived(store: Store, space: Space) -> None:
         _write(store, space, document, own.catalog if own else None)
 
 
-def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
-    """Raise `ConfigError` where a space, as the output has it, has files of another format: readers look for one."""
-    if space.file_format != file_format:
-        raise ConfigError(
-            f"the space {space.name} in {store.url!r} has files in the format {space.file_format!r}; the settings "
-            f"request {file_format!r}. Set format to {space.file_format!r}, or write to another output; to change the "
-            "format of a space, remove its folder and embed it again."
-        )
-
-
 def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
     """The catalog whose embeddings a space holds; None where no run has recorded it."""
     described = _described(store, space.name)
     return described.catalog if described else None
 
 
-def claim_space(
-    store: Store, space: Space, file_format: FileFormat = "parquet", catalog: CatalogRecord | None = None
-) -> Space:
+def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None) -> Space:
     """Prepare the space's folder for writing and describe the space there; from now on its request means this space.
 
     Args:
@@ -96,7 +84,7 @@ def claim_space(
 
     Raises:
         ConfigError: the output is itself a space's folder, cannot be written, has another space under that name, or has
-            this one in another format, with another catalog or from another tokenizer.
+            this one with another catalog or from another tokenizer.
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
         raise ConfigError(
@@ -110,9 +98,8 @@ def claim_space(
         if before is not None and before.spec_sha256 != space.spec_sha256:  # else a concurrent run has begun it now
             log.warning("%s", _why(space, before))
     else:
-        require_format(store, own.space, file_format)
         own.space.require_tokenizer(space.tokenizer)
-    space = replace(space, name=own.space.name if own else space.name, file_format=file_format)
+    space = replace(space, name=own.space.name if own else space.name)
     if own is not None and catalog is not None:
         own.holding(catalog, store)  # before anything is written
     store.prepare(space.name)
@@ -251,7 +238,6 @@ def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRe
     def require_as_claimed() -> None:  # a concurrent run may have begun the space
         for known in _all_described(store):
             if known.space.spec_sha256 == space.spec_sha256:
-                require_format(store, known.space, space.file_format)
                 known.space.require_tokenizer(space.tokenizer)
                 if "catalog" in document and known.catalog != seen:
                     known.holding(catalog_from_json(document["catalog"]), store)

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.plan.catalog_sample import first_rows, sample_catalog, token_counter
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
@@ -39,7 +38,6 @@ def calibrate(
     output: str,
     options: StorageOptions,
     pool: EncoderPool,
-    file_format: FileFormat = "parquet",
     thresholds: Thresholds | None = None,
     *,
     memory_limit_bytes: int | None = None,
@@ -67,9 +65,7 @@ def calibrate(
         with _temporary_store(output, options) as store:
             # Forced, as a calibration that was killed may have left files in a bucket.
             bounds = replace(thresholds, first_b_min=first_b_min or thresholds.first_b_min)
-            run = EmbeddingRun(
-                chosen, store, pool, bounds, file_format=file_format, memory_limit_bytes=memory_limit_bytes, force=True
-            )
+            run = EmbeddingRun(chosen, store, pool, bounds, memory_limit_bytes=memory_limit_bytes, force=True)
             for _ in learning(run, pool, store, is_calibration=True):
                 pass
         encoded += run.report.texts_encoded

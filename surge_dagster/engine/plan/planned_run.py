@@ -13,7 +13,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.opening import open_published
-from surge_dagster.engine.model.spec import FileFormat, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.plan import planner
@@ -48,7 +48,6 @@ def plan(
     pool: EncoderPool,
     thresholds: Thresholds | None = None,
     *,
-    file_format: FileFormat = "parquet",
     memory_limit_bytes: int | None = None,
     price_per_hour: float | None = None,
     deadline_seconds: float | None = None,
@@ -76,7 +75,7 @@ def plan(
         upload_bytes=store.upload_bytes,
     )
     own = next((space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256), pool.space)
-    decisions = list(decide(source, OutputState(store, own.name, file_format), StopSignal()))
+    decisions = list(decide(source, OutputState(store, own.name), StopSignal()))
     work = [decision for decision in decisions if isinstance(decision, PartitionToRead)]
     failures = [decision for decision in decisions if isinstance(decision, Failure)]
     count_tokens, tokens_counted = token_counter(pool.space, costs.encode)
@@ -146,7 +145,7 @@ def _are_reused(texts: pa.Array, store: Store, space: Space, file: PublishedFile
     if file is not None:
         with (
             contextlib.suppress(*UNUSABLE),
-            open_published(store, space, file.stored.name, file, mapped=True) as reader,
+            open_published(store, space, file.stored.name, file) as reader,
         ):
             old, _ = read_hashes(reader)
             _, is_certain = truncation(file.facts, text_sizes(texts))

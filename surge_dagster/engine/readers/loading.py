@@ -3,8 +3,7 @@
 One listing of the space's folder decides what is loaded, and only files whose facts name the space are. While a run
 writes to the folder, a reader gets the same rows each time, or an error, and never vectors of two models. Checksums are
 compared while rows are read. Polars' own Parquet reader does not compare them (of 400 flipped bits it gave wrong rows
-for 388), so the LazyFrame reads through pyarrow. Arrow files on a local disk are mapped into memory; a dataset gives
-that memory itself.
+for 388), so the LazyFrame reads through pyarrow.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Embeddings:
         self.store = store
         self.space = space
         self._removed = {} if removed else recorded_removed(store, space)
-        self._files = OutputState(store, space.name, space.file_format)
+        self._files = OutputState(store, space.name)
 
     @property
     def dimension(self) -> int:
@@ -99,7 +98,7 @@ class Embeddings:
         """
         files = self._chosen(partitions)
         stored = embedding_type(self.dimension, self.space.dtype)
-        return as_dataset(self.store, files, self._schema(files, text_hash, stored), self.space.file_format)
+        return as_dataset(self.store, files, self._schema(files, text_hash, stored))
 
     def each_file(self) -> dict[str, PublishedFile | DataError | TransientError]:
         """Every file that is not left out, by its name in the store: usable, or what is wrong with it."""
@@ -129,7 +128,7 @@ class Embeddings:
             partitions = [partitions]
         keys = None if partitions is None else list(partitions)
         listed = self._present() if keys is None else self._files.files(keys)
-        names = {file_name(self.space.name, key, self.space.file_format): key for key in keys or []}
+        names = {file_name(self.space.name, key): key for key in keys or []}
         if missing := [key for name, key in names.items() if name not in listed]:
             raise ConfigError(
                 f"{self.store.location(self.space.name)!r} has no embeddings of "

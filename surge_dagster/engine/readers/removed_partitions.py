@@ -64,7 +64,7 @@ def record_removed(
     is_trusted = not new or (len(listed) > 0 and may_be_removed(len(new), total))
     entries = {key: version for key, version in found.items() if is_trusted or key not in new}
     unread = {name for name, file in outputs.files_beside(listed).items() if isinstance(file, TransientError)}
-    kept = [key for key in known if is_removed(key, listed) and file_name(space.name, key, space.file_format) in unread]
+    kept = [key for key in known if is_removed(key, listed) and file_name(space.name, key) in unread]
     entries |= {key: known[key] for key in kept}
     if entries != known:
         write_document(store, _name(space), {"partitions": entries}, lambda: None)

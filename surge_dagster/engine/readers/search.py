@@ -69,7 +69,7 @@ def search(
         space = named_space(store, (same or [pool.space.name])[0])
     if space.encoder_sha256 != pool.space.spec_sha256:
         raise ConfigError(f"the pool encodes queries of {pool.space.name}, which are none of {space.name}")
-    files = OutputState(store, space.name, space.file_format).files()
+    files = OutputState(store, space.name).files()
     if not files:
         raise ConfigError(f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`.")
     space.require_tokenizer(pool.start().tokenizer)

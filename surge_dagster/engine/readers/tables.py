@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pyarrow.fs as fs
 
-from surge_dagster.engine.files.arrow import map_file
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import PublishedFile, format_of, open_output_file
+from surge_dagster.engine.files.formats import PublishedFile, open_output_file
 from surge_dagster.engine.files.opening import open_listed
 from surge_dagster.engine.files.rows import check_schema
-from surge_dagster.engine.model.spec import FileFormat, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
 
 if TYPE_CHECKING:
@@ -60,15 +59,12 @@ def as_lazy_frame(store: Store, space: Space, files: Sequence[PublishedFile], sc
     return register_io_source(read, schema=types, explain_name="surge-dagster embeddings")
 
 
-def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema, file_format: str) -> ds.Dataset:
+def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) -> ds.Dataset:
     """The rows of `files`, in their order; a filter on `partition` reads only the files of these partitions."""
     import pyarrow.dataset as ds
 
-    if file_format == "arrow":
-        form = ds.IpcFileFormat()
-    else:
-        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        form = ds.ParquetFileFormat(default_fragment_scan_options=options)
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    form = ds.ParquetFileFormat(default_fragment_scan_options=options)
     filesystem = filesystem_of(store)
     fragments = [
         form.make_fragment(
@@ -133,19 +129,15 @@ def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(numbers, type=lists)
 
 
-def _checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
+def _checked(source: pa.NativeFile) -> pa.NativeFile:
     """A file that pyarrow's own datasets can read without missing damage.
 
-    They compare the checksums of a Parquet file's pages themselves; what is compared here are the columns and the rows
-    in its footer. An Arrow file is read once before it is handed over, and mapped where it lies on a local disk.
-    A damaged file is an `OSError`, as in pyarrow.
+    They compare the checksums of a file's pages themselves. This compares the columns and the rows in its footer. A
+    damaged file is an `OSError`, as in pyarrow.
     """
     try:
-        source = map_file(source) if file_format == "arrow" else source
-        file = open_output_file(source, file_format)
+        file = open_output_file(source)
         check_schema(file.columns, dimension=file.facts.dimension)  # a missing column would be null
-        for _ in file.read() if file_format == "arrow" else ():
-            pass
     except InvalidFile as error:
         source.close()
         raise OSError(str(error)) from error
@@ -166,7 +158,7 @@ class _ReadOnly(fs.FileSystemHandler):
         return path
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        return _checked(self._store.open(path), format_of(path) or "parquet")
+        return _checked(self._store.open(path))
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)

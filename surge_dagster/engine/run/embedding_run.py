@@ -21,11 +21,11 @@ from dataclasses import replace
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, ConfigError
-from surge_dagster.engine.model.spec import FileFormat, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import claim_space, list_spaces, require_format
+from surge_dagster.engine.output.spaces import claim_space, list_spaces
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
@@ -69,7 +69,6 @@ class EmbeddingRun:
             reports nothing of it. Without `force`: rows that are staged already count.
         outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
-        file_format: of the files; the space's own, where the output has it.
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that the process may
             use, of which three SuperBatches take what they need.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
@@ -96,7 +95,6 @@ class EmbeddingRun:
         ranges: Sequence[PartitionRange] = (),
         outputs: OutputState | None = None,
         include_text: bool = True,
-        file_format: FileFormat = "parquet",
         memory_limit_bytes: int | None = None,
         grace_seconds: float = 20.0,
         observer: PublicationObserver | None = None,
@@ -119,7 +117,6 @@ class EmbeddingRun:
         self._ranges = ranges
         self._outputs = outputs
         self._include_text = include_text
-        self._file_format: FileFormat = file_format
         self._memory_limit = memory_limit_bytes
         self._observer = observer
         self._publish_threads = publish_threads
@@ -226,7 +223,7 @@ class EmbeddingRun:
         """Make the space that of the settings, also where it answers another request, and remove what the dead left."""
         space = space or self._pool.space
         keep_current(self._store, space)
-        self.space = claim_space(self._store, space, self._file_format, self._catalog)
+        self.space = claim_space(self._store, space, self._catalog)
         sweep_orphan_files(self._store)
         self._describe_space()
 
@@ -234,12 +231,11 @@ class EmbeddingRun:
         """The files of the run's space."""
         for known in list_spaces(self._store):
             if known.spec_sha256 == self.space.spec_sha256:
-                require_format(self._store, known, self._file_format)
                 self.space, self.space_is_known = known, True
                 self._describe_space()
         if self._outputs is not None and self._outputs.space == self.space.name:
             return self._outputs
-        return OutputState(self._store, self.space.name, self._file_format)
+        return OutputState(self._store, self.space.name)
 
     def _embed(self, due: Iterable[_Decision], fresh_keys: set[str]) -> Generator[Event]:
         memory, store = self._begin(), self._store

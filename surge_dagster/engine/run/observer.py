@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.rows import OutputFile
+from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.store.store import Store
 
 

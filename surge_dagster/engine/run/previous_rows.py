@@ -22,7 +22,8 @@ from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.opening import open_published
-from surge_dagster.engine.files.rows import OutputFile, matrix_of, row_group_rows
+from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.rows import matrix_of, row_group_rows
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
@@ -186,9 +187,7 @@ def open_previous_rows(
             booked = _Memory(memory, partition.source, file.facts.rows)
             opened.callback(booked.release)
             try:
-                reader = opened.enter_context(
-                    open_published(target.store, target.space, file.stored.name, file, mapped=True)
-                )
+                reader = opened.enter_context(open_published(target.store, target.space, file.stored.name, file))
                 previous = PreviousRows(target, reader, partition, booked, observer)
             except StoreUnavailable:
                 raise

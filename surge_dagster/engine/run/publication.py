@@ -58,7 +58,7 @@ class Publication:
         rows = target.rows(batch, segment, matrix)
         facts = target.facts(partition, read, segment.vector_facts(batch.slot, _now()))
         with target.create(partition.key) as upload:
-            write_file(target.space.file_format, upload, rows, facts)
+            write_file(upload, rows, facts)
             serialized = time.perf_counter()
             if self.observer is not None and read.changes is not None:
                 self.observer.publishing(facts, read.changes, _wanted_ids(segment, read.changes))

@@ -270,7 +270,7 @@ class Publisher:
             return None
         store, space = self._target.store, self._target.space
         with contextlib.suppress(SurgeError, OSError, InvalidFile, Cancelled):
-            file = read_published_file(store, file_name(space.name, partition.key, space.file_format))
+            file = read_published_file(store, file_name(space.name, partition.key))
             if status_of(file.facts, space.name, partition.key, partition.source.source_version) == "fresh":
                 return Receipt.of(file.facts, file.stored, store.location(file.stored.name), action="fresh")
         return None

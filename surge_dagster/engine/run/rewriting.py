@@ -19,8 +19,8 @@ from surge_dagster.engine.errors import StoreUnavailable, SurgeError, TransientE
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile, new_writer
 from surge_dagster.engine.files.opening import open_published
-from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
-from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, rows_at_a_time, vector_bytes
+from surge_dagster.engine.files.parquet import STRING_COPIES, FileWriter, levels_bytes
+from surge_dagster.engine.files.rows import READ_BYTES, rows_at_a_time, vector_bytes
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.failures import failure_of, require_unchanged
 from surge_dagster.engine.run.observer import PublicationObserver
@@ -208,7 +208,7 @@ def write_rows(
     space: Space, upload: Upload, columns: pa.Schema, facts: FileFacts, batches: Iterable[pa.RecordBatch]
 ) -> None:
     """Write a file of the space; `InvalidFile` where `batches` do not have as many rows as the facts say."""
-    with new_writer(space.file_format, upload.sink, columns, facts) as writer:
+    with new_writer(upload.sink, columns, facts) as writer:
         for group in _row_groups(batches, writer, space):
             writer.append_table(group)
         if writer.rows != facts.rows:

@@ -27,7 +27,7 @@ class SpaceTarget:
     include_text: bool
 
     def create(self, key: str) -> Upload:
-        return self.store.create(file_name(self.space.name, key, self.space.file_format))
+        return self.store.create(file_name(self.space.name, key))
 
     def sync(self) -> None:
         """Flush the space's folder: files published before are durable afterwards."""

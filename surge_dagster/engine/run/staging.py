@@ -28,9 +28,9 @@ import pyarrow as pa
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import InvalidFile, VectorFacts, desired_version, explained
 from surge_dagster.engine.files.formats import new_writer, open_output_file
+from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
-    OutputFile,
     carried_columns,
     matrix_of,
     require_carried,
@@ -149,7 +149,7 @@ class Staging:
         columns = self._target.columns(kind, named)
         table = self._target.rows(batch, segment, matrix).table(columns)
         self._left.setdefault(encode_key(partition.key), [])
-        with self._store.create(name) as upload, new_writer("parquet", upload.sink, columns, facts) as writer:
+        with self._store.create(name) as upload, new_writer(upload.sink, columns, facts) as writer:
             for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
                 writer.append_table(table.slice(begin, end - begin))
             writer.close()
@@ -171,7 +171,7 @@ class Staging:
         with contextlib.ExitStack() as opened:
             with explained(location):
                 source = opened.enter_context(self._store.open(name))
-                reader = opened.enter_context(open_output_file(source, "parquet", buffer_size=READ_BYTES))
+                reader = opened.enter_context(open_output_file(source, READ_BYTES))
                 reader.location, facts = location, reader.facts
                 if (facts.space, facts.precision) != (name, target.precision):
                     raise InvalidFile(f"it was written as {facts.space!r} in {facts.precision}")

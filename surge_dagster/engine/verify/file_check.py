@@ -20,7 +20,8 @@ from surge_dagster.engine.errors import DataError, TransientError
 from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, desired_version
 from surge_dagster.engine.files.formats import file_name, read_shape
 from surge_dagster.engine.files.opening import open_published, remedy_of
-from surge_dagster.engine.files.rows import OWN_COLUMNS, OutputFile, embedding_type, matrix_of
+from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import status_of
@@ -64,7 +65,7 @@ def compare_with_source(partition: Partition, store: Store, space: Space, sample
 
     Invalid rows of the source are a `DataError`. `samples` gets the rows that are to be encoded again.
     """
-    name = file_name(space.name, partition.key, space.file_format)
+    name = file_name(space.name, partition.key)
     location = store.location(name)
     try:
         with opened(store, space, name, partition) as reader:
@@ -120,7 +121,7 @@ def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partiti
         return fault
     try:
         with store.open(name) as file:
-            columns, rows = read_shape(file, space.file_format)
+            columns, rows = read_shape(file)
     except (TransientError, *UNREADABLE):
         return fault
     if "embedding" not in columns.names:

@@ -67,7 +67,7 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
     seen = read_current(store)
     if seen is not None and seen.space == space.name:
         return Switched(seen, changed=False)
-    outputs = OutputState(store, space.name, space.file_format)
+    outputs = OutputState(store, space.name)
     violations, partitions = list[Violation](), 0
     for partition in outputs.looked_at(source):
         partitions += 1

@@ -20,7 +20,7 @@ from typing import TypeVar
 from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
-from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of
+from surge_dagster.engine.files.formats import SUFFIX, file_name, is_output_file
 from surge_dagster.engine.files.opening import remedy_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.staging import STAGING
@@ -119,7 +119,7 @@ def verify(
     compared = not_compared = 0
     for partition in source:
         result = verify_partition(partition, store, space, samples)
-        is_complete[file_name(space.name, partition.key, space.file_format)] = isinstance(result, Verified)
+        is_complete[file_name(space.name, partition.key)] = isinstance(result, Verified)
         if isinstance(result, Violation):
             yield result
             not_compared += not result.has_no_file
@@ -173,11 +173,10 @@ def _wrong_vectors(samples: Samples, space: Space) -> Iterator[Violation]:
 
 def _unexpected_names(store: Store, space: Space, is_complete: dict[str, bool]) -> list[str]:
     """Output files without a source partition, and folders of staged segments that no run needs."""
-    files = {stored.name for stored in store.list(space.name) if format_of(stored.name)}
+    files = {stored.name for stored in store.list(space.name) if is_output_file(stored.name)}
     root = f"{STAGING}/{space.name}"
     staged = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in store.list(root, deep=True)}
-    suffix = SUFFIXES[space.file_format]
-    orphans = [f"{root}/{folder}" for folder in staged if is_complete.get(f"{space.name}/{folder}{suffix}", True)]
+    orphans = [f"{root}/{folder}" for folder in staged if is_complete.get(f"{space.name}/{folder}{SUFFIX}", True)]
     return [*sorted(files - is_complete.keys()), *sorted(orphans)]
 
 
@@ -187,9 +186,6 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     if name.startswith(f"{STAGING}/"):
         finding = f"{location} holds staged segments of a partition that is complete or was removed from the source."
         return Violation(name, "unused", finding, "The next run removes the former; remove the latter by hand.")
-    if format_of(name) != space.file_format:
-        finding = f"{location} is never read: the files of its space have the format {space.file_format!r}."
-        return Violation(name, "unused", finding, "Remove it.")
     try:
         with opened(store, space, name) as reader:
             for _ in reader.read():

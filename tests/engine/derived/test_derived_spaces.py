@@ -19,7 +19,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import new_writer
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
-from surge_dagster.engine.model.spec import FileFormat, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
 from surge_dagster.engine.verify.verification import Compared, Violation, verify
@@ -66,12 +66,9 @@ def test_query_of_another_model_is_refused(three_spaces: Spaces, made: Spaces, h
         search(made.store, hash_pool, ["any"], 3, other)
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
-def test_loading_gives_the_stored_vectors(
-    tmp_path: Path, hash_pool: EncoderPool, dtype: DerivedDtype, file_format: FileFormat
-) -> None:
-    run = make_run(hash_pool, in_memory({"a": numbered_rows("a", 30)}), tmp_path / "out", file_format=file_format)
+def test_loading_gives_the_stored_vectors(tmp_path: Path, hash_pool: EncoderPool, dtype: DerivedDtype) -> None:
+    run = make_run(hash_pool, in_memory({"a": numbered_rows("a", 30)}), tmp_path / "out")
     finish(run)
     deriving = DeriveRun(run._store, run.space, dtype, 8)
     list(deriving.events())
@@ -103,7 +100,7 @@ def change_vector(path: Path) -> None:
     values[9 * column.type.byte_width] ^= 1
     changed = pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(values)])
     place = table.schema.get_field_index("embedding")
-    with pa.OSFile(str(path), "wb") as sink, new_writer("parquet", sink, table.schema, facts) as writer:
+    with pa.OSFile(str(path), "wb") as sink, new_writer(sink, table.schema, facts) as writer:
         writer.append_table(table.set_column(place, table.schema.field(place), changed))
         writer.close()
 

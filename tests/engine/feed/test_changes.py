@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.feed.changes import Sample
-from surge_dagster.engine.files.formats import FileFormat
 from tests.engine.feeds import Applied, Output, apply, hand_over
 from tests.small_catalogs import make_unreadable
 
 TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
 
 
-@pytest.fixture(params=["parquet", "arrow"])
-def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
-    return Output(tmp_path / "out", request.param)
+@pytest.fixture
+def output(tmp_path: Path) -> Output:
+    return Output(tmp_path / "out")
 
 
 def change_files(output: Output) -> list[Path]:
@@ -249,7 +248,6 @@ def test_sample_goes_on_after_partitions_that_cannot_be_read_and_names_them(outp
 
 
 IDS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
-FORMATS = st.sampled_from(("parquet", "arrow"))
 STEP = st.one_of(
     st.tuples(st.just("write"), st.sampled_from("pq"), IDS, st.integers(0, 2)),
     st.tuples(st.just("remove"), st.sampled_from("pq")),
@@ -259,9 +257,9 @@ STEP = st.one_of(
 STEPS = st.lists(STEP, max_size=20)
 
 
-def apply_random_feeds(folder: Path, steps: list[tuple], file_format: FileFormat) -> None:
+def apply_random_feeds(folder: Path, steps: list[tuple]) -> None:
     """Consumers look after any number of versions, and some die before they confirm; change files get lost."""
-    output = Output(folder, file_format)
+    output = Output(folder)
     targets: dict[str, Applied] = {"one": {}, "two": {}}
     for step in [*steps, ("hand over", "one", True), ("hand over", "two", True)]:
         match step:
@@ -293,8 +291,8 @@ def test_applied_feeds_give_the_rows_of_the_files(
     tmp_path_factory: pytest.TempPathFactory, unflushed: None, examples: int
 ) -> None:
     @settings(max_examples=examples)
-    @given(STEPS, FORMATS)
-    def apply_all(steps: list[tuple], file_format: FileFormat) -> None:
-        apply_random_feeds(tmp_path_factory.mktemp("feed"), steps, file_format)
+    @given(STEPS)
+    def apply_all(steps: list[tuple]) -> None:
+        apply_random_feeds(tmp_path_factory.mktemp("feed"), steps)
 
     apply_all()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
-from surge_dagster.engine.files.parquet import FORMAT, ParquetFile, ParquetWriter, read_facts
+from surge_dagster.engine.files.parquet import FORMAT, FileWriter, OutputFile, read_facts
 from surge_dagster.engine.files.rows import (
     MAX_ROW_GROUP_ROWS,
     FileRows,
@@ -52,7 +52,7 @@ def write(
     columns = schema(column.type, dimension, str(matrix.dtype), include_text=include_text)
     with (
         pa.OSFile(str(path), "wb") as sink,
-        ParquetWriter(sink, columns, guarded_metadata(facts or facts_of(rows, dimension), FORMAT)) as writer,
+        FileWriter(sink, columns, guarded_metadata(facts or facts_of(rows, dimension), FORMAT)) as writer,
     ):
         for part in np.array_split(np.arange(rows), pieces):
             if len(part):
@@ -170,13 +170,13 @@ class TestDamage:
         columns = write(tmp_path / "whole", unit_vectors(200, 4), pieces=3)
         content = (tmp_path / "whole").read_bytes()
         pages = 8 * (len(content) - 8 - int.from_bytes(content[-8:-4], "little"))
-        expected = ParquetFile(pa.OSFile(str(tmp_path / "whole"))).read(batch_rows=64)
+        expected = OutputFile(pa.OSFile(str(tmp_path / "whole"))).read(batch_rows=64)
         table, noticed, chosen = pa.Table.from_batches(expected), [0, 0], random.Random(7)
         for bit in (40, *chosen.sample(range(8 * len(content)), 3_000)):
             damaged = bytearray(content)
             damaged[bit // 8] ^= 1 << bit % 8
             try:
-                with ParquetFile(pa.BufferReader(bytes(damaged))) as file:  # pyright: ignore[reportArgumentType]
+                with OutputFile(pa.BufferReader(bytes(damaged))) as file:  # pyright: ignore[reportArgumentType]
                     found = pa.Table.from_batches(file.read(batch_rows=64), file.columns)
             except (InvalidFile, OSError, pa.ArrowException, ValueError):
                 noticed[bit < pages] += 1

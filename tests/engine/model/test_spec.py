@@ -172,9 +172,8 @@ def test_space_json_describes_the_space_without_paths_of_this_machine(small_mode
     assert (read.name, read.model_path, read.spec_sha256) == (space.name, "", space.spec_sha256)
     with pytest.raises(ConfigError, match="changed by hand"):
         space_from_json(document | {"max_length": 17})
-    for change in ({"format": 2}, {"file_format": "csv"}):
-        with pytest.raises(ConfigError, match="use the version that wrote it"):
-            space_from_json(document | change)
+    with pytest.raises(ConfigError, match="use the version that wrote it"):
+        space_from_json(document | {"format": 2})
     with pytest.raises(ConfigError, match="incomplete"):
         space_from_json({"format": 1, "name": "x"})
 

@@ -26,7 +26,7 @@ def place(root: Path, below: str) -> str:
         ("shop", "link/out", True),
         ("shop/**/*.parquet", "shop/out", True),
         ("shop/{category}/*.parquet", "shop", True),
-        ("shop/*/*/*.arrow", "shop/out", True),
+        ("shop/*/*/*.arrow", "shop/out", False),
         ("shop", "shop-out", False),
         ("shop/a", "shop", False),
         ("shop", "shop/_out", False),

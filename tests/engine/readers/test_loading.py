@@ -19,10 +19,10 @@ import pytest
 
 from surge_dagster import open_embeddings
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat
-from surge_dagster.engine.output import freshness
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import object_reader
 from surge_dagster.engine.store.object_store import ObjectStore
+from surge_dagster.engine.support.footer_memory import forget_all
 from tests.engine.outputs import Load, Output, both_ways, output
 from tests.engine.store.object_server import ObjectServer, open_bucket
 
@@ -76,11 +76,10 @@ def test_column_types_are_those_of_the_file(output: Output, vectors: dict[str, n
 @both_ways
 @pytest.mark.parametrize("id_type", [pa.int64(), pa.binary()])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("file_format", FILE_FORMATS)
 def test_other_types_of_ids_and_vectors_are_loaded(
-    tmp_path: Path, load: Load, id_type: pa.DataType, dtype: str, file_format: FileFormat
+    tmp_path: Path, load: Load, id_type: pa.DataType, dtype: str
 ) -> None:
-    output = Output(tmp_path / "out", EncodingSpec("hash://8", dtype=dtype), file_format)
+    output = Output(tmp_path / "out", EncodingSpec("hash://8", dtype=dtype))
     matrix = output.put("a", 4, id_type=id_type)
     table = load(open_embeddings(output.root))
     assert table["id"].cast(pa.string()).to_pylist() == ["0", "1", "2", "3"]
@@ -194,10 +193,11 @@ class TestBucket:
 
     KEYS = tuple(f"p{number}" for number in range(12))
 
-    @pytest.fixture(params=FILE_FORMATS)
-    def store(self, request: pytest.FixtureRequest, object_server: ObjectServer, tmp_path: Path) -> ObjectStore:
+    @pytest.fixture
+    def store(self, object_server: ObjectServer, tmp_path: Path) -> ObjectStore:
         store = open_bucket(object_server)
-        output = Output(tmp_path, EncodingSpec("hash://16"), request.param, store)
+        forget_all()
+        output = Output(tmp_path, EncodingSpec("hash://16"), store)
         for key in self.KEYS:
             output.put(key, 2)
         return store
@@ -233,11 +233,9 @@ class TestBucket:
         monkeypatch.setattr(object_reader, "fetch_end", fetch)
         assert opened.keys() == sorted(self.KEYS)
 
-    def test_next_process_does_not_request_cached_footers(
-        self, store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_second_opening_does_not_request_remembered_footers(
+        self, store: ObjectStore, object_server: ObjectServer, tmp_path: Path
     ) -> None:
-        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(freshness, "CONCURRENT_READS", 3)  # more than that are worth keeping
         object_server.log.clear()
         first = open_embeddings(store).lazy()
         assert self.requested(object_server) == sorted(self.KEYS)
@@ -245,7 +243,7 @@ class TestBucket:
         assert again.keys() == sorted(self.KEYS)
         assert again.lazy().collect_schema() == first.collect_schema()
         assert self.requested(object_server) == []
-        Output(tmp_path, EncodingSpec("hash://16"), again.space.file_format, store).put("p5", 4, include_text=False)
+        Output(tmp_path, EncodingSpec("hash://16"), store).put("p5", 4, include_text=False)
         object_server.log.clear()
         assert open_embeddings(store).rows == 2 * len(self.KEYS) + 2
         assert self.requested(object_server) == ["p5"]

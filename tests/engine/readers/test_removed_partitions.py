@@ -22,7 +22,7 @@ LONG = "long key " * 60
 
 def settle(output: Output, *listed: str) -> str | None:
     """Record what the source no longer lists; why nothing was, where the listing is not trusted."""
-    outputs = OutputState(output.store, output.space.name, output.space.file_format)
+    outputs = OutputState(output.store, output.space.name)
     return record_removed(outputs, output.space, find_removed(outputs, output.space, listed), listed)
 
 

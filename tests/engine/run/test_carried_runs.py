@@ -19,7 +19,6 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import file_name, open_output_file, read_published_file
 from surge_dagster.engine.files.rows import carried_columns, check_schema
-from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
 from surge_dagster.engine.readers.loading import open_embeddings
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -119,10 +118,7 @@ def test_columns_of_a_csv_file_are_strings(hash_pool: EncoderPool, tmp_path: Pat
     assert carried(tmp_path / "out") == expected(lambda price: "" if price is None else str(price))
 
 
-@pytest.mark.parametrize("file_format", FILE_FORMATS)
-def test_types_are_stored_searched_and_loaded_in_both_formats(
-    hash_pool: EncoderPool, tmp_path: Path, file_format: FileFormat
-) -> None:
+def test_types_are_stored_searched_and_loaded_in_both_formats(hash_pool: EncoderPool, tmp_path: Path) -> None:
     further = {
         "a:b c": pa.array([[1], None, []], pa.list_(pa.int64())),
         "made": pa.array([{"x": "y"}, None, {"x": None}]),
@@ -131,7 +127,7 @@ def test_types_are_stored_searched_and_loaded_in_both_formats(
     }
     table = pa.table({"id": ["1", "2", "3"], "text": ["one", "two", "three"], **further})
     source = FrameCatalog({"k": table}, Selection(carried=tuple(further)))
-    run = make_run(hash_pool, source, tmp_path, file_format=file_format)
+    run = make_run(hash_pool, source, tmp_path)
     assert finish_receipts(run, "encoded")
     opened = open_embeddings(tmp_path)
     names = ["partition", "id", "text", *further, "embedding"]
@@ -217,17 +213,14 @@ def test_other_value_in_the_file_is_found_by_verify(hash_pool: EncoderPool, tmp_
     assert found.finding == "row 5: the file has the price 99.0 and the source 5.0."
 
 
-@pytest.mark.parametrize("file_format", FILE_FORMATS)
-def test_flipped_bit_never_gives_other_columns_or_values(
-    hash_pool: EncoderPool, tmp_path: Path, file_format: FileFormat
-) -> None:
+def test_flipped_bit_never_gives_other_columns_or_values(hash_pool: EncoderPool, tmp_path: Path) -> None:
     table = pa.table({"id": ["1", "2"], "text": ["a", "b"], "price": [1.5, None], "tags": [["x"], []]})
     source = FrameCatalog({"k": table}, Selection(carried=("price", "tags")))
-    run = completed(make_run(hash_pool, source, tmp_path, file_format=file_format))
-    content = (tmp_path / file_name(run.space.name, "k", file_format)).read_bytes()
+    run = completed(make_run(hash_pool, source, tmp_path))
+    content = (tmp_path / file_name(run.space.name, "k")).read_bytes()
 
     def rows(raw: bytes) -> tuple[pa.Schema, list[Any]]:
-        with open_output_file(pa.BufferReader(raw), file_format) as file:  # pyright: ignore[reportArgumentType]
+        with open_output_file(pa.BufferReader(raw)) as file:  # pyright: ignore[reportArgumentType]
             check_schema(file.columns, dimension=16, dtype="float32")
             return file.columns, pa.Table.from_batches(file.read(), file.columns).to_pylist()
 

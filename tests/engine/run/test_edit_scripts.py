@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.row_comparison import RowChanges
-from surge_dagster.engine.files.formats import FileFormat
 from surge_dagster.engine.run import previous_rows
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -95,11 +94,10 @@ def model(request: pytest.FixtureRequest) -> Model:
 class Refreshed:
     """A catalog on disk and its output, refreshed after each step of a script."""
 
-    def __init__(self, model: Model, root: Path, random: Random, file_format: FileFormat) -> None:
+    def __init__(self, model: Model, root: Path, random: Random) -> None:
         self.catalog, self.output = root / "catalog", root / "out"
         self.model, self.pool = model, CountingPool(model.pool)
         self.random = random
-        self.file_format = file_format
         self.rows: dict[str, Rows] = {
             key: self.new_rows(key, size) for key, size in (("a", 2), ("b", 0), ("split", 17))
         }
@@ -118,9 +116,7 @@ class Refreshed:
         old = {key: [(str(row_id), text) for row_id, text in rows] for key, rows in before.items()}
         self.pool.rows, unit = 0, self.model.unit
         thresholds = Thresholds(b_min=self.random.randint(1, 6 * unit), b_max=self.random.randint(6 * unit, 12 * unit))
-        run = make_run(
-            self.pool, open_source(self.catalog), self.output, thresholds, file_format=self.file_format, changes=True
-        )
+        run = make_run(self.pool, open_source(self.catalog), self.output, thresholds, changes=True)
         self.changes.clear()
         events = finish(run)
         assert failures(events) == [] and not (self.output / STAGING).exists()
@@ -192,21 +188,21 @@ class Refreshed:
 
 
 @contextmanager
-def refreshed(model: Model, random: Random, file_format: FileFormat) -> Iterator[Refreshed]:
+def refreshed(model: Model, random: Random) -> Iterator[Refreshed]:
     root = Path(mkdtemp())
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", 16)
             patch.setattr(previous_rows, "_PIECE_BYTES", 4096)
-            catalog = Refreshed(model, root, random, file_format)
+            catalog = Refreshed(model, root, random)
             note_changes(patch, catalog.changes.__setitem__)
             yield catalog
     finally:
         shutil.rmtree(root)
 
 
-def follow(model: Model, script: list[dict[str, Any]], random: Random, file_format: FileFormat) -> int:
-    with refreshed(model, random, file_format) as catalog:
+def follow(model: Model, script: list[dict[str, Any]], random: Random) -> int:
+    with refreshed(model, random) as catalog:
         catalog.refresh(dict.fromkeys(catalog.rows, "cast"))
         for step in script:
             catalog.refresh(step)
@@ -214,7 +210,7 @@ def follow(model: Model, script: list[dict[str, Any]], random: Random, file_form
 
 
 _SOAK = (pytest.mark.soak, pytest.mark.timeout(3600))
-_SCRIPTS = _STEPS, st.randoms(use_true_random=False), st.sampled_from(["parquet", "arrow"])
+_SCRIPTS = _STEPS, st.randoms(use_true_random=False)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +228,8 @@ def test_refresh_after_edits_equals_a_full_run(model: Model, part: int, examples
     @seed(part)
     @settings(max_examples=examples, database=None)
     @given(*_SCRIPTS)
-    def follow_all(script: list[dict[str, Any]], random: Random, file_format: FileFormat) -> None:
-        nights.append(follow(model, script, random, file_format))
+    def follow_all(script: list[dict[str, Any]], random: Random) -> None:
+        nights.append(follow(model, script, random))
 
     follow_all()
     print(f"{len(nights)} scripts, {sum(nights)} nightly runs")

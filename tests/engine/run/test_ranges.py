@@ -123,7 +123,7 @@ def run_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process
 
         def run(catalog: Path, output: Path, rows: tuple[int, int], point: str = "receipt", count: int = 9) -> Any:
             log.unlink(missing_ok=True)
-            arguments = [catalog, output, "", "parquet", log, point, count, "{}-{}".format(*rows)]
+            arguments = [catalog, output, "", log, point, count, "{}-{}".format(*rows)]
             print(json.dumps([str(argument) for argument in arguments]), file=forking.stdin, flush=True)
             assert forking.stdout
             status = int(forking.stdout.readline())

@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -58,10 +57,6 @@ INSTANTS += [("s3", *at) for at in (("begun", 3), ("part", 13), ("complete", 2),
 INSTANTS += [("s3", *at) for at in (("kept", 6), ("assembled", 1))]
 
 
-# Arrow files have their own writer; they are written in one piece and from segments.
-INSTANTS += [("disk, arrow", "publish", 9), ("disk, arrow", "assembled", 1)]
-
-
 @dataclass(frozen=True, slots=True)
 class Output:
     """A folder, or a bucket whose objects are copied into a folder before a test examines them."""
@@ -69,7 +64,6 @@ class Output:
     url: str
     folder: Path
     server: ObjectServer | None
-    file_format: FileFormat = "parquet"
 
     @property
     def endpoint(self) -> str:
@@ -93,7 +87,7 @@ class Output:
 @pytest.fixture
 def output(request: pytest.FixtureRequest, tmp_path: Path, where: str) -> Output:
     if where.startswith("disk"):
-        return Output(str(tmp_path / "out"), tmp_path / "out", None, "arrow" if "arrow" in where else "parquet")
+        return Output(str(tmp_path / "out"), tmp_path / "out", None)
     server: ObjectServer = request.getfixturevalue("object_server")
     return Output("s3://vectors/out", tmp_path / "copy", server)
 
@@ -127,7 +121,7 @@ def mortal_run(tmp_path_factory: pytest.TempPathFactory, catalog: Path) -> Itera
             nonlocal runs
             runs += 1
             log = logs / str(runs)
-            arguments = [str(catalog), output.url, output.endpoint, output.file_format, str(log), point, str(count)]
+            arguments = [str(catalog), output.url, output.endpoint, str(log), point, str(count)]
             print(json.dumps(arguments), file=forking.stdin, flush=True)
             status = int(forking.stdout.readline())  # pyright: ignore[reportOptionalMemberAccess]
             return status, [line.split(" ") for line in log.read_text().splitlines()]
@@ -160,12 +154,12 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     status, lines = mortal_run(output, point, count)
     assert status == -signal.SIGKILL
     said = [line[1] for line in lines if line[0] == "receipt"]
-    state = OutputState(output.open(), space, output.file_format)
+    state = OutputState(output.open(), space)
     published = {each.key for each in open_source(catalog) if state.freshness(each).file}
     staged = staged_rows(output.look(), CATALOG.keys() - published)
     assert set(said) <= published, "each partition with a receipt has its file"
 
-    run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS, file_format=output.file_format)
+    run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS)
     events = finish(run)
     assert keys_of(receipts(events, "fresh")) == sorted(published), "published partitions are not encoded again"
     assert keys_of(receipts(events, "encoded")) == sorted(CATALOG.keys() - published)
@@ -173,7 +167,7 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     assert run.report.texts_encoded == TEXTS - sum(len(CATALOG[key]) for key in published) - staged
     assert texts_encoded(lines) + run.report.texts_encoded - TEXTS <= in_flight(lines), "encoded twice"
     found = output.look()
-    files = {name.replace("parquet", output.file_format) for name in published_files(uninterrupted, space)}
+    files = published_files(uninterrupted, space)
     assert published_files(found, space) == files, "no temp file is left"
     assert not (found / STAGING).exists()
     for key, rows in CATALOG.items():

@@ -19,11 +19,10 @@ __all__ = ["output"]
 LONG = "x" * 5000  # hash:// counts a token for every four bytes and takes 256
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-def test_only_rows_with_new_texts_are_encoded(output: Output, file_format: str) -> None:
-    output.embed(ROWS, file_format=file_format)
+def test_only_rows_with_new_texts_are_encoded(output: Output) -> None:
+    output.embed(ROWS)
     edited = [*ROWS[:10], ("new", "inserted"), *ROWS[10:20], ("id-20", "edited"), *ROWS[21:40], *ROWS[50:], ROWS[45]]
-    receipt = output.embed(edited, file_format=file_format)
+    receipt = output.embed(edited)
     output.check(edited)
     assert (receipt.rows_encoded, receipt.rows_reused) == (2, 50)
     assert output.encoded == 2 + 1, "and one row of the others, to be compared"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.files.parquet import STRING_COPIES, ParquetFile
+from surge_dagster.engine.files.parquet import STRING_COPIES, OutputFile
 from surge_dagster.engine.run import previous_rows, thresholds
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -64,7 +64,7 @@ def test_republishing_takes_only_free_memory_and_never_waits_for_gathered_rows(
     first = run("v1", rows)
     finish(first)
     left = first.memory.plan.beside_superbatch - first.memory.plan.reader - (1 + STRING_COPIES) * 40
-    monkeypatch.setattr(ParquetFile, "reading_bytes", lambda *_: left + beyond)
+    monkeypatch.setattr(OutputFile, "reading_bytes", lambda *_: left + beyond)
 
     def reserve_at_once(ledger: Ledger, size: int, cancelled: Any = None) -> None:
         if not ledger.try_reserve(size):

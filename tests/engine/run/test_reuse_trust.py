@@ -104,7 +104,7 @@ def test_vectors_of_another_dtype_are_not_reused(output: Output, caplog: pytest.
     output.embed(ROWS)
     table, facts = pq.read_table(output.path), read_facts(pq.read_metadata(output.path))
     columns = schema(pa.string(), DIMENSION, "float16", include_text=True)
-    with pa.OSFile(str(output.path), "wb") as sink, new_writer("parquet", sink, columns, facts) as writer:
+    with pa.OSFile(str(output.path), "wb") as sink, new_writer(sink, columns, facts) as writer:
         writer.append_table(table.replace_schema_metadata(None).cast(columns))
         writer.close()
     assert output.embed(ROWS[1:]).rows_reused == 0 and "vectors of its old file are not used" in caplog.text

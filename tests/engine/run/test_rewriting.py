@@ -12,7 +12,7 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import read_published_file
-from surge_dagster.engine.files.parquet import ParquetFile
+from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore
@@ -54,7 +54,7 @@ def test_ledger_covers_the_memory_of_republishing(
     assert watched.max_memory() < run.report.peak_resident_bytes
     assert receipt.source_version == "v2"
     assert_embedded(tmp_path, run.space.name, "wide", rows)
-    with ParquetFile(pa.OSFile(str(tmp_path / f"{run.space.name}/wide.parquet"))) as file:
+    with OutputFile(pa.OSFile(str(tmp_path / f"{run.space.name}/wide.parquet"))) as file:
         assert file.reading_bytes(MIB) < 16 * MIB, "republishing the new file takes less"
 
 
@@ -73,14 +73,11 @@ def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republish
     assert_embedded(tmp_path, run.space.name, "wide", rows)
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-def test_file_that_cannot_be_read_now_is_left_as_it_is(
-    hash_pool: EncoderPool, tmp_path: Path, file_format: str
-) -> None:
+def test_file_that_cannot_be_read_now_is_left_as_it_is(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = wide_rows(60, 5_000)
-    finish(make_run(hash_pool, [partition_of("wide", rows)], tmp_path, file_format=file_format))
+    finish(make_run(hash_pool, [partition_of("wide", rows)], tmp_path))
     again = partition_of("wide", rows, version="v2")
-    run = make_run(hash_pool, [again], FailingStore(tmp_path, "wide"), file_format=file_format)
+    run = make_run(hash_pool, [again], FailingStore(tmp_path, "wide"))
     [failure] = failures(finish(run))
     assert failure.transient and "Input/output error. Run again when its storage answers." in failure.reason
     assert read_embedded(tmp_path, run.space.name, "wide").facts.source_version == "v1"
