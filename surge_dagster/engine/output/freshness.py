@@ -8,29 +8,24 @@ A file that exists and cannot be read now is neither fresh nor missing: it is re
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
-import pyarrow as pa
-
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, explained, facts_of, guarded_metadata
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
 from surge_dagster.engine.files.formats import PublishedFile, file_name, is_output_file, read_published_file
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS, reads_ahead
-from surge_dagster.engine.store.store import Store, StoredObject
+from surge_dagster.engine.store.concurrent_reads import reads_ahead
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 
 Status = Literal["fresh", "stale", "missing", "foreign", "unread"]
 Found = PublishedFile | InvalidFile | FileNotFoundError
 _LOOK_AHEAD = (32, 1024)
-_KEPT_FORMAT = "kept facts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +63,7 @@ class OutputState:
     def __init__(self, store: Store, space: str) -> None:
         self.store = store
         self.space = space
-        self._memory: FooterMemory[Found] = FooterMemory(
-            f"output\0{store.identity}\0{space}", on_disk=store.is_remote, pack=_packed, unpack=_unpacked
-        )
+        self._memory: FooterMemory[Found] = FooterMemory(f"output\0{store.identity}\0{space}")
         self.refresh()
 
     def refresh(self) -> None:
@@ -84,8 +77,7 @@ class OutputState:
     def look_at(self, keys: Iterable[str]) -> None:
         """Read the files of these partitions from a bucket, many concurrently; only those that are not known yet."""
         if self.store.is_remote:
-            with self._cached():
-                self._read_all(self._names(keys))
+            self._read_all(self._names(keys))
 
     def looked_at(self, partitions: Iterable[Partition]) -> Iterator[Partition]:
         """The partitions as they come, once the files of up to a thousand of them were read (see `look_at`)."""
@@ -93,11 +85,10 @@ class OutputState:
             yield from partitions
             return
         source, size = iter(partitions), _LOOK_AHEAD[0]
-        with self._cached():
-            while chunk := list(itertools.islice(source, size)):
-                self._read_all(self._names(partition.key for partition in chunk))
-                yield from chunk
-                size = min(2 * size, _LOOK_AHEAD[1])
+        while chunk := list(itertools.islice(source, size)):
+            self._read_all(self._names(partition.key for partition in chunk))
+            yield from chunk
+            size = min(2 * size, _LOOK_AHEAD[1])
 
     def files(self, keys: Iterable[str] | None = None) -> dict[str, Found | TransientError]:
         """The listed files of these partitions, or all of them sorted by name: valid ones, or what is wrong with them.
@@ -114,10 +105,7 @@ class OutputState:
         return self._found(sorted(self._listed.keys() - set(self._names(keys))))
 
     def _found(self, names: Sequence[str]) -> dict[str, Found | TransientError]:
-        unread = [name for name in names if name not in self._known]
-        # Loading the cache takes longer than reading a few files.
-        with self._cached() if self.store.is_remote and len(unread) > CONCURRENT_READS else contextlib.nullcontext():
-            self._read_all(names)
+        self._read_all(names)
         files: dict[str, Found | TransientError] = {}
         for name in names:
             file = files[name] = self._unreadable.get(name) or self._known[name]
@@ -171,15 +159,6 @@ class OutputState:
         status = status_of(file.facts, self.space, key, source_version, rows_version)
         return Freshness(status, None if status == "missing" else file)
 
-    @contextlib.contextmanager
-    def _cached(self) -> Iterator[None]:
-        """Loads what the disk remembers, and keeps there what is read meanwhile."""
-        self._memory.load()
-        try:
-            yield
-        finally:
-            self._memory.save(self._listed)
-
     def _tags(self, names: Iterable[str]) -> dict[str, Tag]:
         return {name: (stored.size, stored.etag) for name in names if (stored := self._listed.get(name))}
 
@@ -220,27 +199,3 @@ def _read(store: Store, name: str) -> Found | TransientError:
     except (InvalidFile, FileNotFoundError, TransientError) as error:
         error.__cause__ = error.__context__ = None  # it may be kept for long, and frames with it
         return error.with_traceback(None)
-
-
-def _packed(file: Found) -> list[str] | None:
-    """The columns and facts of a valid file as text; the facts have their own digest."""
-    if not isinstance(file, PublishedFile):
-        return None
-    schema = base64.b64encode(file.columns.serialize().to_pybytes()).decode()
-    entries = guarded_metadata(file.facts, _KEPT_FORMAT).values()
-    return [schema, *(entry.decode("utf-8", "surrogatepass") for entry in entries)]
-
-
-def _unpacked(name: str, tag: Tag, packed: list[str]) -> PublishedFile:
-    schema, *values = packed
-    entries = zip(entry_names(FileFacts), (value.encode("utf-8", "surrogatepass") for value in values), strict=True)
-    try:
-        facts = facts_of(dict(entries), FileFacts, _KEPT_FORMAT)
-        return PublishedFile(StoredObject(name, *tag), facts, _columns(schema))
-    except (InvalidFile, OSError) as error:
-        raise ValueError(str(error)) from error
-
-
-@lru_cache(maxsize=64)
-def _columns(schema: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(schema)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from dataclasses import astuple
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
@@ -23,24 +22,16 @@ class SourceFooters:
 
     def __init__(self, files: SourceFiles) -> None:
         self._files = files
-        self._memory: FooterMemory[Footer | None] = FooterMemory(
-            f"source\0{files.identity}",
-            on_disk=files.is_remote,
-            pack=lambda footer: None if footer is None else list(astuple(footer)),
-            unpack=lambda _name, _tag, values: Footer(*values),
-        )
+        self._memory: FooterMemory[Footer | None] = FooterMemory(f"source\0{files.identity}")
 
     def each(self, files: Sequence[SourceFile], *, is_whole: bool = False) -> Generator[End]:
         """The footers of listed files, in their order; in a bucket, those of the next files are read meanwhile.
 
         Args:
-            is_whole: whether these are all files of the place: then what the disk keeps is used and renewed.
+            is_whole: whether these are all files of the place: then other files are forgotten.
         """
         tags = _tags(files)
         known = self._memory.known(tags)
-        if is_whole and len(known) < len(tags):
-            self._memory.load()
-            known = self._memory.known(tags)
         # Which files are read is decided once: meanwhile other listings of the same place learn of other files.
         unread = [file for file in files if file.relative in tags and file.relative not in known]
         try:
@@ -54,9 +45,7 @@ class SourceFooters:
                         yield self._read(file, next(ends))
         finally:
             if is_whole:
-                names = {file.relative for file in files}
-                self._memory.save(names)
-                self._memory.forget_others(names)
+                self._memory.forget_others({file.relative for file in files})
 
     def _read(self, file: SourceFile, end: Footer | Exception) -> End:
         """What was read of a file; it is remembered, unless another reading may give something else."""

@@ -1,4 +1,4 @@
-"""Cache on disk for costly answers: file digests, calibration, converted models, footers.
+"""Cache on disk for costly answers: file digests, calibration, converted models.
 
 Everything here can be deleted at any time and is then computed again; a folder that cannot be written only costs time.
 Files are written to a temporary name and renamed, so that processes that start together never read a partial file.

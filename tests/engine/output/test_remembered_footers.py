@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.files.facts import FileFacts, entry_names
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
@@ -30,15 +21,11 @@ from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 from tests.small_catalogs import partition_of
 
 KEYS = [f"partition {number}" for number in range(6)]
-SECRETS = ("secret-key-of-the-test", "secret-session-of-the-test", "secret-of-the-endpoint")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the cache in this test."""
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
+def _new_process() -> None:
     forget_all()
-    return tmp_path / "footers"
 
 
 @pytest.fixture
@@ -54,8 +41,7 @@ def open_bucket(server: ObjectServer, path: str = "out") -> ObjectStore:
     options = StorageOptions(
         endpoint=server.url,
         access_key_id="AKIATESTKEY",
-        secret_access_key=SECRETS[0],
-        session_token=SECRETS[1],
+        secret_access_key="secret-of-the-test",
     )
     return open_object_store(
         f"s3://{BUCKET}/{path}",
@@ -66,8 +52,7 @@ def open_bucket(server: ObjectServer, path: str = "out") -> ObjectStore:
 
 
 def decide(store: Store, version: str = "v1") -> list[str]:
-    """The status of each partition, as a new process finds it."""
-    forget_all()
+    """The status of each partition, as the next run of this process finds it."""
     state = OutputState(store, "s")
     partitions = [partition_of(key, [], version=version) for key in KEYS]
     return [state.freshness(partition).status for partition in state.looked_at(partitions)]
@@ -80,7 +65,7 @@ def reads(server: ObjectServer) -> list[str]:
     return targets
 
 
-def test_second_process_sends_one_listing_and_reads_no_object(store: ObjectStore, object_server: ObjectServer) -> None:
+def test_second_run_sends_one_listing_and_reads_no_object(store: ObjectStore, object_server: ObjectServer) -> None:
     assert decide(store) == ["fresh"] * len(KEYS)
     assert len(object_server.log) == 1 + len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
@@ -134,7 +119,7 @@ def test_changed_object_is_read_again_and_no_other(store: ObjectStore, object_se
     assert reads(object_server) == []
 
 
-def test_object_that_is_replaced_after_the_listing_is_cached_as_it_was_read(
+def test_object_that_is_replaced_after_the_listing_is_remembered_as_it_was_read(
     store: ObjectStore, object_server: ObjectServer
 ) -> None:
     state = OutputState(store, "s")
@@ -147,73 +132,12 @@ def test_object_that_is_replaced_after_the_listing_is_cached_as_it_was_read(
     assert reads(object_server) == []
 
 
-def document_of(content: bytes) -> dict[str, Any]:
-    return json.loads(gzip.decompress(content))
-
-
-def content_of(document: dict[str, Any]) -> bytes:
-    return gzip.compress(json.dumps(document).encode())
-
-
-def with_changed_values(content: bytes, place: int, value: str) -> bytes:
-    """The cache with one value of each entry replaced."""
-    document = document_of(content)
-    for _, footer in document["files"].values():
-        footer[place] = value
-    return content_of(document)
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda _: b"",
-    "cut off": lambda content: content[:-1],
-    "cut to its head": lambda content: content[:8],
-    "a flipped bit": lambda content: content[:-40] + bytes([content[-40] ^ 4]) + content[-39:],
-    "not JSON": lambda _: gzip.compress(b"x" * 1000),
-    "an earlier format": lambda content: content_of(document_of(content) | {"format": "surge footers 4"}),
-    "a damaged schema": lambda content: with_changed_values(content, 0, "x"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_or_earlier_cache_is_not_used_and_replaced(
-    store: ObjectStore, object_server: ObjectServer, folder: Path, damage: str
-) -> None:
+def test_footers_of_another_output_are_not_used(store: ObjectStore, object_server: ObjectServer) -> None:
     decide(store)
-    [file] = folder.iterdir()
-    file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    object_server.log.clear()
-    assert decide(store) == ["fresh"] * len(KEYS)
-    assert len(reads(object_server)) == len(KEYS)
-    assert decide(store) == ["fresh"] * len(KEYS)
-    assert reads(object_server) == [], "the cache was written again"
-
-
-def test_changed_facts_do_not_make_a_stale_partition_fresh(
-    store: ObjectStore, object_server: ObjectServer, folder: Path
-) -> None:
-    decide(store)
-    [file] = folder.iterdir()
-    source_version = 1 + list(entry_names(FileFacts)).index(b"surge.source_version")
-    file.write_bytes(with_changed_values(file.read_bytes(), source_version, "v3"))
-    object_server.log.clear()
-    assert decide(store, "v3") == ["stale"] * len(KEYS)
-    assert len(reads(object_server)) == len(KEYS), "an entry that fails its digest is read from the bucket"
-    assert decide(store, "v1") == ["fresh"] * len(KEYS)
-
-
-def test_cache_of_another_output_or_space_is_not_used(
-    store: ObjectStore, object_server: ObjectServer, folder: Path
-) -> None:
-    decide(store)
-    [file] = folder.iterdir()
     other = open_bucket(object_server, "other")
     for key in KEYS:
-        publish(other, key)
+        publish(other, key)  # the same names, sizes and etags
     object_server.log.clear()
-    assert decide(other) == ["fresh"] * len(KEYS)
-    assert len(reads(object_server)) == len(KEYS)
-    [copied] = set(folder.iterdir()) - {file}
-    copied.write_bytes(file.read_bytes())  # the same names, sizes and etags: only the output differs
     assert decide(other) == ["fresh"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
 
@@ -221,35 +145,19 @@ def test_cache_of_another_output_or_space_is_not_used(
 TAG = 1000, "abc"
 
 
-def memory(identity: str = "this", *, on_disk: bool = True) -> FooterMemory[str]:
-    return FooterMemory(identity, on_disk=on_disk, pack=lambda footer: [footer], unpack=lambda _, __, row: row[0])
-
-
-def on_disk(*names: str, identity: str = "this") -> dict[str, str]:
-    """What a new process finds."""
-    forget_all()
-    opened = memory(identity)
-    opened.load()
-    return opened.known(dict.fromkeys(names, TAG))
-
-
-@pytest.mark.usefixtures("folder")
 def test_files_that_are_no_longer_listed_are_forgotten() -> None:
-    first = memory()
+    first = FooterMemory[str]("this")
     for name in "ab":
         first.remember(name, TAG, name)
-    assert memory().known({"a": TAG, "b": (1000, "other"), "c": TAG}) == {"a": "a"}
+    assert FooterMemory[str]("this").known({"a": TAG, "b": (1000, "other"), "c": TAG}) == {"a": "a"}
     first.forget_others({"a"})
-    assert memory().known(dict.fromkeys("ab", TAG)) == {"a": "a"}
-    first.save({"a"})
-    assert on_disk("a", "b") == {"a": "a"}
+    assert FooterMemory[str]("this").known(dict.fromkeys("ab", TAG)) == {"a": "a"}
 
 
-@pytest.mark.usefixtures("folder")
 def test_places_not_looked_at_of_late_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footer_memory, "_MOST_PLACES", 2)
     forget_all()
-    left, *others = (memory(name, on_disk=False) for name in ("left", "second", "third"))
+    left, *others = (FooterMemory[str](name) for name in ("left", "second", "third"))
     left.remember("a", TAG, "footer")
     others[0].remember("a", TAG, "footer")
     assert left.known({"a": TAG}) == {"a": "footer"}, "which makes it the one looked at last"
@@ -258,7 +166,6 @@ def test_places_not_looked_at_of_late_are_forgotten(monkeypatch: pytest.MonkeyPa
     assert others[0].known({"a": TAG}) == {}
 
 
-@pytest.mark.usefixtures("folder")
 def test_two_memory_stores_do_not_share_a_cache() -> None:
     for version in ("v1", "v2"):  # the same names, sizes and etags
         store = open_object_store("memory://")
@@ -266,32 +173,6 @@ def test_two_memory_stores_do_not_share_a_cache() -> None:
         state = OutputState(store, "s")
         state.look_at(["k"])
         assert state.freshness(partition_of("k", [], version=version)).status == "fresh"
-
-
-def test_no_secret_is_written(
-    object_server: ObjectServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_bucket(object_server)
-    publish(store, KEYS[0])
-    decide(store)
-    [file] = folder.iterdir()
-    written = file.name + repr(document_of(file.read_bytes()))
-    assert not [secret for secret in SECRETS if secret in written]
-    endpoint = object_server.url.replace("://", f"://operator:{SECRETS[2]}@")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)  # the options take no such endpoint
-    options = StorageOptions(access_key_id="a", secret_access_key="b")
-    assert open_object_store(f"s3://{BUCKET}/out", options).identity == store.identity
-    assert file.stat().st_mode & 0o077 == 0
-
-
-def test_cache_folder_that_cannot_be_written_only_costs_requests(
-    store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
-    for _ in range(2):
-        assert decide(store) == ["fresh"] * len(KEYS)
-        assert len(reads(object_server)) == len(KEYS)
 
 
 def test_unreadable_object_is_named_and_the_other_partitions_have_a_status(
@@ -311,28 +192,3 @@ def test_store_that_is_down_raises_store_unavailable(store: ObjectStore, object_
     object_server.plan = always(Fault("status", 503), "GET")
     with pytest.raises(StoreUnavailable):
         state.look_at(KEYS)
-
-
-WRITER = """
-import sys
-from tests.engine.output.test_remembered_footers import TAG, memory
-
-for number in range(10):
-    opened = memory()
-    opened.remember("shared", TAG, "shared")
-    opened.remember(sys.argv[1], (number, "e"), "own")
-    opened.save({"shared", "a", "b"})
-"""
-
-
-@pytest.mark.processes
-def test_concurrent_writers_leave_one_complete_file(folder: Path) -> None:
-    first = memory()
-    first.remember("shared", TAG, "shared")
-    first.save({"shared"})
-    root = Path(__file__).parents[3]
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, key], cwd=root, env=os.environ) for key in "ab"]
-    while any(writer.poll() is None for writer in writers):
-        assert on_disk("shared") == {"shared": "shared"}
-    assert [writer.returncode for writer in writers] == [0, 0]
-    assert len(list(folder.iterdir())) == 1, "no temp file remains"

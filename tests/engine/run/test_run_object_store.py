@@ -146,14 +146,13 @@ def test_long_run_survives_faults_in_every_twentieth_request(
 
 
 def test_run_without_work_reads_no_file_that_an_earlier_run_has_read(
-    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     catalog = catalog_of(80, large=0)
     source = open_source(write_catalog(tmp_path / "catalog", catalog))
     finish(make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=200, b_max=400)))
+    forget_all()  # as in another process
     for expected in (len(catalog), 0):
-        forget_all()  # as in another process
         object_server.log.clear()
         run = completed(make_run(hash_pool, source, open_bucket(object_server)))
         assert run.report.partitions_skipped == len(catalog)
@@ -176,12 +175,12 @@ class TestFailures:
         assert keys_of(receipts(events)) == sorted(set(catalog) - {"p 5"})
 
     def test_file_that_cannot_be_read_now_is_not_encoded_again(
-        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
-        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
         catalog = catalog_of(12, large=0)
         source = open_source(write_catalog(tmp_path / "catalog", catalog))
         finish(make_run(hash_pool, source, open_bucket(object_server)))
+        forget_all()
         before = object_server.objects()
         object_server.plan = always(Fault("status", 500), "GET", "p%25205[.]parquet")
         run = make_run(hash_pool, source, open_bucket(object_server))
@@ -192,9 +191,8 @@ class TestFailures:
         assert run.report.texts_encoded == 0 and object_server.objects() == before
 
     def test_store_that_returns_no_file_ends_the_run_and_nothing_is_encoded_again(
-        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
-        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
         source = open_source(write_catalog(tmp_path / "catalog", catalog_of(12, large=0)))
         finish(make_run(hash_pool, source, open_bucket(object_server)))
         forget_all()

@@ -63,14 +63,11 @@ def test_run_reads_a_bucket_and_the_next_one_finds_everything_fresh(
     assert len(events) == 7 and not [event for event in events if isinstance(event, Violation)]
 
 
-def test_footers_of_unchanged_objects_are_not_read_again_in_another_process(
-    bucket: Shop, object_server: ObjectServer
-) -> None:
+def test_footers_of_unchanged_objects_are_not_read_again(bucket: Shop, object_server: ObjectServer) -> None:
     for number in range(5):
         bucket.write(f"category={number}/0.parquet", numbered_rows("k", 3 + number))
     first = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
     bucket.write("category=2/0.parquet", numbered_rows("k", 50))
-    forget_all()
     object_server.log.clear()
     second = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
     assert ["list-type" in target for target in object_server.requests("GET")] == [True, False]
@@ -94,8 +91,6 @@ def test_two_listings_of_a_source_at_a_time_give_each_file_its_own_footer(
     monkeypatch.setattr(BucketFiles, "ends", read_beside_another)
     for _ in range(2):
         assert {partition.key: partition.rows for partition in bucket.open()} == expected
-    forget_all()  # those of another process are on the disk
-    assert {partition.key: partition.rows for partition in bucket.open()} == expected
 
 
 def test_rows_stay_whole_while_every_fifth_request_fails(bucket: Shop, object_server: ObjectServer) -> None:
