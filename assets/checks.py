@@ -82,22 +82,38 @@ def is_of_runs(name: CheckName) -> bool:
     return name in ("dimensions_match", "row_counts_match")
 
 
-def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome) -> Iterator[dg.AssetCheckResult]:
-    """Yield the results of the checks that judged partitions in a run; the blocking one last, always."""
+def run_check_results(
+    names: CatalogNames, policy: CheckPolicy, outcome: Outcome, instance: dg.DagsterInstance
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the results of the checks that judged partitions in a run; the blocking one last, always.
+
+    A pass of a check of footers is left out if its last result names partitions that this run did not judge: the pass
+    would hide them.
+    """
     truncation, drift, footers = outcome.truncation, outcome.drift, outcome.footers
     # Without a measurement there are no numbers: Dagster would plot them as zeros.
     of_truncation = {"texts": truncation.rows, **truncation.metrics()} if truncation.rows else {}
     dimensions, rows = list(footers.dimensions.items()), list(footers.rows.items())
+    judged_footers: dict[CheckName, set[str]] = {
+        "dimensions_match": footers.judged_dimensions,
+        "row_counts_match": footers.judged_rows,
+    }
     judged_by: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
-        "dimensions_match": (dimensions, len(footers.sound | footers.dimensions.keys()), {}),
-        "row_counts_match": (rows, len(footers.sound | footers.rows.keys()), {}),
+        "dimensions_match": (dimensions, len(footers.judged_dimensions), {}),
+        "row_counts_match": (rows, len(footers.judged_rows), {}),
         "few_texts_are_truncated": (truncation.above, truncation.partitions, of_truncation),
         "vectors_have_not_drifted": (drift.below, drift.partitions, drift.metrics()),
     }
     unjudged = {"failed": len(outcome.failures)}
     for name, (violations, judged, metrics) in judged_by.items():
-        if judged and policy.severity(name) != "off":
-            yield check_result(names.embeddings, name, policy, violations, judged, unjudged, metrics)
+        if not judged or policy.severity(name) == "off":
+            continue
+        if name in judged_footers and not violations and _failed_before(names, name, instance) - judged_footers[name]:
+            continue
+        reasons = unjudged
+        if name == "row_counts_match":
+            reasons = unjudged | {"without a row count of the source": len(footers.uncounted)}
+        yield check_result(names.embeddings, name, policy, violations, judged, reasons, metrics)
     if outcome.pace.judged and policy.severity("encode_not_slow") != "off":
         yield _pace_result(names, policy, outcome.pace)
     yield dg.AssetCheckResult(
@@ -108,6 +124,20 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
         description=outcome.summary,
         metadata=_run_check_metadata(outcome),
     )
+
+
+def _failed_before(names: CatalogNames, name: CheckName, instance: dg.DagsterInstance) -> set[str]:
+    """Return the catalog keys of partitions that the last result of a check of `embeddings` named as wrong."""
+    key = dg.AssetCheckKey(names.embeddings, name)
+    record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    event = None if record is None or record.event is None else record.event.dagster_event
+    if event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+        return set()
+    evaluation = event.asset_check_evaluation_data
+    failed: Any = evaluation.metadata.get("partitions_failed")
+    if evaluation.passed or failed is None:
+        return set()
+    return {str(partition["key"]) for partition in failed.value}
 
 
 def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:

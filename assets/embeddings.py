@@ -108,7 +108,7 @@ def embeddings(
         """Embed the partitions of this run that are missing or stale."""
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = _run(names, policy, context.op_execution_context, config, chosen)
-        results = list(run_check_results(names, policy, outcome))
+        results = list(run_check_results(names, policy, outcome, context.instance))
         judged = {result.check_name for result in results}
         # Dagster shows a check without a result as skipped, but fails an op that lacks an output of one.
         for spec in checks:
@@ -130,7 +130,7 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
     ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Embed what is missing or stale among the partitions that the config names, else in the whole catalog."""
         outcome = _run(names, policy, context, config, None)
-        for result in run_check_results(names, policy, outcome):
+        for result in run_check_results(names, policy, outcome, context.instance):
             yield evaluation_of(names, result, context.instance)
         if outcome.failures:
             raise _failure(names, context, outcome)
@@ -211,7 +211,7 @@ def _report_end(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutio
     try:
         report_failures(names, context, outcome)
         context.log.info(outcome.sum_up())
-        for result in run_check_results(names, policy, outcome):
+        for result in run_check_results(names, policy, outcome, context.instance):
             if result.passed:
                 continue  # it covers a part of the run, and would replace an earlier failure of the check
             context.log_event(evaluation_of(names, result, context.instance))  # pyright: ignore[reportArgumentType]

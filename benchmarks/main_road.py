@@ -7,7 +7,8 @@ Three measurements, on a cache that the first run finds empty:
 - forced runs: the command `embed --force` with the default settings, again and again. Are they alike, is the first file
   early, and does the prediction hold?
 - SuperBatches of one run, through the library on the CPU: do their encode seconds equal those of the worker?
-- runs of the library that get SIGTERM or SIGKILL when a share of their texts has vectors: how many vectors are lost?
+- runs of the library that get SIGTERM or SIGKILL when their worker has computed a share of the texts: how many of these
+  vectors are lost?
 
 Prints tables, the targets and, as the last line, one JSON document. The exit code is 1 if a target is missed that does
 not depend on the speed of the machine.
@@ -21,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ from surge_dagster.engine.tables.opening import open_source
 _LEARNED_RUNS = 2  # before predictions are accurate
 _SIGNALS = ("SIGTERM", "SIGKILL")
 _STOP_AT_SHARES = (0.3, 0.7)
+_POLL_SECONDS = 0.02
 _REPORT_FIELDS = (
     "slow_superbatches",
     "superbatches",
@@ -113,23 +116,20 @@ def timed_superbatches(catalog: Path, output: Path) -> list[Document]:
 
 
 def stopped_run(catalog: Path, output: Path, signal_name: str, share: float) -> Document:
-    """Send a signal to a run that has encoded this share of its texts, and count the vectors that it loses.
-
-    The count is a lower bound: the run prints its progress every 50 ms.
-    """
+    """Send a signal when a run's worker has computed this share of the texts, and count the vectors that are lost."""
     say(f"{signal_name} after {share:.0%}")
     texts = sum(pq.read_metadata(path).num_rows for path in catalog.rglob("*.parquet"))
     command = [sys.executable, "-m", "benchmarks.stopped_run", str(catalog), str(output)]
-    encoded = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+    chunks = output.with_suffix(".chunks")
+    environment = os.environ | {"COUNTED_CHUNKS": str(chunks), "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
         assert running.stdout is not None
-        for line in running.stdout:
-            encoded = int(line.split()[0])
-            if encoded >= share * texts:
-                running.send_signal(getattr(signal, signal_name))
-                break
-        running.stdout.read()  # a full pipe would block it
-    if encoded < share * texts:
+        running.stdout.readline()
+        while (computed := _texts_in(chunks)) < share * texts and running.poll() is None:
+            time.sleep(_POLL_SECONDS)
+        running.send_signal(getattr(signal, signal_name))
+        running.stdout.read()
+    if computed < share * texts:
         raise SystemExit(f"The run for {signal_name} ended with code {running.returncode} before it was signaled.")
 
     published = sum(pq.read_metadata(path).num_rows for path in output.glob("*/*.parquet"))
@@ -137,9 +137,9 @@ def stopped_run(catalog: Path, output: Path, signal_name: str, share: float) -> 
         "signal": signal_name,
         "share": share,
         "texts": texts,
-        "encoded": encoded,
+        "computed": computed,
         "published": published,
-        "lost": max(0, encoded - published),
+        "lost": max(0, computed - published),
     }
 
 
@@ -149,10 +149,11 @@ def machine_independent_targets(document: Document) -> Iterator[Target]:
     yield at_most("spread of the runs' counts of SuperBatches", 4, max(counts) - min(counts))
 
     superbatches = document["superbatches"]
-    too_short = [superbatch for superbatch in superbatches if superbatch["encode_seconds"] < superbatch["busy_seconds"]]
-    yield at_most("SuperBatches whose encode seconds are less than their worker's", 0, len(too_short))
+    encode_seconds = sum(superbatch["encode_seconds"] for superbatch in superbatches)
+    busy_seconds = sum(superbatch["busy_seconds"] for superbatch in superbatches)
+    yield at_most("encode seconds over those of the worker", 1.2, encode_seconds / busy_seconds)
 
-    yield at_most("encoded texts that a run loses by SIGTERM", 0, _most_lost(document, "SIGTERM"))
+    yield at_most("computed texts that a run loses by SIGTERM", 0, _most_lost(document, "SIGTERM"))
 
 
 def idle_machine_targets(document: Document) -> Iterator[Target]:
@@ -161,19 +162,14 @@ def idle_machine_targets(document: Document) -> Iterator[Target]:
     first_file = max(run["time_to_first_output_seconds"] / run["wall_seconds"] for run in runs)
     yield at_most("first file, share of the run's wall time", 0.15, first_file)
 
-    superbatches = document["superbatches"]
-    encode_seconds = sum(superbatch["encode_seconds"] for superbatch in superbatches)
-    busy_seconds = sum(superbatch["busy_seconds"] for superbatch in superbatches)
-    yield at_most("encode seconds over those of the worker", 1.05, encode_seconds / busy_seconds)
-
     errors = [_error_of(run) for run in runs[_LEARNED_RUNS:]]
     worst = max((abs(error) for error in errors), default=None)
     yield at_most("prediction error from the third run on", 0.1, worst, note="too few runs")
 
     yield at_most("SuperBatches that were reported as slow", 0, sum(run["slow_superbatches"] for run in runs))
 
-    largest = sorted(superbatch["texts"] for superbatch in superbatches)[-2:]
-    yield at_most("encoded texts lost by SIGKILL: two SuperBatches", sum(largest), _most_lost(document, "SIGKILL"))
+    largest = sorted(superbatch["texts"] for superbatch in document["superbatches"])[-2:]
+    yield at_most("computed texts lost by SIGKILL: two SuperBatches", sum(largest), _most_lost(document, "SIGKILL"))
 
 
 def table_of(document: Document) -> Iterator[str]:
@@ -191,10 +187,14 @@ def table_of(document: Document) -> Iterator[str]:
         yield f"{number:>10}{each['texts']:>9,}{seconds}"
 
     yield ""
-    yield f"{'signal':>10}{'at':>6}{'of texts':>10}{'encoded':>9}{'published':>11}{'lost':>7}"
+    yield f"{'signal':>10}{'at':>6}{'of texts':>10}{'computed':>10}{'published':>11}{'lost':>7}"
     for each in document["stopped"]:
-        counts = f"{each['texts']:>10,}{each['encoded']:>9,}{each['published']:>11,}{each['lost']:>7,}"
+        counts = f"{each['texts']:>10,}{each['computed']:>10,}{each['published']:>11,}{each['lost']:>7,}"
         yield f"{each['signal']:>10}{each['share']:>6.0%}{counts}"
+
+
+def _texts_in(chunks: Path) -> int:
+    return sum(map(int, chunks.read_text().split())) if chunks.exists() else 0
 
 
 def _most_lost(document: Document, signal_name: str) -> int:

@@ -139,12 +139,14 @@ class EncoderResource(EncoderSettings, dg.ConfigurableResource):
         try:
             yield shared
         finally:
-            # Under the lock: the next holder must not start workers before the devices' memory is free.
             with _LOCK:
                 shared.holders -= 1
-                if shared.holders == 0:
+                is_last = shared.holders == 0
+                if is_last:
                     del _SHARED[key]
-                    shared.close()
+            # Outside of the lock: the garbage collector may end another hold in a thread that `close` waits for.
+            if is_last:
+                shared.close()
 
     def describe(self) -> str:
         """Return the model and the devices as Markdown, without loading a model or torch."""
@@ -188,4 +190,8 @@ def _column(texts: Iterable[str]) -> pa.LargeStringArray:
             what = "None" if text is None else f"of the type {type(text).__name__}"
             remedy = "Leave it out, or give an empty text." if text is None else "Convert it to str."
             raise ConfigError(f"texts[{place}] is {what}; expected a str. {remedy}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"texts[{place}] is not Unicode ({error}). Repair or leave it out.") from None
     return pa.array(listed, pa.large_string())  # pyright: ignore[reportReturnType]

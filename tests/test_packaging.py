@@ -47,7 +47,7 @@ def test_every_public_name_imports_first_and_importing_the_package_changes_nothi
     """Each name is imported in a process of its own, forked from one that has imported the package and libraries."""
     names = {"EmbeddingRun", "EncoderPool", "EncodingSpec", "changes", "open_embeddings", "open_source", "open_store"}
     assert names | {"plan", "search", "verify"} <= set(__all__)
-    of_dagster = {"CatalogSource", "EmbeddingCatalog", "EmbeddingsInput", "OutputStore"}
+    of_dagster = {"CatalogSource", "EmbeddingCatalog", "EmbeddingsInput", "EncoderResource", "OutputStore"}
     of_dagster |= {"embedding_catalog", "failure_text"}
     command = f"""
 import os, sys

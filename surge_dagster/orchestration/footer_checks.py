@@ -6,8 +6,8 @@ checks use what was read then, so they cover every partition that the run publis
 and read nothing of their own.
 
 The rows are compared with the row count of the source, if the source knows it without reading, as
-folders of Parquet files and tables do. Otherwise they are compared with what the run encoded, or, if
-the file is fresh, with what its facts say the source had when the file was written.
+folders of Parquet files and tables do. Otherwise they are compared with what the run encoded. If the
+file was fresh, nothing is known to compare with, and `row_counts_match` does not judge it.
 
 A file with a violation is not valid: the run that finds it encodes the partition again, if its config
 selects missing partitions. The check still fails in this run, and passes in the next one.
@@ -33,11 +33,21 @@ class FooterChecks:
         sound: partitions whose footer was judged without a violation.
         dimensions: reasons why `dimensions_match` fails.
         rows: reasons why `row_counts_match` fails.
+        uncounted: sound partitions of whose rows the source has no count.
     """
 
     sound: set[str] = field(default_factory=set)
     dimensions: dict[str, str] = field(default_factory=dict)
     rows: dict[str, str] = field(default_factory=dict)
+    uncounted: set[str] = field(default_factory=set)
+
+    @property
+    def judged_dimensions(self) -> set[str]:
+        return self.sound | self.dimensions.keys()
+
+    @property
+    def judged_rows(self) -> set[str]:
+        return (self.sound - self.uncounted) | self.rows.keys()
 
     def record(
         self,
@@ -55,6 +65,10 @@ class FooterChecks:
         if found is None:
             if freshness.status == "fresh":
                 self.sound.add(partition.key)
+                if partition.rows is None and receipt_rows is None:
+                    self.uncounted.add(partition.key)
+                else:
+                    self.uncounted.discard(partition.key)
             return None
 
         flaw, reason = found

@@ -139,6 +139,8 @@ def make_worklist(
                 work.refused.append(freshness.file)
                 outputs.refuse(freshness.file, violation)
             freshness = Freshness("missing")
+        elif freshness.invalid is not None:
+            work.differing.append(f"partition {partition.key!r}: {freshness.invalid}.")
         status, file = freshness.status, freshness.file
         if freshness.error is not None:
             work.failures.append(unreadable(partition.key, freshness.error))

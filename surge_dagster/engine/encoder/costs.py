@@ -125,6 +125,7 @@ class EncodeCosts:
         tokens_per_byte: encoded tokens; the bytes are those of equal texts too.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
         b_min: texts of a SuperBatch, where no setting gives them (`derived_b_min`).
+        is_learned: whether calls of runs are among those that the costs are fitted to.
     """
 
     fit: Fit
@@ -133,6 +134,7 @@ class EncodeCosts:
     tokens_per_text: float = 12.0
     equal_share: float = 0.0
     b_min: int = LEAST_B_MIN
+    is_learned: bool = False
 
     @classmethod
     def of(
@@ -153,7 +155,7 @@ class EncodeCosts:
         fitted = cls(fit_costs(_amounts(texts, tokens, text_bytes), seconds, weights), workers)
         costs = fitted.of_texts(of_runs or measured)
         rate = newest_rate(of_runs, previous_b_min) or costs.texts_per_second
-        return replace(costs, b_min=derived_b_min(rate, previous_b_min))
+        return replace(costs, b_min=derived_b_min(rate, previous_b_min), is_learned=bool(of_runs))
 
     def of_texts(self, known: Sequence[Call]) -> EncodeCosts:
         """The same costs, for texts that are as long and as often equal as those of these calls."""
@@ -302,4 +304,5 @@ def timed_calls(
 
 
 def known_calls(calibration: Calibration, name: str) -> list[Call]:
-    return [Call(*row) for row in calibration.observations(name)]
+    """Return the calls kept under a name; those with a number that is none are left out."""
+    return [Call(*row) for row in calibration.observations(name) if np.isfinite(row).all()]

@@ -24,6 +24,7 @@ from surge_dagster.engine.support import disk_cache
 _OWN_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
+    "adapter_config.json",
     "config.json",
     "modules.json",
     "router_config.json",
@@ -35,6 +36,7 @@ _OWN_FILES = (
     "vocab.*",
     "merges.txt",
     "*.model",
+    "*.tiktoken",
 )
 
 

@@ -166,7 +166,7 @@ class _Measures:
     def __init__(self, begun: float, expected: EncodeCosts) -> None:
         self._begun = self._last = begun
         self._expected = expected
-        self._pace = Pace()
+        self._pace = Pace(expected.is_learned)
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
         """A SuperBatch whose call ended now."""

@@ -22,13 +22,17 @@ class Pace:
 
     A device that throttles, or that another process uses, shows here long before the run is late. What a call should
     take depends on the number and the length of its texts, so each is first divided by what the pool's costs expect.
+
+    Args:
+        is_learned: the expectation comes from earlier runs, and counts until three calls alike have been seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_learned: bool = False) -> None:
+        self._is_learned = is_learned
         self._seen: deque[tuple[float, float]] = deque(maxlen=_PACE_REMEMBERS)  # expected seconds, taken / expected
 
     def ratio(self, seconds: float, expected_seconds: float) -> float | None:
-        """Return how many times longer than usual a call took; None until three like it have been seen."""
+        """Return how many times longer than usual a call took; None if too little is known."""
         if expected_seconds <= 0:
             return None
         taken = seconds / expected_seconds
@@ -36,9 +40,9 @@ class Pace:
             before for expected, before in self._seen if expected / _ALIKE <= expected_seconds <= expected * _ALIKE
         ]
         self._seen.append((expected_seconds, taken))
-        if len(alike) < _PACE_NEEDS or median(alike) <= 0:
-            return None
-        return taken / median(alike)
+        if len(alike) >= _PACE_NEEDS and median(alike) > 0:
+            return taken / median(alike)
+        return taken if self._is_learned else None
 
 
 class InFlight:

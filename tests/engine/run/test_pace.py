@@ -49,6 +49,11 @@ def test_calls_of_another_size_are_not_compared() -> None:
     assert pace.ratio(5.0, 5.0) is None
 
 
+def test_costs_that_runs_have_taught_judge_the_first_calls_too() -> None:
+    """A short run has no three calls of about one size."""
+    assert Pace(is_learned=True).ratio(3.0, 1.0) == pytest.approx(3.0)
+
+
 def test_call_that_computed_nothing_has_no_pace() -> None:
     assert pace_after((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)).ratio(0.0, 0.0) is None
 
