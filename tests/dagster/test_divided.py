@@ -255,3 +255,14 @@ def test_run_declared_lost_that_still_executes_does_not_replace_newer_files(benc
     quiet = bench.later(days=1)
     assert requested(quiet) == []
     assert all(check.passed for check in bench.run("catalog_check").checks().values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "policy"),
+    [(None, dg.BackfillPolicy.single_run()), (500, dg.BackfillPolicy.multi_run(500))],
+)
+def test_backfill_is_one_run_unless_its_partitions_per_run_are_limited(
+    bench: Workbench, setting: int | None, policy: dg.BackfillPolicy
+) -> None:
+    bench.settings["max_partitions_per_run"] = setting
+    assert bench.definitions.resolve_assets_def(NAMES.embeddings).backfill_policy == policy
