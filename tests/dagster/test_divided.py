@@ -196,7 +196,8 @@ def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(bench: Work
     again = bench.scheduled()
     assert not isinstance(again, str)
     held = set(named(requests[0]) or ())
-    assert len(again) == 3 and [key for each in again for key in named(each) or ()] == sorted(set("abcdefgh") - held)
+    assert len(again) == 2, "of what is left"
+    assert [key for each in again for key in named(each) or ()] == sorted(set("abcdefgh") - held)
     bench.instance.report_run_failed(launched)
     bench.settings["max_runs"] = 1
     [whole] = bench.scheduled()
