@@ -86,12 +86,12 @@ def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]
     again as a whole starts from the beginning.
     """
     instance = context.instance
-    attempts = list[str]()
+    earlier_runs = list[str]()
     run = instance.get_run_by_id(context.run_id)
     while run and (parent := run.tags.get(_PARENT_RUN_TAG)) and any(tag in run.tags for tag in _CONTINUES_TAGS):
-        attempts.append(parent)
+        earlier_runs.append(parent)
         run = instance.get_run_by_id(parent)
-    return {key for run_id in attempts for key in _embedded(names, instance, run_id)}
+    return {key for run_id in earlier_runs for key in _embedded(names, instance, run_id)}
 
 
 def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
