@@ -20,7 +20,7 @@ from surge_dagster.assets.checks import evaluation_of, run_check_results, run_ch
 from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.orchestration.asset_events import CODE_VERSION
-from surge_dagster.orchestration.failures import allow_run_retry, failure_of, report_failures
+from surge_dagster.orchestration.failures import allow_run_retry, failure_of, forget_overtaken, report_failures
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import POOL, LaunchConfig, MistypedKeys, job_of
 from surge_dagster.orchestration.names import CatalogNames
@@ -189,6 +189,7 @@ def _embed(
             raise _failure(names, context, outcome) from error
         allow_run_retry(context, _is_passing(error))
         raise
+    forget_overtaken(names, context, outcome)
     report_failures(names, context, outcome)
     context.log.info(outcome.sum_up())
 

@@ -112,6 +112,24 @@ def failure_of(
     )
 
 
+def forget_overtaken(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
+    """Count partitions as up to date that could not be published because another run embedded them meanwhile.
+
+    The other run read a newer source, for example after this one had been declared lost.
+    """
+    failed = [
+        key for key, failure in outcome.failures.items() if failure.transient and failure.key not in outcome.published
+    ]
+    if not failed:
+        return
+
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    newest = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind, set(failed))
+    for key in failed:
+        if newest.get(key, -1) > outcome.embedding_ids.get(key, -1):
+            outcome.fresh.add(outcome.failures.pop(key).key)
+
+
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
     """Make Dagster show exactly these partitions as failed: planned by a failed run and not materialized."""
     if not outcome.failures:

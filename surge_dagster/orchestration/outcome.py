@@ -112,6 +112,8 @@ class Outcome:
     sizes: Counter[int] = field(default_factory=Counter)  # encoded partitions by the bits of their rows
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
     failures: dict[str, Failure] = field(default_factory=dict)  # refused or not published, by partition key
+    # Storage ids of the last materializations before this run, by partition key.
+    embedding_ids: dict[str, int] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)  # catalog keys that were removed from the source; they are skipped
     published: set[str] = field(default_factory=set)  # catalog keys
     republished: set[str] = field(default_factory=set)  # those that were not encoded: only the source version had moved

@@ -60,6 +60,7 @@ class Refresh:
         # Dagster ends a backfill as failed when a partition that it covers has no event from its run.
         self._in_backfill = "dagster/backfill" in context.run_tags
         self._catalogued = read_catalogued(names, context.instance)
+        outcome.embedding_ids = self._catalogued.embedding_ids
         done = done_before(names, context) if config.force else set[str]()
         self._record = OnRecord(self._catalogued, failed_on_record(names, context.instance), done)
         events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
