@@ -107,8 +107,7 @@ class _Endpoints:
         self.metrics = Metrics(spaces)
 
     async def embeddings(self, request: Request, task: Task) -> Response:
-        answer, answered_at = Future[Encoded](), list[float]()
-        answer.add_done_callback(lambda _: answered_at.append(time.monotonic()))
+        answer = Future[Encoded]()
         try:
             asked = request.state.begun = await self._begun(request, task, answer)
             encoded = await _unless_left(request, asyncio.wrap_future(answer))
@@ -127,7 +126,6 @@ class _Endpoints:
             content = await asyncio.to_thread(write)
         else:
             content = write()
-            asked.lane.count_sending(time.monotonic() - answered_at[0])
         return Response(content, headers=headers, media_type=_JSON)
 
     async def _begun(self, request: Request, task: Task, answer: Future[Encoded]) -> _Begun:
@@ -147,7 +145,7 @@ class _Endpoints:
         task = asked.input_type or task
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
-        lane.accept(asked.texts, truncate=asked.truncate is True, received_at=received_at, answer=answer)
+        lane.accept(asked.texts, truncate=asked.truncate is True, answer=answer)
         return _Begun(served, lane, received_at, asked.dimensions, asked.encoding_format)
 
     async def models(self, request: Request) -> Response:

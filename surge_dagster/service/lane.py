@@ -32,7 +32,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.errors import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
-from surge_dagster.service.promise import ANSWER_SECONDS, HANDLING_SECONDS, Promise
+from surge_dagster.service.promise import MARGIN, Promise
 from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
 from surge_dagster.service.tokens import TokenCounter
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 MOST_TEXT_BYTES = 16 << 20
 # Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
 _BYTES_PER_TOKEN = 16
-_KEPT_EXCESS = 0.8  # of the largest excess of the passes before the last one
+_NEWEST_SHARE = 0.2  # of the last pass in the measured rate
 _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
 _NOBODYS_TEXT = pa.array(["a"], pa.large_string())
 _STUCK_SECONDS = 0.3  # by which a pass is late when its worker no longer counts as alive
@@ -93,8 +93,7 @@ class Lane:
         self._queue = TextQueue()
         self._pass: list[Part] = []  # under way
         self._computing_since: float | None = None
-        self._excess_seconds = 0.0  # of a pass, beyond what it should take
-        self._sending_seconds = 0.0  # from the end of a pass until its last answer was sent
+        self._tokens_per_second: float | None = None  # None until a full pass was timed
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
@@ -115,9 +114,7 @@ class Lane:
     def is_alive(self) -> bool:
         """Whether a worker is ready, or needed only by a first request, and no pass hangs as far as one is promised."""
         is_open = not self._stopping and self.failed_at is None
-        return is_open and (
-            self._arena is None or (self.pool.ready_workers > 0 and self._late_seconds() < _STUCK_SECONDS)
-        )
+        return is_open and (self._arena is None or (self.pool.ready_workers > 0 and not self._is_stuck()))
 
     @property
     def _down(self) -> LaneDown:
@@ -128,7 +125,6 @@ class Lane:
         texts: Sequence[str],
         *,
         truncate: bool = False,
-        received_at: float | None = None,
         answer: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
@@ -138,7 +134,6 @@ class Lane:
 
         Args:
             truncate: whether texts longer than the model reads are cut; else they are refused.
-            received_at: on the clock; the promise counts from then. None: once the tokens are counted.
             answer: is returned, and may be cancelled at any time; None: a new one.
 
         Raises:
@@ -152,7 +147,7 @@ class Lane:
         with self._changed:  # before tokens are counted, which takes long where there are many
             self._require_room(int(floors.sum()))
             if len(texts) == 1:  # which an idle lane would take, whatever its tokens
-                self._require_in_time(int(floors[0]), received_at)
+                self._require_in_time(int(floors[0]))
         try:
             tokens, is_too_long = self._counter.count(texts, text_bytes, answer.cancelled)
         except CancelledError:
@@ -168,7 +163,7 @@ class Lane:
             if answer.cancelled():
                 return answer
             self._require_room(request.size)
-            self._require_in_time(request.size, received_at)
+            self._require_in_time(request.size)
             self._queue.append(request)
             self.last_accepted_at = self._clock()
             self._start_thread()
@@ -176,10 +171,6 @@ class Lane:
         # Not the request itself, which holds the answer: both, and the vectors, would wait for the garbage collector.
         answer.add_done_callback(partial(self._drop_cancelled, weakref.ref(request)))
         return answer
-
-    def count_sending(self, seconds: float) -> None:
-        """Learn how long an answer waited until those before it were sent; a pass may have hundreds."""
-        self._sending_seconds = max(self._sending_seconds, seconds)
 
     def start(self) -> None:
         """Start the pool, and the lane's thread. The first request does so too, where nothing else did."""
@@ -217,43 +208,43 @@ class Lane:
             raise LaneClosed(f"the lane of {self.space.name} takes no more requests")
         if self.failed_at is not None:
             raise self._down
-        if self.promise is not None and self.promise.retry_after(size) is not None:
+        if self.promise is not None and size > self.promise.largest_tokens:
             raise RequestTooLarge(
                 f"the request has {size:,} tokens or more, and at most {self.promise.largest_tokens:,} can be answered "
                 f"within {self.promise}; split it, or send its texts as documents"
             )
 
-    def _require_in_time(self, size: int, received_at: float | None) -> None:
+    def _require_in_time(self, size: int) -> None:
+        """Raise if a request of so many tokens is expected to take longer than promised."""
         if self.promise is None:
             return
-        waiting = self.waiting_tokens + size
-        reading = 0.0 if received_at is None else self._clock() - received_at - HANDLING_SECONDS
-        if self._computing_since is None and not self._queue:
-            reading -= self.promise.full_pass_seconds  # of the pass that the bound takes to be under way
-            excess = sending = 0.0  # else a lane that was slow would never learn that it no longer is
-        else:
-            excess = self._excess_seconds * self.promise.passes(waiting)
-            sending = max(self._sending_seconds, ANSWER_SECONDS * len(self._queue))
-        late = {
-            "the pass under way is late": self._late_seconds(),
-            "the device is slower than at the start": excess,
-            "many answers are sent, one after the other": sending,
-            "the request was read, and its tokens were counted, slowly": max(0.0, reading),
-        }
-        if (seconds := self.promise.retry_after(waiting, sum(late.values()))) is not None:
-            late[f"{self.waiting_tokens:,} tokens wait"] = self.promise.bound(waiting) - self.promise.bound(size)
-            reason = max(late, key=lambda each: late[each])
+        over = MARGIN * self.expected_seconds(size) - self.promise.promised_seconds
+        if over > 0:
             raise Overloaded(
-                f"{reason}: the request would take {1000 * seconds:.0f} ms longer than {self.promise}", seconds
+                f"{self.waiting_tokens:,} tokens wait: the request could take {1000 * over:.0f} ms longer than "
+                f"{self.promise}",
+                over,
             )
 
-    def _late_seconds(self) -> float:
-        """By which the pass under way takes longer than a full one, or than it should where it is larger."""
-        begun = self._computing_since  # which another thread may unset
-        if begun is None or self.promise is None:
+    def expected_seconds(self, size: int = 0) -> float:
+        """Return the seconds until what waits, and a request of so many tokens, is answered; 0 without a promise."""
+        if self.promise is None:
             return 0.0
-        most = max(self.promise.saturation_tokens, sum(part.size for part in self._pass)) if self._pass else 1
-        return max(0.0, self._clock() - begun - self._longest_seconds(most))
+        waiting = self.waiting_tokens + size
+        if self._computing_since is None and not self._queue:
+            return self.promise.expected_seconds(waiting)  # else a slow lane would never be tried again
+        return self.promise.expected_seconds(waiting, self._tokens_per_second, self._under_way_seconds())
+
+    def _under_way_seconds(self) -> float:
+        begun = self._computing_since  # which another thread may unset
+        return 0.0 if begun is None else self._clock() - begun
+
+    def _is_stuck(self) -> bool:
+        if self.promise is None:
+            return False
+        tokens = max(self.promise.pass_tokens, sum(part.size for part in self._pass))
+        longest = MARGIN * tokens / self.promise.tokens_per_second
+        return self._under_way_seconds() > longest + _STUCK_SECONDS
 
     def _drop_cancelled(self, waiting: weakref.ref[Request], answer: Future[Encoded]) -> None:
         """Forget the request of an answer, if it was cancelled."""
@@ -348,14 +339,14 @@ class Lane:
         self.counts.passes += 1
         self.counts.texts += metrics.costs.texts_computed
         self.counts.tokens += metrics.costs.tokens
-        longest = self._longest_seconds(sum(part.size for part in self._pass))
-        excess = min(seconds - longest, self.promise.promised_seconds if self.promise else 0.0)
-        self._excess_seconds = max(excess, _KEPT_EXCESS * self._excess_seconds)
-        self._sending_seconds *= _KEPT_EXCESS
+        size = sum(part.size for part in self._pass)
+        if self.promise is not None and 2 * size >= self.promise.pass_tokens:
+            self._measure(size / max(seconds, 1e-9), self.promise.tokens_per_second)
 
-    def _longest_seconds(self, tokens: int) -> float:
-        """What a pass takes at most, as it was timed at the start."""
-        return self.promise.seconds(tokens) + self.promise.device_wait_seconds if self.promise else 0.0
+    def _measure(self, rate: float, most: float) -> None:
+        """Let the rate follow the last passes, but not above that of the start, which is during bulk work."""
+        before = self._tokens_per_second or most
+        self._tokens_per_second = min(most, before + _NEWEST_SHARE * (rate - before))
 
     def _answer(self, request: Request, error: SurgeError | None = None) -> None:
         with self._changed:

@@ -49,13 +49,13 @@ class Metrics:
 
 
 def _queue_seconds(lane: Lane) -> float | None:
-    return lane.promise.bound(lane.waiting_tokens) if lane.promise else None
+    return lane.expected_seconds() if lane.promise else None
 
 
 _OF_LANES = (
     (GaugeMetricFamily, "surge_waiting_tokens", "Tokens that wait", attrgetter("waiting_tokens")),
     (GaugeMetricFamily, "surge_waiting_requests", "Requests that wait", attrgetter("waiting_requests")),
-    (GaugeMetricFamily, "surge_queue_seconds", "Time within which what waits is answered", _queue_seconds),
+    (GaugeMetricFamily, "surge_queue_seconds", "Expected time until what waits is answered", _queue_seconds),
     (CounterMetricFamily, "surge_texts_total", "Texts that were encoded", attrgetter("texts")),
     (CounterMetricFamily, "surge_tokens_total", "Tokens that were encoded", attrgetter("tokens")),
     (CounterMetricFamily, "surge_passes_total", "Passes through the model", attrgetter("passes")),

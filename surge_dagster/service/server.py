@@ -8,7 +8,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,8 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
             listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         gc.freeze()  # a look for garbage at all that is loaded would stop answers for a quarter of a second
-        with app.state.batches or nullcontext(), suppress(KeyboardInterrupt):
-            # uvicorn answers what it has accepted, and then raises the signal that ended it once more.
-            http_server(app, settings).run(sockets=[listener])
+        with app.state.batches or nullcontext():
+            _run(http_server(app, settings), listener)
         say("stopped")
 
 
@@ -117,6 +116,15 @@ def _shown(listener: socket.socket) -> str:
         return f"the Unix socket {address}"
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     return f"http://{host}:{address[1]}"
+
+
+def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+    try:
+        server.run(sockets=[listener])
+    except BaseException as error:
+        # When all is answered, uvicorn raises the signal that ended it once more.
+        if isinstance(error, Exception) or not server.should_exit:
+            raise
 
 
 def http_server(app: Starlette, settings: ServiceSettings) -> uvicorn.Server:

@@ -24,16 +24,12 @@ from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.support.waiting import in_background, result_of
 from surge_dagster.service.lane import Lane, LaneCounts, measured
 from surge_dagster.service.promise import (
-    DEVICE_WAIT_SECONDS,
     QUERY_NICENESS,
     Promise,
     bulk_niceness,
-    busy_thread,
-    full_pass,
     kept_share,
+    measure_passes,
     pass_sizes,
-    time_passes,
-    upper_envelope,
 )
 from surge_dagster.service.tokens import TokenCounter
 
@@ -117,9 +113,9 @@ class SpaceLanes:
         counter = TokenCounter(model, facts.tokenizer, pool.costs)
         longest_text = min(model.max_length, _LONGEST_TEXT_TOKENS)
         sizes = pass_sizes(facts.saturation_tokens or _SATURATION_TOKENS, longest_text)
-        promise = self._promise(pool, counter, sizes, longest_text, keep_promise)
+        promise = self._promise(pool, counter, sizes, keep_promise)
         pool.dispatcher().hang_timeout_seconds = max(_HANG_SECONDS, _HANG_PASSES * promise.full_pass_seconds)
-        self.queries = self._lane(pool, counter, promise.saturation_tokens, promise)
+        self.queries = self._lane(pool, counter, promise.pass_tokens, promise)
         self.queries.start()
         niceness = bulk_niceness(self._settings.bulk_share)
         # Queries may have a tokenizer of their own; what documents' workers load is compared when they start.
@@ -158,21 +154,17 @@ class SpaceLanes:
         counts = self._counts.setdefault((pool.space.name, pool.space.task), LaneCounts())
         return Lane(pool, self._space, counter, pass_tokens, promise, counts=counts)
 
-    def _promise(
-        self, pool: EncoderPool, counter: TokenCounter, sizes: list[int], longest_text: int, keep_promise: bool
-    ) -> Promise:
+    def _promise(self, pool: EncoderPool, counter: TokenCounter, sizes: list[int], keep_promise: bool) -> Promise:
         def count(texts: list[str]) -> np.ndarray:
             return counter.count(texts, measured(texts)[1])[0]
 
         def encode(texts: list[str]) -> None:  # with an arena of its own, which takes longer than a lane's does
             pool.vectors(measured(texts)[0])
 
-        with busy_thread():
-            passes = time_passes(encode, count, sizes, longest_text)
-        envelope = upper_envelope(passes)
-        most = full_pass(passes, sizes[0])
-        share, wanted = kept_share(pool.all_devices, self._settings.bulk_share), self._settings.promised_seconds
-        promise = Promise(*envelope, most, DEVICE_WAIT_SECONDS, share, 0.0)
+        pass_tokens, tokens_per_second = measure_passes(encode, count, sizes)
+        share = kept_share(pool.all_devices, self._settings.bulk_share)
+        wanted = self._settings.promised_seconds
+        promise = Promise((1 - share) * tokens_per_second, pass_tokens, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
             log.warning("%s promises %.0f ms: less cannot be kept", self._space.name, 1000 * promise.smallest_seconds)
             wanted = promise.smallest_seconds

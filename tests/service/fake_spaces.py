@@ -39,8 +39,6 @@ class FakeLane:
     gate: threading.Event | None = None
     reached: SimpleQueue[str] = field(default_factory=SimpleQueue)
     accepted: list[list[str]] = field(default_factory=list)
-    received_at: float | None = None
-    sending: list[float] = field(default_factory=list)
     waiting_tokens: int = 5
     waiting_requests: int = 1
     is_alive: bool = True
@@ -50,7 +48,6 @@ class FakeLane:
         texts: Sequence[str],
         *,
         truncate: bool = False,
-        received_at: float | None = None,
         answer: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         if self.failure:
@@ -59,7 +56,6 @@ class FakeLane:
             self.reached.put(texts[0])
             self.gate.wait()
         self.accepted.append(list(texts))
-        self.received_at = received_at
         future: Future[Encoded] = answer or Future()
         if future.cancelled():
             return future
@@ -71,8 +67,8 @@ class FakeLane:
             future.set_result(self.encoded(texts))
         return future
 
-    def count_sending(self, seconds: float) -> None:
-        self.sending.append(seconds)
+    def expected_seconds(self) -> float:
+        return 0.02
 
     def encoded(self, texts: Sequence[str]) -> Encoded:
         words = np.array([len(text.split()) for text in texts])
@@ -97,7 +93,7 @@ class FakeSpaces:
 
     def __init__(self) -> None:
         space = EncodingSpec(f"hash://{DIMENSION}", query_prompt="find: ").resolve()
-        promise = Promise(0.004, 0.00001, 512, 0.0, 0.0, 0.025)
+        promise = Promise(50_000.0, 512, 0.025)
         queries = FakeLane(replace(space, task="query"), promise)
         self.only = FakeSpace(space, queries, FakeLane(space))
         self.is_ready = self.is_alive = True

