@@ -93,7 +93,7 @@ class Lane:
         self._queue = TextQueue()
         self._pass: list[Part] = []  # under way
         self._computing_since: float | None = None
-        self._tokens_per_second: float | None = None  # None until a full pass was timed
+        self._tokens_per_second: float | None = None  # None until a pass was timed
         self._thread: threading.Thread | None = None
         self._arena: Arena | None = None
         self._closing = self._stopping = False
@@ -340,13 +340,15 @@ class Lane:
         self.counts.texts += metrics.costs.texts_computed
         self.counts.tokens += metrics.costs.tokens
         size = sum(part.size for part in self._pass)
-        if self.promise is not None and 2 * size >= self.promise.pass_tokens:
-            self._measure(size / max(seconds, 1e-9), self.promise.tokens_per_second)
+        if self.promise is not None:
+            # A small pass says only whether the device is slower than a full one takes.
+            counted = max(size, self.promise.pass_tokens)
+            self._measure(counted / max(seconds, 1e-9), self.promise.tokens_per_second)
 
     def _measure(self, rate: float, most: float) -> None:
         """Let the rate follow the last passes, but not above that of the start, which is during bulk work."""
         before = self._tokens_per_second or most
-        self._tokens_per_second = min(most, before + _NEWEST_SHARE * (rate - before))
+        self._tokens_per_second = before + _NEWEST_SHARE * (min(rate, most) - before)
 
     def _answer(self, request: Request, error: SurgeError | None = None) -> None:
         with self._changed:
