@@ -46,8 +46,9 @@ def serve(
     Follows the output to another space when readers are switched to it. Ends on SIGTERM or Ctrl-C, when what was
     accepted is answered.
     """
-    if missing := [package for package in ("prometheus_client", "python_multipart") if find_spec(package) is None]:
-        raise ConfigError(f"the service needs {' and '.join(missing)}. Run: pip install 'surge-dagster[serve]'")
+    needed = ("fastapi", "prometheus_client", "python_multipart")
+    if missing := [package for package in needed if find_spec(package) is None]:
+        raise ConfigError(f"the service needs {', '.join(missing)}. Run: pip install 'surge-dagster[serve]'")
     from surge_dagster.service.server import run_service  # a web server, and only this command needs it
     from surge_dagster.service.settings import ServiceSettings
     from surge_dagster.service.space_lanes import LaneSettings

@@ -64,6 +64,26 @@ class Error(BaseModel):
     error: ErrorFacts
 
 
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
+_WHEN = {
+    "Retry-After": {"description": "seconds after which another attempt is worth it", "schema": _NUMBER},
+    "retry-after-ms": {"description": "the same in milliseconds", "schema": _NUMBER},
+}
+# Of each operation, for the OpenAPI document.
+ANY_REFUSAL: dict[int | str, dict[str, Any]] = {
+    429: {"description": "not now", "model": Error, "headers": _WHEN},
+    503: {"description": "not now", "model": Error, "headers": _WHEN},
+    "4XX": {"description": "refused", "model": Error},
+    "5XX": {"description": "failed", "model": Error},
+}
+OF_VECTORS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "headers": {
+            "surge-space": {"description": "name of the space of the vectors", "schema": _TEXT},
+            "surge-truncated-rows": {"description": "indexes of texts that were cut, as 3,5-9", "schema": _TEXT},
+        }
+    }
+}
 _NUMBERS = TypeAdapter(list[float])
 
 

@@ -11,43 +11,52 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from starlette.applications import Starlette
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.service.answers import ModelList, embeddings_body, model_of, row_ranges
-from surge_dagster.service.batch_routes import batch_routes
+from surge_dagster.service.answers import (
+    ANY_REFUSAL,
+    OF_VECTORS,
+    EmbeddingList,
+    Model,
+    ModelList,
+    embeddings_body,
+    model_of,
+    row_ranges,
+)
+from surge_dagster.service.batch_routes import batch_router
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.bodies import BodyLimit, require_type
-from surge_dagster.service.errors import LaneClosed, answer_error, error_response
+from surge_dagster.service.bodies import BodyLimit, require_json
+from surge_dagster.service.errors import LaneClosed, answer_error, error_response, refusal_response
 from surge_dagster.service.keys import ApiKeys
 from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.metrics import Metrics
-from surge_dagster.service.openapi import openapi_document
-from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_offered
+from surge_dagster.service.requests import EmbeddingRequest, require_offered, wrong_body
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces
+from surge_dagster.version import __version__
 
-_JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _PROBES = ("/healthz", "/readyz")
-# Bytes of a body, and numbers of an answer, that take about two milliseconds.
-_LARGE_BODY, _LARGE_ANSWER = 4 * 1024, 16 * 1024
+# Characters of texts, and numbers of an answer, that take about two milliseconds.
+_LARGE_REQUEST, _LARGE_ANSWER = 4 * 1024, 16 * 1024
 _CLIENT_GONE = 499
 T = TypeVar("T")
 
 
-def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
-    """The application; while `app.state.is_ending()`, it answers that no more requests should be sent here.
+def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
+    """Return the application; while `app.state.is_ending()`, it answers that no more requests should be sent here.
 
     `app.state.batches` is the caller's to start, when the spaces are, and to close before them; None without a folder.
 
@@ -57,32 +66,58 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> Starlette:
     Raises:
         ConfigError: the file of API keys is wrong, or the folder of batches.
     """
-    endpoints = _Endpoints(spaces, settings)
+    keys = ApiKeys(settings.api_keys) if settings.api_keys else None
     batches = Batches(spaces, settings.batches) if settings.batches else None
-    routes = [
-        Route("/healthz", endpoints.health),
-        Route("/readyz", endpoints.readiness),
-        Route("/metrics", endpoints.metrics_text),
-        Route("/openapi.json", endpoints.openapi),
-    ]
-    roots: dict[str, Task] = {"/v1": "query", "/documents/v1": "document"}
-    for root, task in roots.items():
-        routes += [
-            Route(f"{root}/embeddings", partial(endpoints.embeddings, task=task), methods=["POST"]),
-            Route(f"{root}/models", endpoints.models),
-            Route(f"{root}/models/{{model:path}}", endpoints.model),
-            *batch_routes(root, task, batches),
-        ]
-    app = Starlette(
-        routes=routes,
-        middleware=[Middleware(_Gate, endpoints=endpoints), Middleware(BodyLimit, settings=settings)],
-        exception_handlers=dict.fromkeys((SurgeError, HTTPException, Exception), answer_error)
-        | {ClientDisconnect: _answer_nobody},
+    metrics = Metrics(spaces)
+    app = FastAPI(
+        title="surge-dagster",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(_Gate, keys=keys, metrics=metrics), Middleware(BodyLimit, settings=settings)],
+        exception_handlers={
+            SurgeError: answer_error,
+            HTTPException: answer_error,
+            Exception: answer_error,
+            RequestValidationError: _answer_wrong_body,
+            ClientDisconnect: _answer_nobody,
+        },
     )
-    app.router.redirect_slashes = False
     app.state.batches = batches
     app.state.is_ending = lambda: False
+
+    probes = _Probes(spaces, metrics)
+    app.add_api_route("/healthz", probes.health, responses=ANY_REFUSAL)
+    app.add_api_route("/readyz", probes.readiness, responses=ANY_REFUSAL)
+
+    # The gate checks keys, before a body is read; this is for the OpenAPI document.
+    with_key = [Depends(HTTPBearer(auto_error=False))] if keys else []
+    kept = APIRouter(dependencies=with_key, responses=ANY_REFUSAL)
+    kept.add_api_route("/metrics", probes.metrics_text, response_class=PlainTextResponse)
+    roots: dict[str, Task] = {"/v1": "query", "/documents/v1": "document"}
+    accepting = _accepting_threads()
+    for root, task in roots.items():
+        endpoints = _Endpoints(spaces, task, accepting)
+        kept.add_api_route(
+            f"{root}/embeddings",
+            endpoints.embeddings,
+            methods=["POST"],
+            summary=f"encode texts, by default as {task}",
+            response_model=EmbeddingList,
+            responses=OF_VECTORS,
+            dependencies=[Depends(require_json)],
+        )
+        kept.add_api_route(f"{root}/models", endpoints.models)
+        kept.add_api_route(f"{root}/models/{{name:path}}", endpoints.model)
+        kept.include_router(batch_router(batches, task), prefix=root)
+    app.include_router(kept)
     return app
+
+
+def _accepting_threads() -> dict[Task, ThreadPoolExecutor]:
+    """Return threads that count tokens; those of documents take seconds, and must keep no query waiting."""
+    return {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,33 +127,31 @@ class _Begun:
     served: ServedSpace
     lane: Lane
     received_at: float
-    dimensions: int | None
-    encoding_format: str | None
 
 
 class _Endpoints:
-    def __init__(self, spaces: ServedSpaces, settings: ServiceSettings) -> None:
-        self._spaces = spaces
-        # Queries have threads of their own: the tokens of documents take seconds.
-        self._accepting = {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")}
-        self._began = int(time.time())
-        self.keys = ApiKeys(settings.api_keys) if settings.api_keys else None
-        self._document = openapi_document(needs_key=self.keys is not None)
-        self.metrics = Metrics(spaces)
+    """The endpoints below a base URL, whose texts are of this task unless they say otherwise."""
 
-    async def embeddings(self, request: Request, task: Task) -> Response:
+    def __init__(self, spaces: ServedSpaces, task: Task, accepting: dict[Task, ThreadPoolExecutor]) -> None:
+        self._spaces = spaces
+        self._task: Task = task
+        self._accepting = accepting
+        self._began = int(time.time())
+
+    async def embeddings(self, request: Request, asked: EmbeddingRequest) -> Response:
         answer = Future[Encoded]()
         try:
-            asked = request.state.begun = await self._begun(request, task, answer)
+            begun = request.state.begun = await self._begun(request, asked, answer)
             encoded = await _unless_left(request, asyncio.wrap_future(answer))
         finally:
             answer.cancel()  # which drops its texts, however far they have come
 
+        space = begun.served.space.name
+
         def write() -> bytes:
-            vectors = asked.served.converted(encoded.vectors, asked.dimensions)
+            vectors = begun.served.converted(encoded.vectors, asked.dimensions)
             return embeddings_body(vectors, asked.encoding_format, space, int(encoded.tokens.sum()))
 
-        space = asked.served.space.name
         headers = {"surge-space": space}
         if rows := row_ranges(encoded.truncated):
             headers["surge-truncated-rows"] = rows
@@ -126,49 +159,51 @@ class _Endpoints:
             content = await asyncio.to_thread(write)
         else:
             content = write()
-        return Response(content, headers=headers, media_type=_JSON)
+        return Response(content, headers=headers, media_type="application/json")
 
-    async def _begun(self, request: Request, task: Task, answer: Future[Encoded]) -> _Begun:
-        """Reads the request, and puts its texts into the queue of their lane."""
-        require_type(request, "application/json")
-        body = await request.body()
-        received_at = time.monotonic()
-        asked = parse_request(body)
-        begin = partial(self._begin, asked, task=task, received_at=received_at, answer=answer)
-        if len(body) <= _LARGE_BODY:
+    async def _begun(self, request: Request, asked: EmbeddingRequest, answer: Future[Encoded]) -> _Begun:
+        """Put the texts of a request into the queue of their lane."""
+        begin = partial(self._begin, asked, answer, time.monotonic())
+        if sum(map(len, asked.texts)) <= _LARGE_REQUEST:
             return begin()
-        threads = self._accepting[asked.input_type or task]
+        threads = self._accepting[asked.input_type or self._task]
         return await _unless_left(request, asyncio.get_running_loop().run_in_executor(threads, begin))
 
-    def _begin(self, asked: EmbeddingRequest, task: Task, received_at: float, answer: Future[Encoded]) -> _Begun:
+    def _begin(self, asked: EmbeddingRequest, answer: Future[Encoded], received_at: float) -> _Begun:
         served = self._spaces.find(asked.model)
-        task = asked.input_type or task
+        task = asked.input_type or self._task
         require_offered(asked, served, task)
         lane = served.queries if task == "query" else served.documents
         lane.accept(asked.texts, truncate=asked.truncate is True, answer=answer)
-        return _Begun(served, lane, received_at, asked.dimensions, asked.encoding_format)
+        return _Begun(served, lane, received_at)
 
-    async def models(self, request: Request) -> Response:
-        models = [model_of(served, self._began) for served in self._spaces.served()]
-        return Response(ModelList(data=models).model_dump_json(), media_type=_JSON)
+    async def models(self) -> ModelList:
+        """List the spaces that are served."""
+        return ModelList(data=[model_of(served, self._began) for served in self._spaces.served()])
 
-    async def model(self, request: Request) -> Response:
-        served = self._spaces.find(request.path_params["model"])
-        return Response(model_of(served, self._began).model_dump_json(), media_type=_JSON)
+    async def model(self, name: str) -> Model:
+        """Describe the space of this name or of this model."""
+        return model_of(self._spaces.find(name), self._began)
 
-    async def health(self, request: Request) -> Response:
+
+class _Probes:
+    def __init__(self, spaces: ServedSpaces, metrics: Metrics) -> None:
+        self._spaces = spaces
+        self._metrics = metrics
+
+    async def health(self) -> Response:
+        """Tell whether queries can be encoded."""
         return _status(self._spaces.is_alive, "no worker encodes queries of the current space", "encoder_down")
 
     async def readiness(self, request: Request) -> Response:
+        """Tell whether to send requests here."""
         if request.app.state.is_ending():
             return _status(False, "the service shuts down", "shutting_down")
         return _status(self._spaces.is_ready, "the current space cannot be queried yet", "space_loading")
 
-    async def metrics_text(self, request: Request) -> Response:
-        return Response(self.metrics.text(), headers={"content-type": _PROMETHEUS})
-
-    async def openapi(self, request: Request) -> Response:
-        return JSONResponse(self._document)
+    async def metrics_text(self) -> Response:
+        """Return metrics of Prometheus."""
+        return Response(self._metrics.text(), headers={"content-type": _PROMETHEUS})
 
 
 async def _unless_left(request: Request, step: asyncio.Future[T]) -> T:
@@ -195,6 +230,10 @@ def _status(is_well: bool, problem: str, code: str) -> Response:
     return JSONResponse({"status": "ok"}) if is_well else error_response(503, problem, code)
 
 
+async def _answer_wrong_body(request: Request, error: Any) -> Response:
+    return refusal_response(wrong_body(error.errors()))
+
+
 async def _answer_nobody(request: Request, error: Exception | None) -> Response:
     return Response(status_code=_CLIENT_GONE)
 
@@ -202,14 +241,18 @@ async def _answer_nobody(request: Request, error: Exception | None) -> Response:
 class _Gate:
     """Asks for the API key, counts requests when they are answered, and ends connections while the service drains."""
 
-    def __init__(self, app: ASGIApp, endpoints: _Endpoints) -> None:
-        self._app, self._keys, self._metrics = app, endpoints.keys, endpoints.metrics
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+
+        begun_at = time.perf_counter()
+        status = 500
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -224,8 +267,9 @@ class _Gate:
             await app(scope, receive, watched)
         finally:
             endpoint = getattr(scope.get("route"), "path", "other")
-            self._metrics.count(endpoint, status, time.perf_counter() - begun)
-            if (accepted := scope.get("state", {}).get("begun")) is not None:
+            self._metrics.count(endpoint, status, time.perf_counter() - begun_at)
+            accepted = scope.get("state", {}).get("begun")
+            if accepted is not None:
                 self._metrics.count_accepted(accepted.lane, time.monotonic() - accepted.received_at)
 
     def _has_key(self, scope: Scope) -> bool:

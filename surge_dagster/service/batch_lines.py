@@ -9,12 +9,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import Record
-from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_offered
+from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_offered, wrong_value
 from surge_dagster.service.spaces import ServedSpace
 
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
@@ -24,13 +24,21 @@ MOST_LINE_BYTES = 8 << 20  # as of the body of a request
 _MOST_PROBLEMS = 100
 
 
+def _without_surrogates(value: str) -> str:
+    value.encode()
+    return value
+
+
+_Encodable = Annotated[str, AfterValidator(_without_surrogates)]
+
+
 class BatchRequest(BaseModel, strict=True, frozen=True):
     """The body of `POST …/batches`; other fields are ignored."""
 
     input_file_id: str
     endpoint: Endpoint
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[_Encodable, _Encodable], Field(max_length=16)] | None = None
 
 
 class BatchError(BaseModel, frozen=True):
@@ -121,23 +129,14 @@ def parse_line(number: int, raw: bytes, task: Task = "query") -> Line:
     try:
         fields = _Fields.model_validate_json(raw)
     except ValidationError as error:
-        raise field_error(error, "line") from None
-    request = parse_request(json.dumps(fields.body).encode())
+        raise wrong_value(error.errors(include_url=False, include_context=False), "line") from None
+    request = parse_request(fields.body)
     of_path: Task = "document" if "document" in (task, _task_of(fields.url)) else "query"
     return Line(number, len(raw), fields.custom_id, request, request.input_type or of_path)
 
 
 def _task_of(endpoint: Endpoint) -> Task:
     return "document" if endpoint.startswith("/documents") else "query"
-
-
-def field_error(error: ValidationError, what: str) -> ClientError:
-    """The first problem of a JSON object."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    if not first["loc"]:
-        return ClientError(400, f"The {what} is no JSON object in UTF-8: {first['msg']}.", "invalid_json")
-    name = ".".join(map(str, first["loc"]))
-    return ClientError(400, f"The field {name!r} of the {what} is wrong: {first['msg']}.", "invalid_value", name)
 
 
 def check_lines(lines: Iterable[tuple[int, bytes]], served: ServedSpace, task: Task) -> tuple[int, list[BatchError]]:

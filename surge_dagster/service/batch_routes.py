@@ -4,102 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import reprlib
-from collections.abc import Callable
-from typing import cast
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from fastapi import APIRouter, Depends, Form, Query, UploadFile
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
 
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.service.batch_lines import Batch, BatchRequest, field_error
+from surge_dagster.service.batch_lines import Batch, BatchRequest
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.bodies import require_type
+from surge_dagster.service.bodies import require_form, require_json
 from surge_dagster.service.errors import ClientError
-from surge_dagster.service.files import PURPOSES, FileObject
+from surge_dagster.service.files import MOST_LISTED, FileDeleted, FileObject, Page
+
+# Those of OpenAI's API; only files for batches are of use here.
+_Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+_Limit = Annotated[int, Query(ge=1, le=MOST_LISTED)]
+_Order = Annotated[str, Query(description="asc, or desc for anything else")]
+_CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 
 
-def batch_routes(root: str, task: Task, batches: Batches | None) -> list[Route]:
-    """The routes below a base URL.
+def batch_router(batches: Batches | None, task: Task) -> APIRouter:
+    """Return the routes below a base URL.
 
     Args:
+        batches: None: every answer says what to set.
         task: of lines that do not say whether they hold queries or documents.
-        batches: without them, the answer says what to set.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a client could write any number of warnings
-    found = cast(Batches, batches)  # without them no endpoint uses it
-
-    async def create_file(request: Request) -> Response:
-        require_type(request, "multipart/form-data")  # a form of another type with many fields blocks all requests
-        return _json(await _uploaded(request, found))
-
-    async def create_batch(request: Request) -> Response:
-        require_type(request, "application/json")
-        return _json(await _created(await request.body(), found, task))
-
-    def content(request: Request) -> Response:
-        file = found.files.get(_id(request))
-        return FileResponse(found.files.content(file.id), media_type="application/octet-stream")
-
-    endpoints: list[tuple[str, str, Callable[[Request], object]]] = [
-        ("POST", "/files", create_file),
-        ("GET", "/files", lambda request: _json(found.files.page(request.query_params))),
-        ("GET", "/files/{id}", lambda request: _json(found.files.get(_id(request)))),
-        ("DELETE", "/files/{id}", lambda request: _json(found.delete_file(_id(request)))),
-        ("GET", "/files/{id}/content", content),
-        ("POST", "/batches", create_batch),
-        ("GET", "/batches", lambda request: _json(found.records.page(request.query_params))),
-        ("GET", "/batches/{id}", lambda request: _json(found.records.get(_id(request)))),
-        ("POST", "/batches/{id}/cancel", lambda request: _json(found.cancel(_id(request)))),
-    ]  # those that are no coroutines run in a thread, since they wait for the disk
-    return [
-        Route(f"{root}{path}", endpoint if batches else _unavailable, methods=[method])
-        for method, path, endpoint in endpoints
-    ]
+    paths = _BatchPaths(batches, task)
+    router = APIRouter(dependencies=[Depends(paths.require_batches)])
+    add = router.add_api_route
+    add("/files", paths.create_file, methods=["POST"], dependencies=[Depends(require_form)])
+    add("/files", paths.list_files)
+    add("/files/{id}", paths.file)
+    add("/files/{id}", paths.delete_file, methods=["DELETE"])
+    add("/files/{id}/content", paths.content, response_class=Response, responses=_CONTENT)
+    add("/batches", paths.create_batch, methods=["POST"], dependencies=[Depends(require_json)])
+    add("/batches", paths.list_batches)
+    add("/batches/{id}", paths.batch)
+    add("/batches/{id}/cancel", paths.cancel, methods=["POST"])
+    return router
 
 
-def _unavailable(request: Request) -> Response:
-    message = "This service has no files and batches. To have them, start it with --batches FOLDER."
-    raise ClientError(501, message, "not_available")
+class _BatchPaths:
+    """What each path does; those that are no coroutines run in a thread, since they wait for the disk."""
 
+    def __init__(self, batches: Batches | None, task: Task) -> None:
+        self._batches = batches
+        self._task: Task = task
 
-def _id(request: Request) -> str:
-    return request.path_params["id"]
+    async def require_batches(self) -> None:
+        _ = self._found
 
+    @property
+    def _found(self) -> Batches:
+        if self._batches is None:
+            message = "This service has no files and batches. To have them, start it with --batches FOLDER."
+            raise ClientError(501, message, "not_available")
+        return self._batches
 
-def _json(answer: BaseModel) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
-
-
-async def _uploaded(request: Request, batches: Batches) -> FileObject:
-    try:
-        form = await request.form(max_files=1, max_fields=10, max_part_size=64 * 1024)
-    except (HTTPException, UnicodeError, LookupError) as error:  # the form may name any encoding
-        if isinstance(error, HTTPException) and error.status_code == 413:
-            raise
-        reason = error.detail if isinstance(error, HTTPException) else error
-        raise ClientError(400, f"The form cannot be read: {reason}", "invalid_form") from None
-    try:
-        file, purpose = form.get("file"), form.get("purpose")
-        if not isinstance(file, UploadFile):
-            message = "The field 'file' is missing: expected a form (multipart/form-data) with a file."
-            raise ClientError(400, message, "missing_required_parameter", "file")
-        if purpose not in PURPOSES:
-            message = f"The field 'purpose' is {reprlib.repr(purpose)}: expected 'batch'."
-            raise ClientError(400, message, "invalid_value", "purpose")
+    async def create_file(self, file: UploadFile, purpose: Annotated[_Purpose, Form()]) -> FileObject:
+        """Keep a file."""
         name = (file.filename or "").encode("utf-8", "replace").decode()  # surrogates are in no record
-        return await asyncio.to_thread(batches.files.upload, name, str(purpose), file.file)
-    finally:
-        await form.close()
+        return await asyncio.to_thread(self._found.files.upload, name, purpose, file.file)
 
+    def list_files(
+        self,
+        limit: _Limit = MOST_LISTED,
+        after: str | None = None,
+        order: _Order = "desc",
+        purpose: str | None = None,
+    ) -> Page[FileObject]:
+        """List files, the newest first."""
+        return self._found.files.page(limit, after, order, purpose)
 
-async def _created(body: bytes, batches: Batches, task: Task) -> Batch:
-    try:
-        asked = BatchRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise field_error(error, "body") from None
-    return await asyncio.to_thread(batches.create, asked, task)
+    def file(self, id: str) -> FileObject:
+        """Describe a file."""
+        return self._found.files.get(id)
+
+    def delete_file(self, id: str) -> FileDeleted:
+        """Delete a file."""
+        return self._found.delete_file(id)
+
+    def content(self, id: str) -> Response:
+        """Read a file."""
+        file = self._found.files.get(id)
+        return FileResponse(self._found.files.content(file.id), media_type="application/octet-stream")
+
+    def create_batch(self, asked: BatchRequest) -> Batch:
+        """Make a batch."""
+        return self._found.create(asked, self._task)
+
+    def list_batches(
+        self, limit: _Limit = MOST_LISTED, after: str | None = None, order: _Order = "desc"
+    ) -> Page[Batch]:
+        """List batches, the newest first."""
+        return self._found.records.page(limit, after, order)
+
+    def batch(self, id: str) -> Batch:
+        """Describe a batch."""
+        return self._found.records.get(id)
+
+    def cancel(self, id: str) -> Batch:
+        """End a batch."""
+        return self._found.cancel(id)

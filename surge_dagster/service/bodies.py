@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from surge_dagster.service.errors import ClientError
+from surge_dagster.service.errors import ClientError, error_response
 from surge_dagster.service.settings import ServiceSettings
 
 
 class BodyLimit:
-    """Refuses bodies that are too large with 413; an uploaded file may be larger than other bodies."""
+    """Refuses bodies that are too large with 413, and compressed ones with 415; files may be larger than others."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self._app = app
@@ -20,6 +21,13 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+
+        encoding = Headers(scope=scope).get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            message = f"The body has the Content-Encoding {encoding!r}. Send it without compression."
+            refused = error_response(415, message, "unsupported_content_encoding")
+            await refused(scope, receive, send)
             return
 
         limit = self._settings.max_body_bytes
@@ -40,14 +48,18 @@ class BodyLimit:
         await self._app(scope, receive_within_limit, send)
 
 
-def require_type(request: Request, expected: str) -> None:
-    """Refuse a body of another type, or a compressed one, before it is read; raises `ClientError`."""
+async def require_json(request: Request) -> None:
+    """Refuse a body of another type than JSON; raises `ClientError`."""
+    _require_type(request, "application/json")
+
+
+async def require_form(request: Request) -> None:
+    """Refuse a body of another type than a form with files; raises `ClientError`."""
+    _require_type(request, "multipart/form-data")
+
+
+def _require_type(request: Request, expected: str) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != expected:
         message = f"The body is of type {kind!r}. Send {expected}, and the header Content-Type that says so."
         raise ClientError(415, message, "unsupported_media_type")
-
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
-        message = f"The body has the Content-Encoding {encoding!r}. Send it without compression."
-        raise ClientError(415, message, "unsupported_content_encoding")

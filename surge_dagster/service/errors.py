@@ -135,6 +135,10 @@ async def answer_error(request: Request, error: Exception) -> Response:
             return refusal_response(error if isinstance(error, Refusal) else Refusal(str(error)))
         case HTTPException(status_code=413):
             return error_response(413, error.detail, "request_too_large", headers={"connection": "close"})
+        case HTTPException(status_code=400):
+            kind = request.headers.get("content-type", "")
+            code = "invalid_form" if kind.lower().startswith("multipart/") else "invalid_json"
+            return error_response(400, f"The body cannot be read: {error.detail}", code)
         case HTTPException():  # no such path or method
             reason = HTTPStatus(error.status_code).phrase
             message = (

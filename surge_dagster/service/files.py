@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import reprlib
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import IO, Any, Generic, Literal, TypeVar, cast
 
@@ -20,8 +19,6 @@ from pydantic import BaseModel
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.service.errors import ClientError
 
-# Those of OpenAI's API; only files for batches are of use here.
-PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MOST_LISTED = 10_000
 
 
@@ -83,21 +80,17 @@ class Records(Generic[R]):
             except ClientError:
                 continue
 
-    def page(self, query: Mapping[str, str]) -> Page[R]:
-        """What OpenAI's API answers to `after`, `limit`, `order` and `purpose`; the newest come first."""
-        limit, after, purpose = query.get("limit", str(MOST_LISTED)), query.get("after"), query.get("purpose")
-        if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= MOST_LISTED:
-            raise ClientError(
-                400, f"limit is {reprlib.repr(limit)}: expected 1 to {MOST_LISTED:,}.", "invalid_value", "limit"
-            )
+    def page(self, limit: int, after: str | None = None, order: str = "desc", purpose: str | None = None) -> Page[R]:
+        """Return a page of the records, the newest first unless the order is `asc`."""
         found = [record for record in self.all() if not purpose or getattr(record, "purpose", None) == purpose]
-        if query.get("order") == "asc":
+        if order == "asc":
             found = [record for record in found if not after or record.id > after]
         else:
             found = [record for record in reversed(found) if not after or record.id < after]
-        data = found[: int(limit)]
-        ends = (data[0].id, data[-1].id) if data else (None, None)
-        return Page(data=data, has_more=len(found) > len(data), first_id=ends[0], last_id=ends[1])
+        data = found[:limit]
+        first_id = data[0].id if data else None
+        last_id = data[-1].id if data else None
+        return Page(data=data, has_more=len(found) > len(data), first_id=first_id, last_id=last_id)
 
 
 class FileObject(Record, frozen=True):

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import ClientError
@@ -26,7 +26,7 @@ _NO_TOKENS = (
 class EmbeddingRequest(BaseModel):
     """The body of `POST …/embeddings`."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
     input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
     model: str = Field(description="name of a space or of a model, or `current`")
@@ -36,11 +36,16 @@ class EmbeddingRequest(BaseModel):
         None, description="how the texts are encoded (default: as the path says)"
     )
     truncate: bool | None = Field(None, description="whether texts that the model cannot read whole are cut")
-    _not_offered: str = PrivateAttr("")  # name of such a field, if one was given
 
     @property
     def texts(self) -> Sequence[str]:
         return [self.input] if isinstance(self.input, str) else self.input
+
+    @property
+    def not_offered(self) -> str | None:
+        """The name of a field that would change vectors, if one was given."""
+        given = self.model_extra or {}
+        return next((name for name in given if name in NOT_OFFERED and given[name] is not None), None)
 
 
 # Fields by which other servers change a vector, by what they change.
@@ -55,34 +60,33 @@ _NOT_OFFERED = {
     "modality": "images modality",
 }
 NOT_OFFERED = {name: what for what, names in _NOT_OFFERED.items() for name in names.split()}
-_NOT_OFFERED_PLACES = {(name,) for name in NOT_OFFERED}
-_Strict = create_model("_Strict", __base__=EmbeddingRequest, **dict.fromkeys(NOT_OFFERED, (None, None)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def parse_request(body: bytes) -> EmbeddingRequest:
-    """The request that a body holds.
-
-    Raises:
-        ClientError: it is no JSON, or a field is missing or has a value that it cannot have.
-    """
+def parse_request(fields: dict[str, Any]) -> EmbeddingRequest:
+    """Return the request of these fields; raises `ClientError`, as for a body that is wrong."""
     try:
-        return _Strict.model_validate_json(body)
+        return EmbeddingRequest.model_validate(fields)
     except ValidationError as error:
-        all_details = error.errors(include_url=False, include_context=False)
-    details = [each for each in all_details if each["loc"][:1] not in _NOT_OFFERED_PLACES]
-    if not details:
-        request = EmbeddingRequest.model_validate_json(body)
-        request._not_offered = str(all_details[0]["loc"][0])
-        return request
+        raise wrong_value(error.errors(include_url=False, include_context=False)) from None
+
+
+def wrong_body(details: Sequence[Any]) -> ClientError:
+    """Return the first problem that FastAPI has found in a request."""
+    return wrong_value([detail | {"loc": detail["loc"][1:]} for detail in details])
+
+
+def wrong_value(details: Sequence[Any], what: str = "body") -> ClientError:
+    """Return the first problem that pydantic has found in a JSON object."""
     first = details[0]
-    if not first["loc"]:
-        raise ClientError(400, f"The body is no JSON object in UTF-8: {first['msg']}.", "invalid_json")
-    name = str(first["loc"][0])
+    if not first["loc"] or first["type"] == "json_invalid":
+        return ClientError(400, f"The {what} is no JSON object in UTF-8: {first['msg']}.", "invalid_json")
+    name = ".".join(map(str, first["loc"]))
+    if first["loc"][0] == "input" and first["type"] != "missing" and first["input"] is not None:
+        return _wrong_input(details)
     if first["type"] == "missing" or first["input"] is None:
-        raise _wrong_field(name, "is missing", "missing_required_parameter")
-    if name == "input":
-        raise _wrong_input(details)
-    raise _wrong_field(name, f"is {reprlib.repr(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}")
+        name = str(first["loc"][0])
+        return _wrong_field(name, "is missing", "missing_required_parameter")
+    return _wrong_field(name, f"is {reprlib.repr(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
 def _wrong_input(details: Sequence[Any]) -> ClientError:
@@ -98,7 +102,8 @@ def _wrong_input(details: Sequence[Any]) -> ClientError:
 
 
 def _wrong_field(name: str, problem: str, code: str = "invalid_value") -> ClientError:
-    return ClientError(400, f"The field {name!r} {problem}.", code, name)
+    shown = name.encode("utf-8", "replace").decode()
+    return ClientError(400, f"The field {shown!r} {problem}.", code, shown)
 
 
 def require_offered(request: EmbeddingRequest, served: ServedSpace, task: Task) -> None:
@@ -108,7 +113,7 @@ def require_offered(request: EmbeddingRequest, served: ServedSpace, task: Task) 
         ClientError: it holds the space's own value.
     """
     space = served.space
-    if name := request._not_offered:
+    if name := request.not_offered:
         prompt = space.query_prompt if task == "query" else space.document_prompt
         own_value = {
             "prompt": f"puts {prompt!r} before each {task}" if prompt else f"puts no prompt before a {task}",

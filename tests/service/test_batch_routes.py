@@ -101,7 +101,7 @@ def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
     [
         ({"data": {"purpose": "batch"}}, 415, "unsupported_media_type"),
         ({"files": {"other": b"x"}}, 400, "missing_required_parameter"),
-        ({"files": {"file": b"x"}}, 400, "invalid_value"),
+        ({"files": {"file": b"x"}}, 400, "missing_required_parameter"),
         ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, 400, "invalid_value"),
         ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 5000}}, 413, "request_too_large"),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "invalid_form"),

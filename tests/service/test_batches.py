@@ -69,7 +69,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 WRONG = [
     ("no json", "invalid_json", None),
     (b'{"custom_id": "\xff"}', "invalid_json", None),
-    (json.dumps({"custom_id": "b", "url": QUERIES, "body": {}}), "invalid_value", "method"),
+    (json.dumps({"custom_id": "b", "url": QUERIES, "body": {}}), "missing_required_parameter", "method"),
     (json.dumps({"custom_id": 3, "method": "POST", "url": QUERIES, "body": {}}), "invalid_value", "custom_id"),
     (line("b", url="/v1/chat/completions"), "invalid_value", "url"),
     (line("b", []), "invalid_value", "input"),

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from surge_dagster.service.app import service_app
-from surge_dagster.service.openapi import openapi_document
 from surge_dagster.service.settings import ServiceSettings
 from tests.extras import require
 from tests.service.fake_spaces import FakeSpace, FakeSpaces
@@ -53,14 +52,12 @@ def test_answers_are_as_the_document_says_and_no_request_makes_the_service_fail(
     assert {("POST /v1/embeddings", 200), ("POST /v1/embeddings", 400)} <= set(statuses)
 
 
-def test_document_names_all_routes() -> None:
-    app = service_app(FakeSpaces().as_served(), ServiceSettings())
-    routes = {route.path.replace(":path", "") for route in app.routes}  # pyright: ignore[reportAttributeAccessIssue]
-    assert set(openapi_document(needs_key=False)["paths"]) == routes - {"/openapi.json"}
+def document(**settings: Any) -> dict[str, Any]:
+    return service_app(FakeSpaces().as_served(), ServiceSettings(**settings)).openapi()
 
 
 def test_document_names_the_headers_and_the_query_parameters() -> None:
-    paths = openapi_document(needs_key=False)["paths"]
+    paths = document()["paths"]
     for path, method in (("/v1/embeddings", "post"), ("/documents/v1/batches", "post"), ("/healthz", "get")):
         for status in ("429", "503"):
             assert set(paths[path][method]["responses"][status]["headers"]) == {"Retry-After", "retry-after-ms"}
@@ -70,8 +67,10 @@ def test_document_names_the_headers_and_the_query_parameters() -> None:
         assert named == {"after", "limit", "order"} | more
 
 
-@pytest.mark.parametrize("keys", [False, True])
-def test_document_asks_for_a_key_where_the_service_does(keys: bool) -> None:
-    document = openapi_document(needs_key=keys)
-    assert ("security" in document) == keys
-    assert document["paths"]["/healthz"]["get"]["security"] == []
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_document_asks_for_a_key_where_the_service_does(has_keys: bool, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("0" * 64)
+    paths = document(api_keys=keys if has_keys else None)["paths"]
+    assert ("security" in paths["/v1/embeddings"]["post"]) == has_keys
+    assert "security" not in paths["/healthz"]["get"]

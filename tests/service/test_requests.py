@@ -79,10 +79,9 @@ def test_wrong_field_is_refused_with_what_was_expected(
     "body",
     [
         *(b"", b"{", b"[]", b'"text"', b'{"model":"current","input":"\xff"}', b"[" * 200),
-        *(b'{"model":"current","input":"\\ud800"}', b'{"model":"current","input":["\\udc00\\ud800"]}'),
     ],
 )
-def test_body_that_is_no_json_object_or_holds_half_a_character_is_refused(client: TestClient, body: bytes) -> None:
+def test_body_that_is_no_json_object_is_refused(client: TestClient, body: bytes) -> None:
     answer = client.post("/v1/embeddings", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 

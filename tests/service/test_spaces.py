@@ -44,7 +44,7 @@ A, B = "hash://16", "hash://24"
 @contextmanager
 def serving(store: Store, **settings: Any) -> Iterator[ServedSpaces]:
     """Served spaces with a promise that a busy machine keeps, if no other one is given."""
-    chosen = {"promised_seconds": 10.0} | settings
+    chosen: dict[str, Any] = {"promised_seconds": 10.0} | settings
     with ServedSpaces(store, LaneSettings("cpu", **chosen)) as spaces:
         spaces.start()
         yield spaces
