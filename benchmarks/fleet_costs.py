@@ -233,7 +233,7 @@ class _NullCluster:
     def machines(self) -> dict[str, MachineFacts]:
         return dict(self._machines)
 
-    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> tuple[str, Stretch, float]:
+    def embed(self, machine: str, stretch: Stretch) -> tuple[str, Stretch, float]:
         return machine, stretch, time.perf_counter()
 
     def wait(self, tasks: Sequence[tuple[str, Stretch, float]], seconds: float) -> list[tuple[str, Stretch, float]]:
@@ -249,7 +249,7 @@ class _NullCluster:
     def stop(self, task: tuple[str, Stretch, float]) -> None:
         pass
 
-    def refuse(self, machine: str) -> None:
+    def leave_out(self, machine: str) -> None:
         pass
 
     def is_starting(self) -> bool:

@@ -267,7 +267,7 @@ class Fleet(ABC):
         # A stretch that waits behind another one is not slow.
         begun = max(task.begun, task.encoding_since - self.costs.stretch_seconds / 2)
         machine.seconds += self.now - begun
-        machine.weight += 0 if task.stretch.is_done else task.stretch.weight
+        machine.weight += task.stretch.weight
         self.end(task)
         self.finished(task)
 

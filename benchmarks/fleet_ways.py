@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-
 from benchmarks.fleet_simulation import Fleet, Machine, Task
-from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
+from surge_dagster.cluster.stretches import Stretches
 
 NOTICED_SECONDS = 13.0  # after which Ray has noticed a lost host, as measured with killed hosts
 LOOK_SECONDS = 1.0  # between two looks of a driver whose machines are idle
@@ -19,7 +17,7 @@ class RayWay(Fleet):
         super().__init__(*parameters, **options)  # pyright: ignore[reportArgumentType]
         self._held = held
         self._left = Stretches(self.catalog.partitions.values(), at_once=held)
-        self._under: dict[Stretch, list[Task]] = {}
+        self._under: dict[Task, None] = {}
         self._free: dict[Machine, None] = {}
         self._ready = set[Machine]()
         self._driver_free_at, self._looks_at = 0.0, 0.0
@@ -47,24 +45,16 @@ class RayWay(Fleet):
     def _take(self, task: Task) -> None:
         stretch = task.stretch
         self._leave(task)
-        if not stretch.is_done:
-            stretch.is_done = True
-            for other in self._under.get(stretch, [])[:]:
-                if not other.is_over:  # else its end is being told
-                    self.end(other)
-                    self._leave(other)
-            if stretch.ranges and stretch.keys[0] not in self.done:
-                self._left.end_range(stretch.keys[0])
-            else:
-                for key in stretch.keys if stretch.ranges else ():
-                    self._left.drop(key)
-                self.store_events(len(stretch.keys), 1)
+        if stretch.ranges and stretch.keys[0] not in self.done:
+            self._left.end_range(stretch.keys[0])
+        else:
+            for key in stretch.keys if stretch.ranges else ():
+                self._left.drop(key)
+            self.store_events(len(stretch.keys), 1)
         self._hand_out()
 
     def _leave(self, task: Task) -> None:
-        self._under[task.stretch].remove(task)
-        if not self._under[task.stretch]:
-            del self._under[task.stretch]
+        del self._under[task]
         if not task.machine.is_lost:
             self._free[task.machine] = None
 
@@ -77,23 +67,27 @@ class RayWay(Fleet):
         for task in tasks:
             stretch = task.stretch
             self._leave(task)
-            if stretch.is_done or stretch in self._under or self.done.issuperset(stretch.keys):
+            if self.done.issuperset(stretch.keys):
                 continue
-            if key := self._left.put_back(stretch, task.machine.name, is_innocent=True):
-                self.failed.add(key)
+            if not self._left.put_back_lost(stretch):
+                for key in stretch.keys:
+                    self._left.drop(key)
+                self.failed.update(set(stretch.keys) - self.done)
         self._hand_out()
 
     def _hand_out(self) -> None:
         for machine in list(self._free):
             while (held := self._holds(machine)) < self._held:
-                stretch, again = self._next(machine, held), False
-                if stretch is None and not machine.tasks and self._looks_at <= self.now:
-                    stretch, again = self._copy(), True
+                stretch = self._left.next(machine.bytes_per_second, len(self._ready), held)
                 if stretch is None:
                     break
-                lists = (1.0 if machine.is_new else 0.5 if again or stretch.blame else 0.0) * self.listing
+                lists = 0.0
+                if machine.is_new:
+                    lists = self.listing
+                elif stretch.is_again:
+                    lists = 0.5 * self.listing
                 machine.is_new = False
-                self._under.setdefault(stretch, []).append(self.give(machine, stretch, lists))
+                self._under[self.give(machine, stretch, lists)] = None
             if self._holds(machine) >= self._held:
                 del self._free[machine]
             elif not machine.tasks:  # nor is there anything for the others
@@ -101,18 +95,8 @@ class RayWay(Fleet):
                     self._look_again()
                 return
 
-    def _next(self, machine: Machine, held: int) -> Stretch | None:
-        return self._left.next(machine.bytes_per_second, len(self._ready), held, machine=machine.name)
-
     def _holds(self, machine: Machine) -> int:
-        return sum(self._held if task.stretch.is_suspect else 1 for task in machine.tasks)
-
-    def _copy(self) -> Stretch | None:
-        tasks = itertools.chain.from_iterable(self._under.values())
-        stretch = oldest_copy([(task.stretch, self.now - task.begun) for task in tasks])
-        for task in self._under.get(stretch, []) if stretch else ():
-            self.note_progress(task)
-        return stretch
+        return sum(self._held if task.stretch.losses else 1 for task in machine.tasks)
 
     def _look_again(self) -> None:
         if self._looks_at <= self.now:

@@ -1,8 +1,8 @@
 """A run over the machines of a cluster, with the events, the report and the guarantees of a run on one.
 
 The driver lists the source and decides what is due. Machines get stretches of it until none is left, two at a time, and
-what they send back are the events of their runs. A machine that is lost gives its stretches back; what it had published
-is found by the next machine that has them.
+send back the events of their runs. The stretches of a lost machine go back into the queue; what it had published is
+found by the next machine that has them. A stretch that is lost three times fails its partitions by name.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome, listed_outputs
-from surge_dagster.cluster.machine_work import IN_VAIN, MachineWork, require_shared
-from surge_dagster.cluster.stretches import STUCK_SECONDS, Stretch, Stretches, oldest_copy
+from surge_dagster.cluster.machine_work import MachineWork, require_shared
+from surge_dagster.cluster.stretches import Stretch, Stretches
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
+from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
-from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.waiting import StopSignal
@@ -31,22 +31,12 @@ from surge_dagster.engine.support.waiting import StopSignal
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_MOST_TRIES = 3  # of a partition, on machines that have done nothing yet
-_MOST_REFUSED = 10  # machines, before one has done anything
-_COPIES_SECONDS = 5.0  # for machines to say what they did of stretches that others have done meanwhile
+_MOST_FAILURES = 2  # of the first stretches of a machine
 T = TypeVar("T")
 
 
 class MachineLost(SurgeError):
-    """The machine, its process, or its encoder pool ended under a stretch.
-
-    Attributes:
-        is_innocent: the stretch is not the cause: the whole host was lost, or the store did not answer.
-    """
-
-    def __init__(self, reason: str, *, is_innocent: bool = False) -> None:
-        super().__init__(reason)
-        self.is_innocent = is_innocent
+    """The machine, its process, or its encoder pool ended under a stretch."""
 
 
 class Cluster(Protocol[T]):
@@ -60,22 +50,22 @@ class Cluster(Protocol[T]):
         """Say how many could be used, so that whoever starts and ends machines can do it."""
         ...
 
-    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> T: ...
+    def embed(self, machine: str, stretch: Stretch) -> T: ...
 
     def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
         """Those that are done, after the first of them or so many seconds."""
         ...
 
     def result(self, task: T) -> StretchOutcome:
-        """Raises `MachineLost`, or the error that ended the stretch."""
+        """Return what a stretch came to; raises `MachineLost`, or the error that ended the stretch."""
         ...
 
     def stop(self, task: T) -> None:
         """Ask for the end of a stretch."""
         ...
 
-    def refuse(self, machine: str) -> None:
-        """Use a machine no more."""
+    def leave_out(self, machine: str) -> None:
+        """End a machine's process, and do not use the machine again."""
         ...
 
     def is_starting(self) -> bool:
@@ -132,8 +122,8 @@ class ClusterRun(Generic[T]):
         self._begun = time.perf_counter()
         self._under: dict[T, _Under] = {}
         self._told = set[str]()  # keys of due partitions that have a receipt or a failure
-        self._tries = Counter[tuple[str, tuple[PartitionRange, ...]]]()  # of what failed, and was put back
-        self._refusals: dict[str, ConfigError] = {}  # by machine, which is used no more
+        self._left_out = set[str]()  # machines
+        self._versions = {partition.key: partition.source_version for partition in self._partitions}
 
     @property
     def space(self) -> Space:
@@ -186,7 +176,7 @@ class ClusterRun(Generic[T]):
 
     def _embed(self, cluster: Cluster[T], left: Stretches) -> Generator[Event]:
         try:
-            while (left or self._is_undone()) and not self._stop.stopping.is_set():
+            while (left or self._under) and not self._stop.stopping.is_set():
                 self._hand_out(cluster, left)
                 for task in cluster.wait(list(self._under), _LOOK_SECONDS):
                     yield from self._take(cluster, task, left)
@@ -199,147 +189,154 @@ class ClusterRun(Generic[T]):
         return time.perf_counter() - self._begun
 
     def _last_events(self, cluster: Cluster[T], left: Stretches) -> Iterator[Event]:
-        """Ends what is under way."""
-        for task, under in self._under.items():
-            if not under.stretch.is_done:
-                cluster.stop(task)
-        grace = self._stop.grace_seconds
-        # Whose link is down is not known as lost for a minute.
-        deadline = time.monotonic() + (grace if self._is_undone() else min(grace, _COPIES_SECONDS))
+        """End what is under way."""
+        for task in self._under:
+            cluster.stop(task)
+
+        deadline = time.monotonic() + self._stop.grace_seconds
         while self._under and time.monotonic() < deadline:
             for task in cluster.wait(list(self._under), _LOOK_SECONDS):
                 try:
                     yield from self._take(cluster, task, left)
-                except SurgeError as error:  # of several machines, after the first one ended the run
+                except (SurgeError, OSError) as error:  # of several machines, after the first one ended the run
                     self._warn(str(error))
         self._under.clear()
 
-    def _is_undone(self) -> bool:
-        """Whether something is under way that no other machine has done."""
-        return not all(under.stretch.is_done for under in self._under.values())
-
     def _hand_out(self, cluster: Cluster[T], left: Stretches) -> None:
         machines = cluster.machines()
-        if self._refusals and not machines and not cluster.is_starting() and not self._has_worked():
-            raise next(iter(self._refusals.values()))
-        if machines and not self.work and not self._local.space_is_known:
-            self._local.begin_space()  # which is refused before any machine has written
-        for name in machines.keys() - self.work.keys():
-            self.work[name] = MachineWork(machines[name])
-            self.report.machines = len(self.work)
-            self._describe(machines[name])
-        if speeds := [speed for work in self.work.values() if (speed := work.bytes_per_second)]:  # also of lost ones
-            cluster.request(max(1, len(machines), left.machines_wanted(sum(speeds) / len(speeds))))
+        self._enter(machines)
+        speeds = [speed for work in self.work.values() if (speed := work.bytes_per_second)]  # also of lost ones
+        if speeds:
+            wanted = left.machines_wanted(sum(speeds) / len(speeds))
+            cluster.request(max(1, len(machines), wanted))
         elif not machines:
             cluster.request(1)
-        now = self._now()
-        machines = {name: machines[name] for name in machines if not self.work[name].is_useless(now)} or machines
+
         held = Counter[str]()
         for under in self._under.values():
             held[under.machine] += _share_of(under.stretch)
-        at_work = {under.machine for under in self._under.values() if not under.stretch.is_done}
-        # Others are stuck with what copies have done, and keep nobody from a stretch.
-        able = max(1, sum(not held[name] or name in at_work for name in machines))
-        for count, name in [(count, name) for count in range(STRETCHES_AT_ONCE) for name in machines]:
-            if held[name] == count and (stretch := self._next(name, count, able, left)) is not None:
-                again = stretch.blame > 0 or any(under.stretch is stretch for under in self._under.values())
-                task = cluster.embed(name, stretch, again=again)
-                self._under[task] = _Under(name, stretch, now)
-                held[name] += _share_of(stretch)
+        for count in range(STRETCHES_AT_ONCE):
+            for name in machines:
+                if held[name] != count:
+                    continue
+                stretch = left.next(self.work[name].bytes_per_second, len(machines), count)
+                if stretch is not None:
+                    task = cluster.embed(name, stretch)
+                    self._under[task] = _Under(name, stretch, self._now())
+                    held[name] += _share_of(stretch)
         self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
 
-    def _next(self, name: str, held: int, machines: int, left: Stretches) -> Stretch | None:
-        """The next stretch of a machine that has so many."""
-        stretch = left.next(self.work[name].bytes_per_second, machines, held, machine=name)
-        if stretch is None and not held and not self._force:  # a forced copy removes what the other one has staged
-            now = self._now()
-            running = [(under.stretch, now - under.begun) for under in self._under.values()]
-            return oldest_copy(running, name, machines)
-        return stretch
+    def _enter(self, machines: Mapping[str, MachineFacts]) -> None:
+        """Begin the record of each machine that is new."""
+        if machines and not self.work and not self._local.space_is_known:
+            self._local.begin_space()  # which is refused before any machine has written
+        for name, facts in machines.items():
+            if name not in self.work:
+                self.work[name] = MachineWork(facts)
+                self.report.machines = len(self.work)
+                self._describe(facts)
 
     def _take(self, cluster: Cluster[T], task: T, left: Stretches) -> Iterator[Event]:
-        """What has become of a stretch."""
+        """Yield the events of a stretch that has ended."""
         under = self._under.pop(task)
-        copies = [other for other, running in self._under.items() if running.stretch is under.stretch]
-        try:
-            outcome = self._outcome(cluster, under.machine, task)
-        except MachineLost as lost:
-            self.work[under.machine].lost_at.append(self._now())
-            what = f"{lost}; {counted(len(under.stretch.keys), 'partition')}"
-            if under.stretch.is_done or copies or self._told.issuperset(under.stretch.keys):
-                self._warn(f"{what} {'left to' if copies and not under.stretch.is_done else 'done by'} another machine")
-                return
-            key = left.put_back(under.stretch, under.machine, is_innocent=lost.is_innocent)
-            then = "given up" if key else "left for the next run" if self.stopped else "done again"
-            self._warn(f"{what} {then}")
-            if key:
-                reason = f"{key!r}: machines were lost with it again and again, at last so: {lost}. Correct the cause, "
-                yield from self._new([Failure(key, f"{reason}then run again.", in_source=False)], left)
-            return
-        stretch, work = under.stretch, self.work[under.machine]
-        work.was_at_work(under.begun, self._now())
-        work.texts += sum(event.texts for event in outcome.events if isinstance(event, SuperBatchReport))
-        failures = {event.key: event for event in outcome.events if isinstance(event, Failure)}
-        is_sound = not failures or any(isinstance(event, Receipt) for event in outcome.events)
-        work.in_vain += not is_sound
-        if not is_sound and any(self._now() - self._under[copy].begun < STUCK_SECONDS for copy in copies):
-            stretch.lost_on |= {under.machine}  # the other machine decides
-            return
-        again = {failure.key for failure in failures.values() if self._tries_again(failure, under, left)}
-        if again and not is_sound and not work.weight and work.in_vain == IN_VAIN:
-            reason = next(iter(failures.values())).reason
-            self._warn(f"the machine {work.facts.host} has done nothing, and other machines try its work: {reason}")
-        events = [event for event in outcome.events if not (isinstance(event, Failure) and event.key in again)]
-        yield from self._new(events, left)
-        if stretch.is_done:
-            return
-        stretch.is_done = True
-        for copy in copies:
-            cluster.stop(copy)
-        work.stretches, work.weight = work.stretches + 1, work.weight + is_sound * stretch.weight
-        untold = tuple(key for key in stretch.keys if key not in self._told)
-        if untold and stretch.ranges and not outcome.stopped and len(events) == len(outcome.events):
-            left.end_range(untold[0])
-
-    def _outcome(self, cluster: Cluster[T], machine: str, task: T) -> StretchOutcome:
-        """What a stretch came to; a machine whose settings are wrong is lost, and others do its work if they can."""
-        work = self.work[machine]
+        work = self.work[under.machine]
         try:
             outcome = cluster.result(task)
-            receipt = next((event for event in outcome.events if isinstance(event, Receipt)), None)
-            if receipt is not None and not work.has_published:
-                require_shared(work.facts.host, receipt)
-                work.has_published = True
-        except ConfigError as error:
-            self._refusals[machine] = error
-            if len(self._refusals) >= _MOST_REFUSED and not self._has_worked():
+            self._require_shared(work, outcome)
+        except MachineLost as lost:
+            yield from self._put_back_lost(cluster, under, left, lost)
+        except (SurgeError, OSError) as error:
+            # On one machine it ends the run. A machine that has done nothing may be the cause itself.
+            can_wait = self._has_other(cluster, under.machine) or cluster.is_starting()
+            if work.stretches or not can_wait:
                 raise
-            cluster.refuse(machine)
-            raise MachineLost(f"the machine {work.facts.host} is used no more: {error}", is_innocent=True) from None
-        return outcome
+            left.put_back(under.stretch)
+            self._count_failure(cluster, under.machine, str(error))
+        else:
+            yield from self._end(cluster, under, left, outcome)
 
-    def _has_worked(self) -> bool:
-        """Whether a machine has done something, so that the settings are not wrong for all of them."""
-        return any(work.weight for name, work in self.work.items() if name not in self._refusals)
+    def _put_back_lost(self, cluster: Cluster[T], under: _Under, left: Stretches, lost: MachineLost) -> Iterator[Event]:
+        """Put back what a machine was lost with; yield failures if it was lost too often."""
+        stretch = under.stretch
+        if under.machine in self._left_out:
+            left.put_back(stretch)
+            return
+        work = self.work[under.machine]
+        is_new_loss = not work.lost_at or under.begun > work.lost_at[-1]  # else its process had two stretches
+        work.lost_at.append(self._now())
+        if self._told.issuperset(stretch.keys):  # another range of the partition failed
+            self._warn(str(lost))
+            return
 
-    def _tries_again(self, failure: Failure, under: _Under, left: Stretches) -> bool:
-        """Whether a partition is tried once more, or was done by another machine.
+        is_kept = left.put_back_lost(stretch)
+        if not is_kept:
+            then = "given up"
+        elif self.stopped:
+            then = "left for the next run"
+        else:
+            then = "done again"
+        self._warn(f"{lost}; {counted(len(stretch.keys), 'partition')} {then}")
+        if not is_kept:
+            reason = f"machines were lost with it three times, the last time so: {lost}. Correct the cause, then run"
+            failures = [Failure(key, f"{key!r}: {reason} again.", in_source=False) for key in stretch.keys]
+            yield from self._new(failures, left)
+        if is_new_loss and self._has_other(cluster, under.machine):
+            self._count_failure(cluster, under.machine, str(lost))
 
-        It may have failed for a cause that passes, such as a machine that staged the same rows while this one read
-        them, or on a machine that can do nothing.
-        """
-        if self._stop.stopping.is_set():
-            return False
-        may_be_the_machine = len(self.work) > 1 and not self.work[under.machine].weight
-        most = _MOST_TRIES if may_be_the_machine else int(failure.transient)
-        if most and under.stretch.is_done:
-            return True
-        tried = failure.key, under.stretch.ranges
-        if failure.key in self._told or self._tries[tried] >= most:
-            return False
-        self._tries[tried] += 1
-        left.put_back_one(under.stretch, failure.key, under.machine)
-        return True
+    def _end(self, cluster: Cluster[T], under: _Under, left: Stretches, outcome: StretchOutcome) -> Iterator[Event]:
+        """Yield the events of a stretch, unless the machine may be the reason why all its partitions failed."""
+        stretch, work = under.stretch, self.work[under.machine]
+        events = [self._compared(work, event) for event in outcome.events]
+        work.was_at_work(under.begun, self._now())
+        work.texts += sum(event.texts for event in events if isinstance(event, SuperBatchReport))
+        failures = [event for event in events if isinstance(event, Failure)]
+
+        if not failures or any(isinstance(event, Receipt) for event in events):
+            work.stretches += 1
+            work.weight += stretch.weight
+        elif not work.stretches and not self.stopped and self._has_other(cluster, under.machine):
+            left.put_back(stretch)
+            self._count_failure(cluster, under.machine, failures[0].reason)
+            events = [event for event in events if isinstance(event, SuperBatchReport)]
+            yield from self._new(events, left)
+            return
+
+        yield from self._new(events, left)
+        if stretch.ranges and not outcome.stopped and stretch.keys[0] not in self._told:
+            left.end_range(stretch.keys[0])
+
+    def _require_shared(self, work: MachineWork, outcome: StretchOutcome) -> None:
+        """Look for the first file that a machine has published."""
+        receipt = next((event for event in outcome.events if isinstance(event, Receipt)), None)
+        if receipt is not None and not work.has_published:
+            require_shared(work.facts.host, receipt)
+            work.has_published = True
+
+    def _compared(self, work: MachineWork, event: Event) -> Event:
+        """Return an event, or a failure in place of a receipt for another version than this run has listed."""
+        if not isinstance(event, Receipt) or event.source_version == self._versions[event.key]:
+            return event
+        reason = (
+            f"{event.key!r}: the machine {work.facts.host} read version {event.source_version}, and this run listed "
+            f"{self._versions[event.key]}. The source has changed, or the machine reads another copy of it. Run again "
+            "when all machines read one source."
+        )
+        return Failure(event.key, reason, transient=True, in_source=False)
+
+    def _has_other(self, cluster: Cluster[T], machine: str) -> bool:
+        """Return whether another machine can encode."""
+        return bool(cluster.machines().keys() - {machine})
+
+    def _count_failure(self, cluster: Cluster[T], machine: str, reason: str) -> None:
+        """Leave a machine out whose first stretches have failed."""
+        work = self.work[machine]
+        if work.stretches or machine in self._left_out:
+            return
+        work.failures += 1
+        if work.failures >= _MOST_FAILURES:
+            self._left_out.add(machine)
+            cluster.leave_out(machine)
+            self._warn(f"the machine {work.facts.host} is left out: its first stretches failed, the last so: {reason}")
 
     def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
         """Those that nobody has told of; a fresh partition was published by a machine that could not say so."""
@@ -367,5 +364,5 @@ class ClusterRun(Generic[T]):
 
 
 def _share_of(stretch: Stretch) -> int:
-    """How many of a machine's stretches it counts as."""
-    return STRETCHES_AT_ONCE if stretch.is_suspect else 1
+    """Return how many of a machine's stretches it counts as."""
+    return STRETCHES_AT_ONCE if stretch.losses else 1

@@ -1,12 +1,11 @@
-"""Stretches: the work of a run over many machines, cut as machines ask for it.
+"""Work for the machines of a cluster, cut as machines ask for it.
 
-A machine gets what it does in about half a minute, by what it has done so far, in parts that it does at the same time;
-the largest partitions go first, and towards the end stretches shrink, so that all machines end at about the same time.
-A machine that is idle when nothing is left gets a copy of the oldest stretch under way: two writers of one file do no
-harm, and who is first counts.
+A machine gets what it does in about half a minute, at its speed so far, in parts that it does at the same time. The
+largest partitions go first, and towards the end stretches shrink, so that all machines end at about the same time.
 
-A partition of several stretches is handed out in ranges of its rows, so that it keeps no other machine waiting. Who
-stages the last one assembles the file; if nobody did, the partition is handed out whole, and its rows are staged.
+A partition of several stretches is handed out in ranges of its rows, so that it keeps no other machine waiting. The
+machine that stages the last range assembles the file. If no machine did, the partition is handed out whole, and its
+rows are staged already.
 """
 
 from __future__ import annotations
@@ -21,42 +20,31 @@ from surge_dagster.engine.plan.weights import FILE_BYTES, weight_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 
 STRETCH_SECONDS = 30.0
-STUCK_SECONDS = 300.0  # after which a machine will hardly end its stretch
 _LEAST_SECONDS = 3.0  # each stretch costs a run's beginning and end
 _FIRST_SPEED = 16 << 10  # of a machine whose speed is not known yet, in bytes of text per second
 # Of the work that is left, what each machine gets at most, as `factoring` of parallel loops does.
 _SHARES = 2
 _WORTH_SECONDS = 300.0  # of work, for which a machine is started
-_DIVIDED = 2  # a partition of so many stretches is divided
-_BLAME, _MOST_BLAME = 10, 30  # of a machine that was lost alone, and of a stretch that is divided or given up
+_DIVIDED = 2  # a partition of this many stretches is divided
+_MOST_LOSSES = 3
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Stretch:
     """Partitions that one machine embeds in one go.
 
     Attributes:
         weight: of all of them, in bytes of text.
-        blame: how much machines were lost with it, see `Stretches.put_back`.
-        lost_on: these machines.
         ranges: of the only partition, the rows that are meant; () for all.
+        is_again: another machine had it, and may have published some of it.
+        losses: machines that were lost with it.
     """
 
     keys: tuple[str, ...]
     weight: int
-    blame: int = 0
-    lost_on: frozenset[str] = frozenset()
     ranges: tuple[PartitionRange, ...] = ()
-    is_done: bool = False
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether it may end the machine that has it, which therefore has no other meanwhile."""
-        return self.blame >= _BLAME
-
-    def is_for(self, machine: str, machines: int) -> bool:
-        """Whether a machine is to have it: it may be the machine that is broken, so others come first."""
-        return machine not in self.lost_on or machines <= len(self.lost_on)
+    is_again: bool = False
+    losses: int = 0
 
 
 class Stretches:
@@ -83,16 +71,18 @@ class Stretches:
     def __bool__(self) -> bool:
         return bool(self._left or self._returned)
 
-    def next(
-        self, bytes_per_second: float | None, machines: int, held: int = 0, *, machine: str = ""
-    ) -> Stretch | None:
-        """What a machine of this speed, which has so many others, does next; None when there is nothing for it."""
-        for stretch in self._returned:
-            if stretch.is_for(machine, machines):
-                if held and stretch.is_suspect:
-                    return None  # until it has no other
-                self._returned.remove(stretch)
-                return stretch
+    def next(self, bytes_per_second: float | None, machines: int, held: int = 0) -> Stretch | None:
+        """Return what a machine of this speed does next; None if there is nothing for it.
+
+        A stretch that was lost with a machine is done alone, so that its neighbour is not lost with the next one too.
+
+        Args:
+            held: stretches that the machine has.
+        """
+        if self._returned:
+            if held and self._returned[0].losses:
+                return None
+            return self._returned.pop(0)
         if not self._left:
             return None
         speed = bytes_per_second or _FIRST_SPEED
@@ -141,7 +131,7 @@ class Stretches:
         """A range of a partition is staged; after the last one the partition is handed out as a whole."""
         self._ranges_under_way[key] -= 1
         if not self._ranges_under_way[key] and key not in self._in_part:
-            self._returned.append(Stretch((key,), FILE_BYTES, blame=1))  # a lost machine may have published it
+            self._returned.append(Stretch((key,), FILE_BYTES, is_again=True))
 
     def drop(self, key: str) -> None:
         """Hand a partition out no more."""
@@ -151,47 +141,13 @@ class Stretches:
             self._left.remove(key)
             self._left_weight -= self._weights[key]
 
-    def put_back_one(self, stretch: Stretch, key: str, machine: str) -> None:
-        """Take back one partition of a stretch, or the rows of it that the stretch has; the others are done."""
-        weight = stretch.weight if stretch.ranges else self._weights[key]
-        self._returned.append(Stretch((key,), weight, 1, stretch.lost_on | {machine}, stretch.ranges))
+    def put_back(self, stretch: Stretch) -> None:
+        """Take back a stretch that a machine could not do."""
+        self._returned.append(replace(stretch, is_again=True))
 
-    def put_back(self, stretch: Stretch, machine: str, *, is_innocent: bool = False) -> str | None:
-        """Take back a stretch whose machine was lost.
-
-        One with which three machines have ended is divided, until it holds the partition that ends them.
-
-        Args:
-            is_innocent: the cause is another one, such as a spot machine that was taken away: that counts a tenth.
-
-        Returns:
-            The key of this partition, which is given up; else None.
-        """
-        blame, lost_on = stretch.blame + (1 if is_innocent else _BLAME), stretch.lost_on | {machine}
-        if blame < _MOST_BLAME:
-            self._returned.append(replace(stretch, blame=blame, lost_on=lost_on))
-        elif len(stretch.keys) == 1:
-            return stretch.keys[0]
-        else:
-            half = len(stretch.keys) // 2
-            for keys in (stretch.keys[:half], stretch.keys[half:]):
-                self._returned.append(Stretch(keys, sum(self._weights[key] for key in keys), _MOST_BLAME - _BLAME))
-        return None
-
-
-def oldest_copy(running: Sequence[tuple[Stretch, float]], machine: str = "", machines: int = 1) -> Stretch | None:
-    """The stretch that is under way for longest, at one machine alone, and longer than the shortest takes.
-
-    One that may end this machine, or that failed on it, is copied where its machine seems to be stuck.
-
-    Args:
-        running: with the seconds since it was begun.
-    """
-    alone = Counter(id(stretch) for stretch, _ in running)
-    slow = [
-        (stretch, seconds)
-        for stretch, seconds in running
-        if alone[id(stretch)] == 1 and not stretch.is_done and seconds >= _LEAST_SECONDS
-        if seconds >= STUCK_SECONDS or (stretch.is_for(machine, machines) and not stretch.is_suspect)
-    ]
-    return max(slow, key=lambda each: each[1], default=(None, 0.0))[0]
+    def put_back_lost(self, stretch: Stretch) -> bool:
+        """Take back a stretch that a machine was lost with; return False if it is given up instead."""
+        losses = stretch.losses + 1
+        if losses < _MOST_LOSSES:
+            self._returned.append(replace(stretch, is_again=True, losses=losses))
+        return losses < _MOST_LOSSES

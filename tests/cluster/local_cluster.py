@@ -65,8 +65,8 @@ class LocalCluster:
 
     Args:
         names: of the machines that are there at first.
-        before: called with a machine and its keys before it embeds them; the machine is lost, with both stretches that
-            it has, where it raises `MachineLost`.
+        before: called with a machine and its keys before it embeds them; if it raises `MachineLost`, the machine is
+            lost with all stretches that it has.
     """
 
     runs: CatalogRuns
@@ -89,13 +89,13 @@ class LocalCluster:
     def request(self, machines: int) -> None:
         self.requested.append(machines)
 
-    def embed(self, machine: str, stretch: Stretch, *, again: bool) -> Task:
+    def embed(self, machine: str, stretch: Stretch) -> Task:
         number = len(self.given)
         self.given.append((machine, stretch))
 
         def work() -> StretchOutcome:
             self.before(machine, stretch.keys)
-            return self._machines[machine].embed(number, stretch.keys, stretch.ranges, again=again)
+            return self._machines[machine].embed(number, stretch.keys, stretch.ranges, again=stretch.is_again)
 
         self._begun.append(in_background(work, "test-machine"))
         return machine, number, self._begun[-1]
@@ -119,7 +119,7 @@ class LocalCluster:
         self.stopped.append(machine)
         self._machines[machine].stop(number)
 
-    def refuse(self, machine: str) -> None:
+    def leave_out(self, machine: str) -> None:
         self.names.remove(machine)
 
     def is_starting(self) -> bool:

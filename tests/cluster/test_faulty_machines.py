@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from surge_dagster.cluster import cluster_run as cluster_run_module
-from surge_dagster.cluster import machine_work, stretches
+from surge_dagster.cluster import stretches
 from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
 from surge_dagster.cluster.machine import Machine, MachineFacts, StretchOutcome, require_alike
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
@@ -67,9 +65,7 @@ def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(runs: S
     assert run.published == CATALOG.keys()
 
 
-def test_partition_that_ends_every_machine_fails_by_name_and_the_others_are_embedded(
-    runs: SmallRuns, pool: EncoderPool
-) -> None:
+def test_partition_that_ends_every_machine_fails_by_name(runs: SmallRuns, pool: EncoderPool) -> None:
     def end_with(machine: str, keys: Sequence[str]) -> None:
         if "p03" in keys:
             cluster.names.append(f"{machine}'")  # another one joins
@@ -78,158 +74,151 @@ def test_partition_that_ends_every_machine_fails_by_name_and_the_others_are_embe
     cluster = LocalCluster(runs, ["a"], end_with)
     run = cluster_run(cluster, pool)
     [failure] = [event for event in run.events() if isinstance(event, Failure)]
-    assert failure.key == "p03" and "again and again" in failure.reason and not failure.in_source and run.failed
+
+    assert failure.key == "p03"
+    assert "three times" in failure.reason
+    assert not failure.in_source
     assert run.report.partitions_written == 11
 
 
-def test_what_shares_a_machine_with_the_partition_that_ends_it_is_not_given_up(
-    runs: SmallRuns, pool: EncoderPool
-) -> None:
-    beside = threading.Event()
+def test_partition_next_to_one_that_ends_machines_is_embedded(runs: SmallRuns, pool: EncoderPool) -> None:
+    neighbour = threading.Event()
 
     def end_with(machine: str, keys: Sequence[str]) -> None:
         if "p11" in keys:  # the largest, so the first
-            assert len(cluster.given) > 2 or beside.wait(60)
+            assert len(cluster.given) > 2 or neighbour.wait(60)
             cluster.names.append(f"{machine}'")
             raise MachineLost(f"{machine} ended")
-        beside.set()
+        neighbour.set()
 
     cluster = LocalCluster(runs, ["a"], end_with)
     run = cluster_run(cluster, pool)
     failed = [event.key for event in run.events() if isinstance(event, Failure)]
-    assert failed == ["p11"] and run.report.partitions_written == 11
+
+    assert failed == ["p11"]
+    assert run.report.partitions_written == 11
     assert len(run.work["a"].lost_at) == 2, "the first machine had another stretch"
 
 
-def fail_p05(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """Let a partition fail so many times for a passing cause; returns the numbers of the stretches, as it does."""
-    embed, failed = Machine.embed, list[int]()
-
-    def fail_first(self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any) -> StretchOutcome:
-        if "p05" not in keys or len(failed) == times:
-            return embed(self, number, keys, *more, **options)
-        failed.append(number)
-        rest = embed(self, number, [key for key in keys if key != "p05"], *more, **options)
-        return StretchOutcome([Failure("p05", "the disk did not answer", transient=True), *rest.events], rest.stopped)
-
-    monkeypatch.setattr(Machine, "embed", fail_first)
-    return failed
-
-
-@pytest.mark.parametrize("failures", [0, 1])
-def test_run_does_not_wait_for_a_silent_machine_whose_stretch_others_have_done(
-    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
-    """Nor for what another one could do instead of the only one that is left, on which it has failed once."""
-    monkeypatch.setattr(cluster_run_module, "_COPIES_SECONDS", 0.1)
-    failed = fail_p05(monkeypatch, failures)
-
-    def be_silent(machine: str, keys: Sequence[str]) -> None:
-        if machine == "cut":
-            assert cluster.closed.wait(60)
-            raise MachineLost("its link is down")
-
-    cluster = LocalCluster(runs, ["a", "cut"], be_silent)
-    run = cluster_run(cluster, pool)
-    assert len(list(run)) == 12 and not run.failed and len(failed) == failures
-    assert_all_embedded(runs, pool)
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_partition_that_fails_for_a_passing_cause_is_tried_once_more(
-    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
-    failed = fail_p05(monkeypatch, times)
-    run = cluster_run(LocalCluster(runs, ["a"]), pool)
-    failures = [event.key for event in run.events() if isinstance(event, Failure)]
-    assert failures == (["p05"] if times == 2 else []) and len(failed) == times
-    assert run.report.partitions_written == 13 - times
-
-
-@pytest.mark.parametrize(
-    ("why", "blind"),
-    [("transient", ["blind"]), ("data", ["blind", "blind too"]), ("lists nothing", ["blind", "blind too"])],
-)
-def test_machines_that_can_read_nothing_fail_no_partition_while_another_one_can(
-    giant: FolderRuns, pool: EncoderPool, why: str, blind: list[str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("why", ["data", "lists nothing"])
+def test_machine_that_can_read_nothing_is_left_out_and_fails_no_partition(
+    giant: FolderRuns, pool: EncoderPool, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: int) -> Iterator[RowBatch]:
-        raise TransientError("no answer") if why == "transient" else DataError("p", "no such folder", "Mount it.")
+        raise DataError("p", "no such folder", "Mount it.")
 
     @dataclass(frozen=True)
     class BlindRuns(FolderRuns):
         def list_partitions(self) -> list[Partition]:
-            listed = [replace(partition, read=fail, read_range=fail) for partition in super().list_partitions()]
-            return [] if why == "lists nothing" else listed
+            if why == "lists nothing":
+                return []
+            return [replace(partition, read=fail, read_range=fail) for partition in super().list_partitions()]
 
+    blind = ["blind", "blind too"]
     cluster = LocalCluster(giant, [*blind, "a"])
     cluster._machines |= {name: Machine(BlindRuns({}, giant.output)) for name in blind}
     run = cluster_run(cluster, pool)
-    events = list(run.events())
-    assert not [event for event in events if isinstance(event, Failure)] and run.report.partitions_written == 3
-    assert not any(run.work[name].weight for name in blind)
-    assert sum("has done nothing" in message for message in caplog.messages) == len(blind)
-    in_vain = Counter(machine for machine, _ in cluster.given)
-    assert all(2 <= in_vain[name] <= 6 for name in blind), "they get no more when another one has done something"
+    failures = [event for event in run.events() if isinstance(event, Failure)]
+
+    assert failures == []
+    assert run.report.partitions_written == 3
+    assert cluster.names == ["a"]
+    assert sum("is left out" in message for message in caplog.messages) == len(blind), "one warning each"
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_machine_with_wrong_settings_is_refused_while_another_one_encodes(
-    runs: SmallRuns, pool: EncoderPool, first: bool
+def test_partitions_that_fail_on_the_only_machine_fail_by_name(
+    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = threading.Event()
+    bad = {"p11", "p10", "p09", "p08"}
+    embed = Machine.embed
 
-    def refuse(machine: str, keys: Sequence[str]) -> None:
-        if machine == "wrong":
-            raise ConfigError("the output is read-only")
-        if len(cluster.given) == 4 and not first:
-            cluster.names.append("wrong")
-        assert not first or refused.wait(60), "nothing is done before"
+    def fail_bad(self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any) -> StretchOutcome:
+        if bad.issuperset(keys):
+            return StretchOutcome([Failure(key, "unreadable") for key in keys], False)
+        return embed(self, number, keys, *more, **options)
 
-    cluster = LocalCluster(runs, ["wrong", "a"] if first else ["a"], refuse)
-    refuse_machine = cluster.refuse
-    cluster.refuse = lambda machine: (refuse_machine(machine), refused.set())[0]
+    monkeypatch.setattr(Machine, "embed", fail_bad)
+    cluster = LocalCluster(runs, ["a"])
     run = cluster_run(cluster, pool)
-    assert len(list(run)) == 12 and not run.failed
-    assert_all_embedded(runs, pool)
-    assert cluster.names == ["a"] and run.work["wrong"].lost_at
+    failed = {event.key for event in run.events() if isinstance(event, Failure)}
+
+    assert failed == bad
+    assert run.report.partitions_written == 8
 
 
-@pytest.mark.parametrize(("machines", "later"), [(["a"], ""), (["a", "b"], "'")])
-def test_settings_that_are_wrong_for_the_only_machine_or_for_many_end_the_run(
-    runs: SmallRuns, pool: EncoderPool, machines: list[str], later: str
+@pytest.mark.parametrize("error", [ConfigError("the output is read-only"), TransientError("no answer")])
+def test_machine_whose_first_stretches_raise_is_left_out(
+    runs: SmallRuns, pool: EncoderPool, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(machine: str, keys: Sequence[str]) -> None:
-        cluster.names += [machine + later] if later else []
+    left_out = threading.Event()
+
+    def fail(machine: str, keys: Sequence[str]) -> None:
+        if machine == "wrong":
+            raise error
+        assert left_out.wait(60), "nothing is done before"
+
+    def leave_out(machine: str) -> None:
+        leave_out_machine(machine)
+        left_out.set()
+
+    cluster = LocalCluster(runs, ["wrong", "a"], fail)
+    leave_out_machine = cluster.leave_out
+    cluster.leave_out = leave_out
+    run = cluster_run(cluster, pool)
+
+    assert len(list(run)) == 12
+    assert_all_embedded(runs, pool)
+    assert cluster.names == ["a"]
+    assert sum(str(error) in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("machines", [["a"], ["a", "b"]])
+def test_error_of_every_machine_ends_the_run(runs: SmallRuns, pool: EncoderPool, machines: list[str]) -> None:
+    def fail(machine: str, keys: Sequence[str]) -> None:
         raise ConfigError("the output is read-only")
 
-    cluster = LocalCluster(runs, machines, refuse)
+    cluster = LocalCluster(runs, machines, fail)
     with pytest.raises(ConfigError, match="the output is read-only"):
         list(cluster_run(cluster, pool).events())
     assert cluster.closed.is_set()
 
 
-def test_machine_that_met_bad_partitions_first_is_tried_again(
-    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine_work, "_WAIT_SECONDS", 0.05)
-    bad, embed, tried = {"p11", "p10", "p09", "p08"}, Machine.embed, threading.Event()
+def test_outage_that_a_machine_at_work_meets_ends_the_run(runs: SmallRuns, pool: EncoderPool) -> None:
+    def fail(machine: str, keys: Sequence[str]) -> None:
+        if run.report.partitions_written >= 4 and run.work[machine].stretches:
+            raise StoreUnavailable("the bucket does not answer")
 
-    def fail_bad(self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any) -> StretchOutcome:
-        machine, _ = cluster.given[number]
-        if bad.issuperset(keys):
-            return StretchOutcome([Failure(key, "unreadable") for key in keys], False)
-        if machine == "unlucky":
-            tried.set()
-        elif "unlucky" in run.work and run.work["unlucky"].in_vain >= 2:
-            assert tried.wait(60)
-        return embed(self, number, keys, *more, **options)
-
-    monkeypatch.setattr(Machine, "embed", fail_bad)
-    cluster = LocalCluster(runs, ["unlucky", "a"])
+    cluster = LocalCluster(runs, ["a", "b"], fail)
     run = cluster_run(cluster, pool)
-    assert {event.key for event in run.events() if isinstance(event, Failure)} == bad
-    assert run.work["unlucky"].weight and run.report.partitions_written == 8
+    with pytest.raises(StoreUnavailable, match="the bucket does not answer"):
+        list(run.events())
+    assert not run.report.partitions_failed
+
+
+def test_defect_of_this_package_ends_the_run(runs: SmallRuns, pool: EncoderPool) -> None:
+    def fail(machine: str, keys: Sequence[str]) -> None:
+        raise AttributeError("no such attribute")
+
+    with pytest.raises(AttributeError, match="no such attribute"):
+        list(cluster_run(LocalCluster(runs, ["a", "b"], fail), pool).events())
+
+
+def test_machine_that_reads_another_copy_of_the_source_publishes_no_receipts(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
+    @dataclass(frozen=True)
+    class StaleRuns(SmallRuns):
+        def list_partitions(self) -> list[Partition]:
+            return [replace(each, source_version="old") for each in super().list_partitions()]
+
+    cluster = LocalCluster(runs, ["stale", "a"])
+    cluster._machines["stale"] = Machine(StaleRuns(CATALOG, runs.output))
+    run = cluster_run(cluster, pool)
+    receipts = [event for event in run.events() if isinstance(event, Receipt)]
+
+    assert cluster.names == ["a"]
+    assert len(receipts) == 12
+    assert {receipt.source_version for receipt in receipts} == {each.source_version for each in runs.list_partitions()}
 
 
 @pytest.mark.parametrize(("before", "divided"), [("nothing", True), ("older files", False)])
@@ -259,38 +248,6 @@ def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused(
     with pytest.raises(ConfigError, match=r"has (no such|another) file( there)?\. All machines need one output"):
         list(run.events())
     assert cluster.closed.is_set() and not run.report.partitions_written
-
-
-@pytest.mark.parametrize("stuck", [False, True])
-def test_copy_that_fails_stops_no_machine_and_fails_no_partition_unless_the_machine_that_has_it_is_stuck(
-    runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, stuck: bool
-) -> None:
-    monkeypatch.setattr(cluster_run_module, "_COPIES_SECONDS", 0.1)
-    for module in (stretches, cluster_run_module):
-        monkeypatch.setattr(module, "STUCK_SECONDS", 0 if stuck else 300)
-    copied, embed = threading.Event(), Machine.embed
-
-    def fail_what_the_other_has(
-        self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any
-    ) -> StretchOutcome:
-        machine, stretch = cluster.given[number]
-        if machine == "slow":
-            assert (cluster.closed if stuck else copied).wait(60)
-            return embed(self, number, keys, *more, **options)
-        if any(name == "slow" and other is stretch for name, other in cluster.given):
-            copied.set()
-            return StretchOutcome([Failure(key, "unreadable here") for key in keys], False)
-        return embed(self, number, keys, *more, **options)
-
-    monkeypatch.setattr(Machine, "embed", fail_what_the_other_has)
-    cluster = LocalCluster(runs, ["slow", "fast"])
-    run = cluster_run(cluster, pool)
-    failed = {event.key for event in run.events() if isinstance(event, Failure)}
-    held = {key for machine, stretch in cluster.given for key in stretch.keys if machine == "slow"}
-    assert failed == (held if stuck else set()) and run.report.partitions_written == 12 - len(failed)
-    assert ("slow" in cluster.stopped) == stuck
-    if not stuck:
-        assert_all_embedded(runs, pool)
 
 
 def test_store_that_ignores_conditions_of_writes_is_refused_before_a_machine_has_work(

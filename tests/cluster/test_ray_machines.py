@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> RayCluster:
         init=lambda *_, **__: None,
         is_initialized=lambda: True,
         get=get,
-        kill=lambda actor: None,
+        kill=lambda actor, **_: None,
         wait=lambda tasks, timeout: ([], tasks),
         nodes=lambda: [{"NodeID": "cpu", "Alive": True}],
         exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
@@ -66,7 +66,7 @@ def test_precision_of_the_first_machine_is_that_of_the_run_also_when_all_machine
     cluster: RayCluster, warnings: list[str]
 ) -> None:
     cluster._welcome("gpu", facts("bf16"))
-    cluster._lose("gpu")
+    cluster._end("gpu")
     cluster._welcome("cpu", facts("fp32"))
     assert "the machine cpu is not used: it has another precision (fp32) than this run (bf16)" in warnings[0]
     cluster._welcome("gpu-again", facts("bf16"))
@@ -152,43 +152,105 @@ def test_run_that_waits_for_the_machines_of_another_one_says_so(
     assert warnings == ["1 machine starting for 130 s: another run may have all of them; this one waits"] * 2
     cluster._starting.clear()
     now += 130
-    with pytest.raises(EncoderError, match="no machine of the cluster can encode"):
+    with pytest.raises(EncoderError, match="no machine of the cluster has been able to encode"):
         cluster.machines()
 
 
+class StubActor:
+    """An actor whose calls give what they are made with."""
+
+    def __init__(self) -> None:
+        self.facts = SimpleNamespace(remote=lambda: facts("fp32"))
+
+
 @pytest.mark.parametrize(
-    ("error", "is_innocent"), [(StoreUnavailable("no answer"), True), (EncoderError("a worker ended"), False)]
+    "error", [RayTaskError(EncoderError("a worker ended")), RayError("The actor died: it was killed")]
 )
-def test_stretch_beside_one_that_met_an_outage_is_no_more_to_blame_than_that(
-    cluster: RayCluster, error: SurgeError, is_innocent: bool
+def test_machine_that_is_lost_gets_no_work_until_it_has_started_again(cluster: RayCluster, error: Exception) -> None:
+    actor = StubActor()
+    cluster._actors["cpu"] = actor
+    cluster._welcome("cpu", facts("fp32"))
+    cluster._looked_at = 1e12
+
+    with pytest.raises(MachineLost):
+        cluster.result(RayTask("cpu", actor, 0, error))
+    assert cluster.machines() == {}
+    assert cluster.is_starting()
+
+    cluster._welcome("cpu", cluster._starting.pop("cpu"))
+    assert list(cluster.machines()) == ["cpu"]
+
+
+def test_machine_that_ray_starts_no_more_is_left_out_with_a_warning(cluster: RayCluster, warnings: list[str]) -> None:
+    cluster._actors["cpu"] = StubActor()
+    cluster._welcome("cpu", RayError("The actor died: it was killed"))
+
+    assert warnings == ["the machine cpu does not start: The actor died: it was killed"]
+    assert cluster._left_out == {"cpu"}
+
+
+def test_host_that_ended_is_not_named_a_second_time(
+    cluster: RayCluster, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster._actors["cpu"] = actor = object()
-    for number, outcome in enumerate([RayTaskError(error), RayError("The actor died: it was killed")]):
-        with pytest.raises(MachineLost) as lost:
-            cluster.result(RayTask("cpu", actor, number, outcome))
-        assert lost.value.is_innocent == is_innocent
+    monkeypatch.setattr(sys.modules["ray"], "nodes", list)
+    cluster._actors["cpu"] = StubActor()
+    cluster._welcome("cpu", RayError("The actor died: its node died"))
+
+    assert warnings == []
+    assert not cluster.is_starting()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), ConfigError("read-only"), OSError("disk full")])
+def test_error_of_a_machine_keeps_its_kind(cluster: RayCluster, error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        cluster.result(RayTask("cpu", StubActor(), 0, RayTaskError(error)))
+
+
+def test_defect_on_a_machine_is_not_an_error_of_the_cluster(cluster: RayCluster) -> None:
+    with pytest.raises(RayTaskError):
+        cluster.result(RayTask("cpu", StubActor(), 0, RayTaskError(AttributeError("no such attribute"))))
+
+
+def test_defect_of_the_driver_is_not_an_error_of_the_cluster(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["ray"], "nodes", lambda: [{"NodeID": "cpu", "Alive": True}])
+    with pytest.raises(KeyError):  # the address is missing
+        cluster.machines()
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_cluster_that_goes_away_is_a_passing_error_and_hides_no_other(
+def test_cluster_that_goes_away_is_a_passing_error(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
+    is_connected = not is_known
+
     def fail(*_: object, **__: object) -> None:
-        assert not is_known, "Ray looks for another cluster, for a minute each time"
+        nonlocal is_connected
+        assert is_connected, "Ray looks for another cluster, for a minute each time"
+        is_connected = False
         raise Exception("Ray Client is not connected.\nPlease connect by calling `ray.init`.")
 
-    actor = SimpleNamespace(embed=SimpleNamespace(remote=fail), stop=SimpleNamespace(remote=fail))
+    call_of_actor = SimpleNamespace(remote=fail, options=lambda **_: call_of_actor)
+    actor = SimpleNamespace(embed=call_of_actor, stop=call_of_actor)
     cluster._actors["cpu"], stretch, task = actor, Stretch(("a",), 1), RayTask("cpu", actor, 0, "outcome")
-    monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: not is_known)
+    ray = sys.modules["ray"]
+    monkeypatch.setattr(ray, "is_initialized", lambda: is_connected)
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False))
+    monkeypatch.setattr(ray, "util", SimpleNamespace(client=client), raising=False)
+    for name in ("ray.autoscaler", "ray.autoscaler.sdk"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(request_resources=fail))
     for name in ("get", "wait", "nodes", "kill", "shutdown"):
-        monkeypatch.setattr(sys.modules["ray"], name, fail, raising=False)
+        monkeypatch.setattr(ray, name, fail, raising=False)
+
     for call in (
         lambda: cluster.machines(),
-        lambda: cluster.embed("cpu", stretch, again=False),
+        lambda: cluster.embed("cpu", stretch),
         lambda: cluster.wait([task], 1.0),
         lambda: cluster.result(task),
         lambda: cluster.request(3),
     ):
+        is_connected = not is_known
         with pytest.raises(TransientError, match="the Ray cluster does not answer any more: "):
             call()
     cluster.stop(task)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.cluster.stretches import Stretch, Stretches, oldest_copy
+from surge_dagster.cluster.stretches import Stretches
 from surge_dagster.engine.plan.weights import weight_of
 from surge_dagster.engine.sources.partition import RowBatch
 from tests.small_catalogs import partition_of
@@ -61,50 +61,43 @@ def test_machines_are_wanted_as_far_as_each_has_five_minutes_of_work() -> None:
     assert [left.machines_wanted(one * speed) for speed in (1.0, 3.0, 4.0)] == [4, 2, 1]
     stretch = left.next(one * 1_000.0, 1)
     assert stretch is not None and left.machines_wanted(one * 1.0) == 0
-    assert left.put_back(stretch, "m", is_innocent=True) is None
+    assert left.put_back_lost(stretch)
     assert left.machines_wanted(one * 1.0) == 4, "also for what came back"
 
 
-def test_stretch_that_machines_were_lost_with_is_for_idle_machines_alone() -> None:
+def test_stretch_that_was_lost_is_for_idle_machines() -> None:
     left = sized([1, 1])
     first = left.next(1.0, 1)
-    assert first is not None and left.put_back(first, "m") is None
-    assert left.next(1.0, 1, held=1) is None, "it ends what it has"
+    assert first is not None
+    assert left.put_back_lost(first)
+
+    assert left.next(1.0, 1, held=1) is None
     again = left.next(1.0, 1)
-    assert again is not None and again.keys == first.keys and again.is_suspect
+    assert again is not None
+    assert again.keys == first.keys
 
 
-def test_stretch_is_not_given_up_for_three_hosts_that_were_lost_with_it() -> None:
-    left, losses = sized([1]), 0
+def test_stretch_that_a_machine_could_not_do_is_for_all_machines() -> None:
+    left = sized([1, 1])
+    first = left.next(1.0, 1)
+    assert first is not None
+    left.put_back(first)
+
+    again = left.next(1.0, 1, held=1)
+    assert again is not None
+    assert again.keys == first.keys
+    assert again.is_again
+
+
+def test_stretch_is_given_up_when_it_was_lost_three_times() -> None:
+    left, losses = sized([5, 4, 3]), 1
     stretch = left.next(None, 1)
-    while stretch is not None and not left.put_back(stretch, "m", is_innocent=True):
+    while stretch is not None and left.put_back_lost(stretch):
         losses += 1
-        stretch = left.next(None, 1, held=1 if losses < 10 else 0)
-    assert losses == 29, "but one that no host survives ends"
-
-
-def test_stretch_that_ends_every_machine_is_divided_until_one_partition_is_left() -> None:
-    left = sized([5, 4, 3])
-    stretch = left.next(None, 1)
-    assert stretch is not None and len(stretch.keys) == 3
-    tries, given_up = list[tuple[str, ...]](), list[str]()
-    while stretch is not None:
-        tries.append(stretch.keys)
-        if "p1" in stretch.keys and (key := left.put_back(stretch, "m")):
-            given_up.append(key)
         stretch = left.next(None, 1)
-    assert tries[:3] == [("p0", "p1", "p2")] * 3
-    assert tries[3:] == [("p0",), ("p1", "p2"), ("p1",), ("p2",)]
-    assert given_up == ["p1"]
 
-
-def test_copies_are_of_the_oldest_stretch_that_one_machine_has_alone() -> None:
-    first, second, third = (Stretch((key,), 1) for key in "abc")
-    assert oldest_copy([(second, 8.0), (first, 9.0), (third, 5.0)]) is first
-    assert oldest_copy([(first, 9.0), (second, 8.0), (first, 1.0)]) is second
-    assert oldest_copy([(first, 2.9)]) is None, "as long as any stretch takes"
-    first.is_done = True
-    assert oldest_copy([(first, 9.0)]) is None
+    assert losses == 3
+    assert not left
 
 
 def test_divided_partition_is_handed_out_whole_after_its_last_range_unless_it_was_told_of() -> None:
@@ -163,27 +156,13 @@ def test_every_row_is_in_one_stretch_and_one_partition_at_a_time_is_divided(
     assert rows == {f"p{n}": size for n, size in enumerate(sizes)}
 
 
-def test_stretch_that_was_lost_with_a_machine_is_for_another_one_which_has_no_other_meanwhile() -> None:
-    left = sized([9, 8, 7])
-    lost = left.next(1.0, 2, machine="sick")
-    assert lost is not None and left.put_back(lost, "sick") is None
-    other = left.next(1.0, 2, machine="sick")
-    assert other is not None and other.keys != lost.keys
-    assert left.next(1.0, 2, held=1, machine="well") is None, "it ends what it has"
-    again = left.next(1.0, 2, machine="well")
-    assert again is not None and again.keys == lost.keys
-    assert left.put_back(again, "well") is None
-    third = left.next(1.0, 2, machine="sick")
-    assert third is not None and third.keys == lost.keys, "there is no machine that has not had it"
-    assert left.put_back(third, "sick") == lost.keys[0]
-
-
 def test_partition_that_is_published_is_not_handed_out_as_a_whole_after_its_ranges() -> None:
     large = replace(partition_of("large", []), rows=1_000, text_bytes=80 << 20, read_range=lambda start, stop: iter(()))
     left = Stretches([large])
     while (stretch := left.next(1e6, 2)) is not None and stretch.ranges:
         left.end_range("large")
     assert stretch is not None and stretch.keys == ("large",), "no range completed it"
-    assert left.put_back(stretch, "m") is None and left
+    left.put_back(stretch)
+    assert left
     left.drop("large")
     assert not left
