@@ -1,8 +1,9 @@
-"""A run over the machines of a cluster, with the events, the report and the guarantees of a run on one.
+"""Runs over the machines of a cluster, with the events, report and guarantees of a run on one.
 
-The driver lists the source and decides what is due. Machines get stretches of it until none is left, two at a time, and
-send back the events of their runs. The stretches of a lost machine go back into the queue; what it had published is
-found by the next machine that has them. A stretch that is lost three times fails its partitions by name.
+The driver lists the source and decides what is due. Machines get stretches of it, two at a time,
+and send back the events of their runs. The stretches of a lost machine go back into the queue; the
+next machine that has them finds what was published. A stretch that is lost three times fails its
+partitions by name.
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ class Cluster(Protocol[T]):
         ...
 
     def result(self, task: T) -> StretchOutcome:
-        """Return what a stretch came to; raises `MachineLost`, or the error that ended the stretch."""
+        """Return what a stretch came to.
+
+        Raises:
+            MachineLost: the machine could not finish it.
+            Exception: the error that ended the stretch on the machine.
+        """
         ...
 
     def stop(self, task: T) -> None:
@@ -198,14 +204,15 @@ class ClusterRun(Generic[T]):
             for task in cluster.wait(list(self._under), _LOOK_SECONDS):
                 try:
                     yield from self._take(cluster, task, left)
-                except (SurgeError, OSError) as error:  # of several machines, after the first one ended the run
+                except (SurgeError, OSError) as error:  # the first one has ended the run
                     self._warn(str(error))
         self._under.clear()
 
     def _hand_out(self, cluster: Cluster[T], left: Stretches) -> None:
         machines = cluster.machines()
         self._enter(machines)
-        speeds = [speed for work in self.work.values() if (speed := work.bytes_per_second)]  # also of lost ones
+        speeds = [work.bytes_per_second for work in self.work.values()]  # lost machines included
+        speeds = [speed for speed in speeds if speed]
         if speeds:
             wanted = left.machines_wanted(sum(speeds) / len(speeds))
             cluster.request(max(1, len(machines), wanted))
@@ -246,7 +253,7 @@ class ClusterRun(Generic[T]):
         except MachineLost as lost:
             yield from self._put_back_lost(cluster, under, left, lost)
         except (SurgeError, OSError) as error:
-            # On one machine it ends the run. A machine that has done nothing may be the cause itself.
+            # A machine that has done nothing may be the cause itself. Else the run ends.
             can_wait = self._has_other(cluster, under.machine) or cluster.is_starting()
             if work.stretches or not can_wait:
                 raise
@@ -258,15 +265,17 @@ class ClusterRun(Generic[T]):
     def _put_back_lost(self, cluster: Cluster[T], under: _Under, left: Stretches, lost: MachineLost) -> Iterator[Event]:
         """Put back what a machine was lost with; yield failures if it was lost too often."""
         stretch = under.stretch
-        if under.machine in self._left_out:
-            left.put_back(stretch)
-            return
-        work = self.work[under.machine]
-        is_new_loss = not work.lost_at or under.begun > work.lost_at[-1]  # else its process had two stretches
-        work.lost_at.append(self._now())
         if self._told.issuperset(stretch.keys):  # another range of the partition failed
             self._warn(str(lost))
             return
+        if under.machine in self._left_out:
+            left.put_back(stretch)
+            return
+
+        # Two stretches of one process are one failure of the machine.
+        work = self.work[under.machine]
+        is_new_loss = not work.lost_at or under.begun > work.lost_at[-1]
+        work.lost_at.append(self._now())
 
         is_kept = left.put_back_lost(stretch)
         if not is_kept:
@@ -277,15 +286,19 @@ class ClusterRun(Generic[T]):
             then = "done again"
         self._warn(f"{lost}; {counted(len(stretch.keys), 'partition')} {then}")
         if not is_kept:
-            reason = f"machines were lost with it three times, the last time so: {lost}. Correct the cause, then run"
-            failures = [Failure(key, f"{key!r}: {reason} again.", in_source=False) for key in stretch.keys]
-            yield from self._new(failures, left)
+            for key in stretch.keys:
+                reason = (
+                    f"{key!r}: machines were lost with it three times, the last time so: {lost}. "
+                    "Correct the cause, then run again."
+                )
+                yield from self._new([Failure(key, reason, in_source=False)], left)
         if is_new_loss and self._has_other(cluster, under.machine):
             self._count_failure(cluster, under.machine, str(lost))
 
     def _end(self, cluster: Cluster[T], under: _Under, left: Stretches, outcome: StretchOutcome) -> Iterator[Event]:
-        """Yield the events of a stretch, unless the machine may be the reason why all its partitions failed."""
-        stretch, work = under.stretch, self.work[under.machine]
+        """Yield the events of a stretch, unless its machine may be why all its partitions failed."""
+        stretch = under.stretch
+        work = self.work[under.machine]
         events = [self._compared(work, event) for event in outcome.events]
         work.was_at_work(under.begun, self._now())
         work.texts += sum(event.texts for event in events if isinstance(event, SuperBatchReport))
@@ -313,13 +326,13 @@ class ClusterRun(Generic[T]):
             work.has_published = True
 
     def _compared(self, work: MachineWork, event: Event) -> Event:
-        """Return an event, or a failure in place of a receipt for another version than this run has listed."""
+        """Return the event; a receipt for another source version than listed becomes a failure."""
         if not isinstance(event, Receipt) or event.source_version == self._versions[event.key]:
             return event
         reason = (
-            f"{event.key!r}: the machine {work.facts.host} read version {event.source_version}, and this run listed "
-            f"{self._versions[event.key]}. The source has changed, or the machine reads another copy of it. Run again "
-            "when all machines read one source."
+            f"{event.key!r}: the machine {work.facts.host} read version {event.source_version}, "
+            f"and this run listed {self._versions[event.key]}. The source has changed, or the "
+            "machine reads another copy of it. Run again when all machines read one source."
         )
         return Failure(event.key, reason, transient=True, in_source=False)
 
@@ -336,7 +349,9 @@ class ClusterRun(Generic[T]):
         if work.failures >= _MOST_FAILURES:
             self._left_out.add(machine)
             cluster.leave_out(machine)
-            self._warn(f"the machine {work.facts.host} is left out: its first stretches failed, the last so: {reason}")
+            self._warn(
+                f"the machine {work.facts.host} is left out: its first stretches failed, the last one with: {reason}"
+            )
 
     def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
         """Those that nobody has told of; a fresh partition was published by a machine that could not say so."""

@@ -1,7 +1,8 @@
-"""The machines of a Ray cluster: one actor on each, which owns an encoder pool with a worker per GPU of its machine.
+"""Machines of a Ray cluster: one actor on each, which owns an encoder pool with a worker per GPU.
 
-Only Ray's core is used. Machines that join are found within seconds. Ray notices a machine that ends, and starts an
-actor again whose process ended. The actors end with the process that started them.
+Only Ray's core is used. Machines that join are found within seconds. Ray notices a machine that
+ends, and starts an actor again whose process ended. The actors end with the process that started
+them.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class RayCluster:
             self._warn(f"{starting} starting for {seconds:.0f} s: another run may have all of them; this one waits")
         elif not self._starting and seconds > self._patience_seconds:
             raise EncoderError(
-                f"no machine of the cluster has been able to encode for {seconds:.0f} s; the warnings of this run say "
-                "why. Run again when some can: what is published stays"
+                f"no machine of the cluster has been able to encode for {seconds:.0f} s; the "
+                "warnings of this run say why. Run again when some can: what is published stays"
             )
         return dict(self._facts)
 
@@ -139,7 +140,7 @@ class RayCluster:
     def embed(self, machine: str, stretch: Stretch) -> RayTask:
         actor, number = self._actors[machine], next(self._numbers)
         with self._asking():
-            call = actor.embed.options(max_task_retries=0)  # the driver decides which machine does it again
+            call = actor.embed.options(max_task_retries=0)  # the driver decides who does it again
             outcome = call.remote(number, stretch.keys, stretch.ranges, again=stretch.is_again)
         return RayTask(machine, actor, number, outcome)
 
@@ -210,7 +211,7 @@ class RayCluster:
             raise _no_answer(_in_a_line(error)) from error  # Ray's client raises bare exceptions
 
     def _get(self, reference: Any) -> Any:
-        """Return a call's value, or the error of the call or of its machine, which is no error of the cluster."""
+        """Return a call's value, or the error of the call or of its machine."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayError as error:

@@ -1,11 +1,12 @@
 """Work for the machines of a cluster, cut as machines ask for it.
 
-A machine gets what it does in about half a minute, at its speed so far, in parts that it does at the same time. The
-largest partitions go first, and towards the end stretches shrink, so that all machines end at about the same time.
+A machine gets what it does in about half a minute, at its speed so far, in parts that it does at
+the same time. The largest partitions go first, and towards the end stretches shrink, so that all
+machines end at about the same time.
 
-A partition of several stretches is handed out in ranges of its rows, so that it keeps no other machine waiting. The
-machine that stages the last range assembles the file. If no machine did, the partition is handed out whole, and its
-rows are staged already.
+A partition of several stretches is handed out in ranges of its rows, so that it keeps no other
+machine waiting. The machine that stages the last range assembles the file. If no machine did, the
+partition is handed out whole, and its rows are staged already.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Stretches:
     def next(self, bytes_per_second: float | None, machines: int, held: int = 0) -> Stretch | None:
         """Return what a machine of this speed does next; None if there is nothing for it.
 
-        A stretch that was lost with a machine is done alone, so that its neighbour is not lost with the next one too.
+        A stretch that was lost with a machine is done alone, so that its neighbour is not lost with
+        the next machine too.
 
         Args:
             held: stretches that the machine has.
@@ -146,7 +148,7 @@ class Stretches:
         self._returned.append(replace(stretch, is_again=True))
 
     def put_back_lost(self, stretch: Stretch) -> bool:
-        """Take back a stretch that a machine was lost with; return False if it is given up instead."""
+        """Take back a stretch that was lost with a machine; return False if it is given up."""
         losses = stretch.losses + 1
         if losses < _MOST_LOSSES:
             self._returned.append(replace(stretch, is_again=True, losses=losses))

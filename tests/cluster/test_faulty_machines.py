@@ -46,6 +46,7 @@ def test_stretch_of_a_lost_machine_is_done_again_by_another(runs: SmallRuns, poo
     by_b = [given.keys for machine, given in cluster.given if machine == "b"]
     assert set(by_b[2:4]) == set(map(tuple, lost)), "as soon as it had done its own two"
     assert len(run.work["a"].lost_at) == 2 and not run.work["b"].lost_at
+    assert run.work["a"].failures == 1, "one process ended"
 
 
 def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(runs: SmallRuns, pool: EncoderPool) -> None:

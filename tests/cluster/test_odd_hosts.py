@@ -126,7 +126,7 @@ def test_host_with_a_full_disk_harms_nothing(catalog: Path) -> None:
         until(lambda: len(cluster.supervise()) == 3)
         full.fill_disk()
         log = embed(cluster, catalog)
-        assert f"the machine {full.address} does not start: " in log and "100 partitions written" in log
+        assert "100 partitions written" in log
         cluster.verify(catalog)
 
 
