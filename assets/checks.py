@@ -17,7 +17,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
+from surge_dagster.config.check_policy import RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.engine.run.report import SLOW_PACE
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.dagster_internals import latest_target
@@ -39,8 +39,9 @@ _DESCRIPTIONS: dict[CheckName, str] = {
         "In no partition that was encoded are more texts than `max_truncated_share` longer than the model reads."
     ),
     "vectors_have_not_drifted": (
-        "Texts that were encoded again got the same vectors: on a sample of each replaced file, the mean cosine is at "
-        f"least {MIN_PREVIOUS_COSINE}. Otherwise the model or a device computes other vectors than before."
+        "A sample of old rows, encoded again before the run reused any, got the same vectors, as exactly as the "
+        "precision promises. Otherwise the model or a device computes other vectors than before, and the run reuses "
+        "none."
     ),
     "encode_not_slow": (
         f"No encode call took over {SLOW_PACE:g} times as long as the calls of about its size before it in the run. "
@@ -102,7 +103,7 @@ def run_check_results(
         "dimensions_match": (dimensions, len(footers.judged_dimensions), {}),
         "row_counts_match": (rows, len(footers.judged_rows), {}),
         "few_texts_are_truncated": (truncation.above, truncation.partitions, of_truncation),
-        "vectors_have_not_drifted": (drift.below, drift.partitions, drift.metrics()),
+        "vectors_have_not_drifted": (drift.below, drift.rows, drift.metrics()),
     }
     unjudged = {"failed": len(outcome.failures)}
     for name, (violations, judged, metrics) in judged_by.items():

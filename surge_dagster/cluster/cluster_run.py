@@ -23,7 +23,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.deciding import decide
-from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Failure, OldVectorSample, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
@@ -358,6 +358,8 @@ class ClusterRun(Generic[T]):
         for event in events:
             if isinstance(event, SuperBatchReport):
                 yield self._counted(replace(event, index=self.report.superbatches))
+            elif isinstance(event, OldVectorSample):
+                yield self._counted(event)
             elif event.key not in self._told:
                 self._told.add(event.key)
                 left.drop(event.key)

@@ -36,9 +36,6 @@ _WARNINGS: frozenset[CheckName] = frozenset(
 )
 
 MAX_TRUNCATED_SHARE = 0.2
-# Lowest mean cosine of a partition's re-encoded texts to their old vectors. fp16 and bf16 vectors have a cosine of at
-# least 0.999 to those of fp32, so at least 0.996 to each other.
-MIN_PREVIOUS_COSINE = 0.995
 
 
 @dataclass(frozen=True, slots=True)

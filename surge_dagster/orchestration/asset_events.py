@@ -95,9 +95,6 @@ def embedding(
     metadata |= {name: value for name in _WHERE_KNOWN if (value := getattr(receipt, name)) not in (None, "")}
     if receipt.texts_per_second is not None:
         metadata["texts_per_second"] = float(round(receipt.texts_per_second, 1))
-    if receipt.previous_cosine is not None:
-        metadata["compared_rows"] = receipt.compared_rows
-        metadata["previous_cosine"] = float(round(receipt.previous_cosine, 6))
     if adopted:
         metadata["action"] = "adopted"
     if reused:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surge_dagster.cluster.machine_work import MachineWork
-from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE
-from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Failure, OldVectorSample, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.footer_checks import FooterChecks
@@ -49,31 +48,31 @@ class Truncation:
 
 @dataclass(slots=True)
 class Drift:
-    """Compares the vectors of texts that were encoded again with their previous ones, on a sample of rows."""
+    """The vectors of a sample of old rows, compared with new ones before the run reused any."""
 
-    partitions: int = 0
     rows: int = 0
-    below: Violations = field(default_factory=list)  # partitions whose mean cosine is below `MIN_PREVIOUS_COSINE`
+    lowest_cosine: float = 0.0  # that the precision promises
+    below: Violations = field(default_factory=list)
     _cosines: float = 0.0
 
-    def add(self, key: str, rows: int, mean_cosine: float) -> None:
-        self.partitions += 1
-        self.rows += rows
-        self._cosines += rows * mean_cosine
-        if mean_cosine < MIN_PREVIOUS_COSINE:
-            texts = counted(rows, "unchanged text")
-            reason = f"{texts} with a mean cosine of {mean_cosine:.4f} to the old vectors"
-            self.below.append((key, f"{reason}; expected at least {MIN_PREVIOUS_COSINE}"))
+    def add(self, sample: OldVectorSample) -> None:
+        self.rows += len(sample.cosines)
+        self.lowest_cosine = sample.lowest_cosine
+        self._cosines += sum(sample.cosines.values())
+        for key, cosine in sample.drifted.items():
+            reason = (
+                f"a row with a cosine of {cosine:.6f} to its old vector; expected at least {sample.lowest_cosine:g}"
+            )
+            self.below.append((key, f"{reason}. The run reused no old vectors"))
 
     def metrics(self) -> dict[str, Any]:
         """The metadata of the check that judges it; none without a comparison, which Dagster would plot as zero."""
         if not self.rows:
             return {}
         return {
-            "compared_partitions": self.partitions,
             "compared_rows": self.rows,
             "mean_cosine": round(self._cosines / self.rows, 6),
-            "least_cosine_due": MIN_PREVIOUS_COSINE,
+            "least_cosine_due": self.lowest_cosine,
         }
 
 
@@ -166,13 +165,15 @@ class Outcome:
     def fail(self, failure: Failure) -> None:
         self.failures[to_partition_key(failure.key)] = failure
 
-    def count(self, event: SuperBatchReport | Receipt | Failure) -> None:
+    def count(self, event: Event) -> None:
         """Count one event of the engine for charts and checks; a partition that is encoded twice counts once."""
         match event:
             case SuperBatchReport():
                 self.pace.add(event)
                 spans = event.encode_span, event.serialize_span, event.upload_span
                 self.timeline.add(Entry(1, event.costs.texts_computed, event.costs.encode_seconds, *spans))
+            case OldVectorSample():
+                self.drift.add(event)
             case Receipt(action="fresh"):
                 self.fresh.add(event.key)
             case Receipt():
@@ -186,5 +187,3 @@ class Outcome:
         self.sizes[receipt.rows.bit_length()] += 1
         if receipt.key not in self.published:
             self.truncation.add(receipt.key, receipt.rows, receipt.truncated)
-            if receipt.previous_cosine is not None:
-                self.drift.add(receipt.key, receipt.compared_rows, receipt.previous_cosine)

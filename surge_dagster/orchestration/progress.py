@@ -8,7 +8,7 @@ from typing import Any
 
 from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Event, Receipt, SuperBatchReport
+from surge_dagster.engine.run.report import Event, OldVectorSample, Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 
@@ -38,7 +38,7 @@ class Progress:
     def count(self, event: Event) -> None:
         """Count an event of the engine."""
         match event:
-            case SuperBatchReport():
+            case SuperBatchReport() | OldVectorSample():
                 return  # its texts were counted while they were encoded
             case Receipt(action="encoded"):
                 self._not_encoded += event.texts_reused

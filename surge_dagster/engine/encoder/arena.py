@@ -33,7 +33,6 @@ _KEYS = itertools.count()
 # numpy releases the GIL for larger copies; with tiny partitions the reader would then wait for the GIL after each one.
 _COPIED_WITH_GIL_BYTES = 64 * 1024
 _MOVED_ROWS = 256
-_KNOWN, _SAMPLED = 1, 2  # values of `Slot._known`
 
 
 class ArenaClosed(RuntimeError):
@@ -178,24 +177,20 @@ class Slot:
 
     def _put(self, known: KnownVectors, first: int) -> None:
         if self._known is None:
-            self._known = np.zeros(self.arena.layout.max_texts, np.uint8)
+            self._known = np.zeros(self.arena.layout.max_texts, np.bool_)
         rows = first + known.rows
         self._arrays.matrix[rows], self._arrays.truncated[rows] = known.matrix, known.truncated
-        self._known[rows] = np.where(known.sampled, _SAMPLED, _KNOWN)
+        self._known[rows] = True
 
     def known(self, start: int, stop: int) -> np.ndarray | None:
         """Which of rows start..stop had vectors before the slot was encoded, bool; None where no row of it had."""
         self._check(start, stop)
-        return None if self._known is None else self._known[start:stop] != 0
+        return None if self._known is None else self._known[start:stop]
 
     def reused(self, start: int, stop: int) -> int:
         """The number of rows in start..stop that have kept the vector they had before."""
         known = self.known(start, stop)
         return 0 if known is None else int(np.count_nonzero(known))
-
-    def sampled(self) -> np.ndarray:
-        """The rows that have a vector and are encoded all the same, ascending."""
-        return np.empty(0, np.intp) if self._known is None else np.flatnonzero(self._known[: self._rows] == _SAMPLED)
 
     def choose(self, rows: np.ndarray) -> None:
         self._arrays.chosen[: len(rows)] = rows
@@ -237,8 +232,7 @@ class Slot:
         moved, freed = np.flatnonzero(self._known[start : self._rows]), self._matrix_page(start, mmap.PAGESIZE - 1)
         for places in [] if not len(moved) else np.split(moved, range(_MOVED_ROWS, len(moved), _MOVED_ROWS)):
             rows = start + places
-            sampled = self._known[rows] == _SAMPLED
-            vectors = KnownVectors(places, self._arrays.matrix[rows], self._arrays.truncated[rows], sampled)
+            vectors = KnownVectors(places, self._arrays.matrix[rows], self._arrays.truncated[rows])
             other._put(vectors, 0)
             free_to = self._matrix_page(int(rows[-1]) + 1)
             if free_to > freed:

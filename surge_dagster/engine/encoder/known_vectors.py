@@ -15,13 +15,11 @@ class KnownVectors:
         rows: their places among the appended ones, int64 [n], ascending.
         matrix: [n, dimension], of the slot's type.
         truncated: of their texts, bool [n].
-        sampled: which of them are encoded all the same, to be compared, bool [n].
     """
 
     rows: np.ndarray
     matrix: np.ndarray
     truncated: np.ndarray
-    sampled: np.ndarray
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -32,4 +30,4 @@ class KnownVectors:
         if first == end:
             return None
         part = slice(first, end)
-        return KnownVectors(self.rows[part] - start, self.matrix[part], self.truncated[part], self.sampled[part])
+        return KnownVectors(self.rows[part] - start, self.matrix[part], self.truncated[part])

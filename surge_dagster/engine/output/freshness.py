@@ -90,6 +90,10 @@ class OutputState:
             yield from chunk
             size = min(2 * size, _LOOK_AHEAD[1])
 
+    def names(self) -> list[str]:
+        """Return the names of the listed files, sorted."""
+        return sorted(self._listed)
+
     def files(self, keys: Iterable[str] | None = None) -> dict[str, Found | TransientError]:
         """The listed files of these partitions, or all of them sorted by name: valid ones, or what is wrong with them.
 

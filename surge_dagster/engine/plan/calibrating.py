@@ -86,8 +86,7 @@ class RunLog:
 
     def add(self, superbatch: SuperBatchReport) -> None:
         costs, span = superbatch.costs, superbatch.encode_span
-        compared = max(0, costs.texts_computed + costs.texts_deduplicated - costs.texts_encoded)
-        flush = superbatch.texts, superbatch.partitions, superbatch.text_bytes, costs.rows_reused, compared
+        flush = superbatch.texts, superbatch.partitions, superbatch.text_bytes, costs.rows_reused
         self._held.extend((superbatch.index, *flush))
         self._newest.append(superbatch)
         if superbatch.index == 0 and span is not None:

@@ -22,7 +22,6 @@ from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Toke
 from surge_dagster.engine.errors import DataError, SurgeError
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.plan.cost_model import rows_compared
 from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.content import IdSet, refuse_repeated_id
@@ -200,18 +199,14 @@ def _read(
 def _as_call(read: Sequence[_FirstRows], weights: np.ndarray, superbatch_texts: int) -> Call:
     """The texts that need a vector, each counted as often as its partition weighs; none took any time.
 
-    Their bytes are those of as many rows of the partition, as a forecast knows no others; bytes and tokens count rows
-    too that are compared with the old file.
+    Their bytes are those of as many rows of the partition, as a forecast knows no others.
     """
     firsts = _firsts(read, superbatch_texts)
     counts = np.array([len(first.keys) for first in read], float)
     texts = np.array([is_first.sum() for is_first in firsts], float)
     tokens = np.array([_tokens(*each) for each in zip(read, firsts, strict=True)], float)
-    encoded_bytes = sum(first.sizes[is_first].sum() for first, is_first in zip(read, firsts, strict=True))
     row_bytes = np.array([first.text_bytes / max(1, first.rows) for first in read])
-    compared_bytes = row_bytes * [rows_compared(first.rows - len(first.keys)) for first in read]
-    tokens += compared_bytes * tokens.sum() / max(1, encoded_bytes)
-    of_partitions = np.array([texts, row_bytes * counts + compared_bytes, tokens, counts - texts])
+    of_partitions = np.array([texts, row_bytes * counts, tokens, counts - texts])
     texts, text_bytes, tokens, equal = (of_partitions * weights).sum(axis=1).tolist()
     return Call(texts, text_bytes, tokens, 0.0, equal)
 

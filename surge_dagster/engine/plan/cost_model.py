@@ -24,7 +24,6 @@ from enum import StrEnum
 import numpy as np
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.run.previous_rows import ROWS_PER_SAMPLE
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
@@ -130,24 +129,18 @@ class Flush:
 
     Attributes:
         text_bytes: of its rows.
-        reused: texts that have vectors already; `compared` of them are encoded nevertheless.
+        reused: texts that have vectors already.
     """
 
     texts: int
     partitions: int = 1
     text_bytes: float = 0.0
     reused: int = 0
-    compared: int = 0
 
     @property
     def encoded_bytes(self) -> float:
         """Of the rows that are encoded, or get the vector of an equal one."""
-        return self.text_bytes * (self.texts - self.reused + self.compared) / max(1, self.texts)
-
-
-def rows_compared(reused: int) -> int:
-    """Rows of a partition that are encoded again, to compare them, where so many keep their vectors."""
-    return max(1, reused // ROWS_PER_SAMPLE) if reused else 0
+        return self.text_bytes * (self.texts - self.reused) / max(1, self.texts)
 
 
 def predict_flushes(
@@ -178,8 +171,7 @@ def _flushes(partitions: Iterator[tuple[int, float, int]], bounds: Bounds, besid
         0.0,
     )  # the bytes are those of the thresholds: with overhead
     for rows, text_bytes, reused in partitions:
-        compared = rows_compared(reused)
-        new_share = (rows - reused + compared) / rows if rows else 1.0
+        new_share = (rows - reused) / rows if rows else 1.0
         row_bytes = text_bytes + beside_bytes
         size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
         too_many = pending.texts + rows > bounds.b_max or held_bytes + size > bounds.b_max_bytes
@@ -188,16 +180,16 @@ def _flushes(partitions: Iterator[tuple[int, float, int]], bounds: Bounds, besid
             made, pending, held_bytes, new_bytes = made + 1, Flush(0, 0), 0.0, 0.0
         room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)  # counted once, with the first rows
         while rows > room:  # oversized, so nothing is pending by now
-            part, sampled = reused * room // rows, compared * room // rows
-            yield Flush(room, 1, room * text_bytes, part, sampled)
-            made, rows, reused, compared = made + 1, rows - room, reused - part, compared - sampled
+            part = reused * room // rows
+            yield Flush(room, 1, room * text_bytes, part)
+            made, rows, reused = made + 1, rows - room, reused - part
             size, room = rows * row_bytes, _fitting_rows(bounds, row_bytes)
-        added = Flush(rows, 1, rows * text_bytes, reused, compared)
+        added = Flush(rows, 1, rows * text_bytes, reused)
         pending = Flush(
             *(of_pending + of_added for of_pending, of_added in zip(astuple(pending), astuple(added), strict=True))
         )
         held_bytes, new_bytes, b_min = held_bytes + size, new_bytes + size * new_share, bounds.b_min_of(made)
-        new = pending.texts - pending.reused + pending.compared
+        new = pending.texts - pending.reused
         is_full = pending.texts >= max(1, bounds.b_max * b_min // bounds.b_min)
         if new >= b_min or new_bytes >= bounds.b_min_bytes or is_full:
             yield pending

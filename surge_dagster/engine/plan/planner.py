@@ -86,9 +86,9 @@ class Forecast:
 def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     if not flushes:
         return Forecast()
-    texts, partitions, text_bytes, reused, compared = np.array([astuple(flush) for flush in flushes], float).T
-    encoded_texts = (texts - reused) * (1 - costs.encode.equal_share) + compared
-    tokens = text_bytes * (texts - reused + compared) / np.maximum(texts, 1) * costs.encode.tokens_per_byte
+    texts, partitions, text_bytes, reused = np.array([astuple(flush) for flush in flushes], float).T
+    encoded_texts = (texts - reused) * (1 - costs.encode.equal_share)
+    tokens = text_bytes * (texts - reused) / np.maximum(texts, 1) * costs.encode.tokens_per_byte
     encoded_bytes = text_bytes * encoded_texts / np.maximum(texts, 1)
     file_bytes = text_bytes + texts * costs.vector_bytes
     read = costs.io.read.seconds(np.column_stack([partitions, texts, reused, text_bytes]))

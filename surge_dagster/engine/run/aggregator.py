@@ -206,7 +206,7 @@ class Aggregator:
         if batch.carried is not None:
             current.carried.append(batch.carried)
         current.rows += rows
-        current.new_rows += rows if known is None else rows - int(np.count_nonzero(~known.sampled))
+        current.new_rows += rows if known is None else rows - len(known)
         current.bytes += size
         current.vector_bytes += vector_bytes
 

@@ -36,6 +36,7 @@ from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
+from surge_dagster.engine.run.reuse_check import ReuseCheck
 from surge_dagster.engine.run.rewriting import republish
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
@@ -187,7 +188,7 @@ class EmbeddingRun:
                 if self._stop.stopping.is_set():
                     return
                 if due is not None:
-                    yield from self._embed(due, fresh_keys)
+                    yield from self._embed(due, fresh_keys, outputs)
                 else:
                     self.keep_tidy(fresh_keys)
         finally:
@@ -237,7 +238,7 @@ class EmbeddingRun:
             return self._outputs
         return OutputState(self._store, self.space.name)
 
-    def _embed(self, due: Iterable[_Decision], fresh_keys: set[str]) -> Generator[Event]:
+    def _embed(self, due: Iterable[_Decision], fresh_keys: set[str], outputs: OutputState) -> Generator[Event]:
         memory, store = self._begin(), self._store
         self._memory = memory
         if fresh_keys:
@@ -247,7 +248,7 @@ class EmbeddingRun:
             target = SpaceTarget(store, self.space, self._pool.precision, self._include_text)
             stages = threading.Thread(
                 target=self._join_stages,
-                args=(due, target, memory, events),
+                args=(due, target, memory, events, outputs),
                 name="surge-run",
                 daemon=True,
             )
@@ -304,6 +305,7 @@ class EmbeddingRun:
         target: SpaceTarget,
         memory: RunMemory,
         events: EventStream,
+        outputs: OutputState,
     ) -> None:
         """Read, encode and publish until the reader has no more; ends the events in every case."""
         error: BaseException | None = None
@@ -313,11 +315,12 @@ class EmbeddingRun:
             observer = self._observer if is_watched else None
             staging = Staging(target)
             due = republish(due, target, staging, memory)
-            items = superbatches(due, target, staging, memory, dropped, observer)
+            reuse = ReuseCheck(outputs.names(), target, self._pool, memory, events.emit)
+            items = superbatches(due, target, staging, memory, dropped, reuse, observer)
             publisher = Publisher(target, staging, memory, events, dropped, observer)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:
-                    for encoded in encoded_superbatches(batches, self._pool, memory, dropped, events.begun):
+                    for encoded in encoded_superbatches(batches, self._pool, memory, events.begun):
                         publisher.submit(encoded)
             except BaseException as caught:
                 error = caught

@@ -21,7 +21,6 @@ from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
@@ -107,7 +106,7 @@ class ReadAhead:
 
 
 def encoded_superbatches(
-    batches: ReadAhead, pool: EncoderPool, memory: RunMemory, dropped: DroppedPartitions, begun: float
+    batches: ReadAhead, pool: EncoderPool, memory: RunMemory, begun: float
 ) -> Iterator[EncodedSuperBatch]:
     """Encode SuperBatches in their order, two of them in the pool at a time.
 
@@ -128,7 +127,7 @@ def encoded_superbatches(
                     batch = batches.take(wait=not calls)
                     more = batch is not None
                     if batch is not None:
-                        calls.append(SuperBatchCall(pool, batch, memory, dropped))
+                        calls.append(SuperBatchCall(pool, batch, memory))
             if calls and calls[0].result(_POLL_SECONDS) is not None:
                 encoded += calls[0].batch.texts
                 yield measures.of(calls.popleft())
@@ -155,7 +154,7 @@ def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator
         whole = tuple(segment for segment in segments if call.is_encoded(segment))
         if whole:
             batch = replace(call.batch, segments=whole)
-            yield EncodedSuperBatch(batch, call.metrics, deduplicated=call.deduplicated, cosines=call.cosines)
+            yield EncodedSuperBatch(batch, call.metrics, deduplicated=call.deduplicated)
         else:
             memory.release(call.batch, call.batch.texts)
 
@@ -181,7 +180,7 @@ class _Measures:
         ended = now - self._begun
         span = Span(max(0.0, ended - seconds), ended, seconds)
         duty = min(1.0, seconds / max(since_last, 1e-9))
-        return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated, call.cosines)
+        return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)
 
     def _expected_seconds(self, call: SuperBatchCall) -> float:
         """Return what the pool's costs say of so many texts, tokens and bytes; 0 of a call that computed nothing."""

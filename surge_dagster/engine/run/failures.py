@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from surge_dagster.engine.errors import DataError, PlaceTaken, SurgeError, TransientError
 from surge_dagster.engine.run.report import Failure
@@ -48,19 +46,12 @@ def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
 
 
 class DroppedPartitions:
-    """Told by the stage that finds the error, and asked by all: each drops what it holds of such a partition.
-
-    Vectors of an old file, or rows that an earlier run staged, may turn out to be wrong after some of them were taken.
-    Such a partition is read once more, after all others, and all of its rows are encoded.
-    """
+    """The stage that finds an error records the partition here; each stage drops what it holds of such a partition."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._dropped: set[PartitionToRead] = set()
-        self._failed: set[PartitionToRead] = set()
         self._refused: list[str] = []
-        self._again: dict[PartitionToRead, PartitionToRead] = {}  # this reading and the next one
-        self._taken = 0
 
     def __contains__(self, partition: PartitionToRead) -> bool:
         return partition in self._dropped
@@ -77,32 +68,9 @@ class DroppedPartitions:
             is_new = partition not in self._dropped
             if is_new and refused and not partition.is_divided:
                 self._refused.append(partition.key)
-            self._failed.add(partition)
             if drop:
                 self._dropped.add(partition)
             return is_new
-
-    def read_again(self, partition: PartitionToRead, cosines: Sequence[float] = ()) -> None:
-        """Drop this reading of a partition, and keep the partition for another one without old vectors.
-
-        Args:
-            cosines: of new vectors to the old ones, as far as they were compared.
-        """
-        with self._lock:
-            if partition not in self._dropped and partition not in self._failed:
-                new = replace(partition, reuse=False, is_divided=partition.range is not None)
-                self._again[partition] = replace(new, cosines=(*partition.cosines, *cosines))
-            self._dropped.add(partition)
-
-    def comes_again(self, partition: PartitionToRead) -> bool:
-        return partition in self._again
-
-    def to_read_again(self) -> Iterator[PartitionToRead]:
-        """The partitions to read once more: those that are known, and not taken yet, when the first one is taken."""
-        with self._lock:
-            partitions = list(self._again.values())[self._taken :]
-            self._taken += len(partitions)
-        yield from partitions
 
     def refused_keys(self) -> list[str]:
         """Of the partitions that failed as refused."""

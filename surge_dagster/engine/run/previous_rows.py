@@ -4,15 +4,14 @@ Yesterday's file is the cache; there is no second store. A row's vector is found
 matter whether the row has moved, has another id, or stands between other rows.
 
 Vectors come from pages whose checksums hold, and from row groups in which every vector is finite and has its length;
-otherwise the old file counts as damaged, and none of its vectors is used. Nothing here refuses a partition: what cannot
-be read, or does not fit into memory, is encoded.
+at the first damage the rest of the partition is encoded. Nothing here refuses a partition: what cannot be read, or does
+not fit into memory, is encoded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,7 +29,7 @@ from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.superbatch import PartitionToRead, VectorsNotUsable
+from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.sources.content import IdSet
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
@@ -38,7 +37,6 @@ from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
 log = logging.getLogger(__name__)
 
-ROWS_PER_SAMPLE = 400
 UNUSABLE = (InvalidFile, TransientError, *UNREADABLE)
 _PIECE_BYTES = 8 * 1024 * 1024  # of vectors that are handed over at a time
 _COPIES = 5  # of a row group's vectors: as they are read, with their levels, and decoded
@@ -55,32 +53,28 @@ class PreviousRows:
         partition: PartitionToRead,
         memory: _Memory,
         observer: PublicationObserver | None,
+        reuse: bool,
     ) -> None:
         self._space = target.space
         self._reader = reader
         self._partition = partition
         self._memory = memory
-        self._random = random.Random()
         self._hashes: OldValues | None = None
-        if partition.reuse and reader.facts.rows and reader.facts.precision == target.precision:
+        if reuse and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
                 self._hashes, self._group_ends = read_hashes(reader)
             else:
                 log.info("partition %r: its old file is not used, as reading it takes too much memory", partition.key)
         self._observed = None if observer is None else observer.follow(reader, memory.reserve)
         self._group: tuple[int, np.ndarray] | None = None
-        self._readings = self._reused_rows = 0
+        self._readings = 0
 
     @property
     def held(self) -> int:
         return self._memory.held
 
     def known(self, batch: RowBatch, first_row: int) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
-        """The next rows of the partition in pieces, with the vectors of those whose texts the old file has.
-
-        Raises:
-            VectorsNotUsable: the old file is damaged.
-        """
+        """The next rows of the partition in pieces, with the vectors of those whose texts the old file has."""
         size = max(1, _PIECE_BYTES // (self._space.dimension * np.dtype(self._space.dtype).itemsize))
         for start in range(0, len(batch) or 1, size):
             piece = batch if len(batch) <= size else batch.rows(start, min(start + size, len(batch)))
@@ -128,8 +122,11 @@ class PreviousRows:
         except StoreUnavailable:
             raise
         except UNUSABLE as error:
-            raise VectorsNotUsable(f"its old file is damaged ({first_line(error)})") from error
-        return KnownVectors(rows, matrix, truncated[rows], self._sample(len(rows))), old[rows]
+            key, reason = self._partition.key, first_line(error)
+            log.warning("partition %r: no more vectors are taken from its old file: %s", key, reason)
+            self._hashes = self._group = None
+            return nothing
+        return KnownVectors(rows, matrix, truncated[rows]), old[rows]
 
     def _vectors(self, old: np.ndarray) -> np.ndarray:
         """The vectors of some rows of the file, [n, dimension], reading each row group once."""
@@ -156,14 +153,6 @@ class PreviousRows:
             raise InvalidFile(f"row {first + wrong[0]}: {wrong[1]}")
         return vectors
 
-    def _sample(self, rows: int) -> np.ndarray:
-        """Which of the next rows are encoded to compare them, bool: one in 400, and at least one of the partition."""
-        before, self._reused_rows = self._reused_rows, self._reused_rows + rows
-        count = max(self._reused_rows // ROWS_PER_SAMPLE - before // ROWS_PER_SAMPLE, 0 if before else 1)
-        sampled = np.zeros(rows, np.bool_)
-        sampled[self._random.sample(range(rows), min(rows, count))] = True
-        return sampled
-
 
 def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of texts of an old file with these bytes: whether each was truncated, and whether that is certain."""
@@ -177,18 +166,27 @@ def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.nd
 
 @contextlib.contextmanager
 def open_previous_rows(
-    partition: PartitionToRead, target: SpaceTarget, memory: RunMemory, observer: PublicationObserver | None
+    partition: PartitionToRead,
+    target: SpaceTarget,
+    memory: RunMemory,
+    observer: PublicationObserver | None,
+    *,
+    reuse: bool,
 ) -> Iterator[PreviousRows | None]:
-    """The rows of a partition's old file; None where there is none, or where it cannot be used."""
+    """The rows of a partition's old file; None where there is none, or where it cannot be used.
+
+    Args:
+        reuse: whether its vectors may be used.
+    """
     file = partition.replaced
     with contextlib.ExitStack() as opened:
         previous = None
-        if file is not None and (partition.reuse or observer is not None):
+        if file is not None and (reuse or observer is not None):
             booked = _Memory(memory, partition.source, file.facts.rows)
             opened.callback(booked.release)
             try:
                 reader = opened.enter_context(open_published(target.store, target.space, file.stored.name, file))
-                previous = PreviousRows(target, reader, partition, booked, observer)
+                previous = PreviousRows(target, reader, partition, booked, observer, reuse)
             except StoreUnavailable:
                 raise
             except UNUSABLE as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -69,7 +68,6 @@ class Publication:
             target.store.location(stored.name),
             superbatch=batch.index,
             texts_per_second=self.encoded.metrics.costs.texts_per_second,
-            cosines=(*partition.cosines, *self.encoded.cosines.get((segment.start, segment.stop), ())),
         )
         with self.lock:
             self.receipts.append(receipt)
@@ -98,15 +96,11 @@ class Publication:
             self.remaining -= 1
             return self.remaining == 0
 
-    def events(self, counted: Sequence[Segment], b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
-        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments.
-
-        Args:
-            counted: segments whose texts are not encoded once more in this run.
-        """
+    def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
+        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments."""
         order = {segment.partition.key: place for place, segment in enumerate(self.encoded.batch.segments)}
         receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
-        return self._report(counted, b_min, begun, peak_bytes), *receipts, *self.failures
+        return self._report(b_min, begun, peak_bytes), *receipts, *self.failures
 
     def _count(self, begun: float, serialized: float, truncated: int) -> None:
         self.truncated += truncated
@@ -135,10 +129,10 @@ class Publication:
             )
         return matrix
 
-    def _report(self, counted: Sequence[Segment], b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
+    def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
         encoded, batch, metrics = self.encoded, self.encoded.batch, self.encoded.metrics
-        rows_reused = sum(batch.slot.reused(segment.start, segment.stop) for segment in counted)
-        texts_encoded = sum(segment.stop - segment.start for segment in counted) - rows_reused
+        rows_reused = sum(batch.slot.reused(segment.start, segment.stop) for segment in batch.segments)
+        texts_encoded = sum(segment.stop - segment.start for segment in batch.segments) - rows_reused
         of_publishing = Costs(
             texts_encoded=texts_encoded,
             texts_deduplicated=encoded.deduplicated,

@@ -58,7 +58,6 @@ class _SplitPartition:
     """
 
     staged: list[StagedRows] = field(default_factory=list)
-    cosines: list[float] = field(default_factory=list)
     read: ReadPartition | None = None
     superbatch: int | None = None
     texts_per_second: float | None = None
@@ -189,9 +188,8 @@ class Publisher:
             self._stop(TransientError(lost))
             publication.failures += [Failure(receipt.key, lost, transient=True) for receipt in publication.receipts]
             publication.receipts.clear()
-        counted = [segment for segment in encoded.batch.segments if not self._dropped.comes_again(segment.partition)]
-        events = publication.events(counted, memory.bounds.b_min, self._events.begun, memory.ledger.peak)
-        # Before the texts count as published: the reader waits for that before it reads a partition again.
+        events = publication.events(memory.bounds.b_min, self._events.begun, memory.ledger.peak)
+        # Before the texts count as published: the reader waits for that before it reads what is divided as a whole.
         complete = [segment.partition for segment in encoded.batch.segments if self._completes(segment, publication)]
         memory.release(encoded.batch, encoded.published_texts)
         self._events.emit(*events)
@@ -212,10 +210,9 @@ class Publisher:
             if partition in self._dropped:
                 self._split.pop(partition, None)
                 return False
-            split = self._split.setdefault(partition, _SplitPartition(cosines=list(partition.cosines)))
+            split = self._split.setdefault(partition, _SplitPartition())
             if segment.start in publication.staged and segment.start < segment.stop:
                 split.staged.append(publication.staged[segment.start])
-            split.cosines += publication.encoded.cosines.get((segment.start, segment.stop), ())
             if segment.read is not None:
                 split.read, split.superbatch = segment.read, publication.encoded.batch.index
                 split.texts_per_second = publication.encoded.metrics.costs.texts_per_second
@@ -259,7 +256,6 @@ class Publisher:
             superbatch=split.superbatch,
             texts_per_second=split.texts_per_second,
             texts_reused=sum(rows.stop - rows.start for rows in earlier),
-            cosines=split.cosines,
         )
         self._events.emit(receipt)
 

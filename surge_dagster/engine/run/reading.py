@@ -8,7 +8,6 @@
 Rows that an earlier run staged have their vectors in the store and are read only to be checked. Rows whose text the old
 file has take their vectors from there. All checks on the rows of a partition as a whole are made here, and a partition
 is closed only after every one has passed: of one that is refused, what the SuperBatch being gathered holds is dropped.
-Partitions whose known vectors turned out to be wrong come once more after all others, without these.
 
 Of a divided partition a range of rows is read, and staged. Once every row of it is staged, by whichever runs, all rows
 are read by whoever sees that: what is checked of a partition as a whole is checked then.
@@ -17,7 +16,7 @@ are read by whoever sees that: what is checked of a partition as a whole is chec
 from __future__ import annotations
 
 import contextlib
-import logging
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -31,21 +30,19 @@ from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.previous_rows import PreviousRows, open_previous_rows
 from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.reuse_check import ReuseCheck
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.staging import StagedRowsCheck, Staging
+from surge_dagster.engine.run.staging import StagedRowsCheck, StagedRowsDiffer, Staging
 from surge_dagster.engine.run.superbatch import (
     MissingTexts,
     PartitionToRead,
     ReadPartition,
     StagedRows,
     SuperBatch,
-    VectorsNotUsable,
 )
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import RowBatch
-
-log = logging.getLogger(__name__)
+from surge_dagster.engine.sources.partition import PartitionRange, RowBatch
 
 
 def superbatches(
@@ -54,6 +51,7 @@ def superbatches(
     staging: Staging,
     memory: RunMemory,
     dropped: DroppedPartitions,
+    reuse: ReuseCheck,
     observer: PublicationObserver | None = None,
 ) -> Iterator[SuperBatch | Receipt | Failure]:
     """Read what was decided to be read, in this order; what was decided otherwise passes.
@@ -64,11 +62,10 @@ def superbatches(
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
     ranges = dict[str, PartitionToRead]()
-    for to_read in (decisions, dropped.to_read_again(), _divided(ranges), dropped.to_read_again()):
-        rows = known_vectors(to_read, target, staging, memory, observer, ranges)
+    for to_read in (decisions, _divided(ranges)):
+        rows = known_vectors(to_read, target, staging, memory, reuse, observer, ranges)
         yield from gather(rows, aggregator, memory, dropped)
-        # The encode calls that are under way may still show that old vectors are wrong, and ranges are not staged yet.
-        memory.in_flight.wait_until_none(memory.stop)
+        memory.in_flight.wait_until_none(memory.stop)  # until then ranges are not staged
 
 
 def _divided(ranges: Mapping[str, PartitionToRead]) -> Iterator[PartitionToRead]:
@@ -95,7 +92,7 @@ class RowPiece:
 class PartitionRows:
     """A partition and its rows, to be read once. What the pieces yield last is the partition as it was read.
 
-    Taking the next piece raises what is wrong with the partition, or `VectorsNotUsable`.
+    Taking the next piece raises what is wrong with the partition.
     """
 
     partition: PartitionToRead
@@ -107,11 +104,12 @@ def known_vectors(
     target: SpaceTarget,
     staging: Staging,
     memory: RunMemory,
+    reuse: ReuseCheck,
     observer: PublicationObserver | None,
     ranges: dict[str, PartitionToRead],
 ) -> Iterator[Receipt | Failure | PartitionRows]:
     """Open each partition that has to be read; receipts and failures pass. `ranges` takes one of each key."""
-    reader = _RowReader(target, staging, memory, observer)
+    reader = _RowReader(target, staging, memory, reuse, observer)
     for decision in decisions:
         if isinstance(decision, PartitionToRead) and decision.range is not None:
             ranges[decision.key] = decision
@@ -123,6 +121,7 @@ class _RowReader:
     target: SpaceTarget
     staging: Staging
     memory: RunMemory
+    reuse: ReuseCheck
     observer: PublicationObserver | None
 
     def pieces(self, partition: PartitionToRead) -> Generator[RowPiece | ReadPartition]:
@@ -133,8 +132,9 @@ class _RowReader:
             staged = self._staged(partition)
             if staged is None:
                 return
+            opened.enter_context(self._without_wrong_rows(partition))
             check = StagedRowsCheck(staged, first_row)
-            previous = opened.enter_context(open_previous_rows(partition, self.target, self.memory, observer))
+            previous = opened.enter_context(self._previous_rows(partition, observer))
             batches = opened.enter_context(contextlib.closing(self.memory.batches(partition.source, within)))
             ids = opened.enter_context(_Ids(partition, self.memory, previous))
             if within is not None:
@@ -172,6 +172,26 @@ class _RowReader:
             changes = previous.changes() if previous is not None else None
             read = ReadPartition(count, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns)
         yield read  # after the memory of reading it was given back
+
+    def _previous_rows(
+        self, partition: PartitionToRead, observer: PublicationObserver | None
+    ) -> contextlib.AbstractContextManager[PreviousRows | None]:
+        reuse = partition.reuse and partition.replaced is not None and self.reuse.allows_reuse()
+        return open_previous_rows(partition, self.target, self.memory, observer, reuse=reuse)
+
+    @contextlib.contextmanager
+    def _without_wrong_rows(self, partition: PartitionToRead) -> Iterator[None]:
+        """Remove what is staged of a partition if it is not the partition's; the next run encodes it."""
+        source = partition.source
+        try:
+            yield
+        except StagedRowsDiffer as error:
+            whole = PartitionRange(source.key, source.source_version, 0, sys.maxsize)
+            self.staging.remove_range(source, partition.range or whole)
+            raise TransientError(
+                f"partition {source.key!r}: {error}. What an earlier run staged of it was removed; run again.",
+                source.key,
+            ) from error
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
         """Rows that earlier runs staged and that can be used; None of a divided partition of which rows still lack."""
@@ -254,9 +274,6 @@ def _gather_partition(
                     read = piece
                 else:
                     yield from _gather_rows(piece, aggregator, memory)
-    except VectorsNotUsable as error:
-        log.warning("partition %r is read again, and all of it is encoded: %s", partition.key, error)
-        dropped.read_again(partition)
     except StoreUnavailable:
         raise
     except (SurgeError, OSError) as error:

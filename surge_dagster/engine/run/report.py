@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
@@ -97,8 +97,6 @@ class Receipt:
         texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors other runs had staged.
         rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was republished, those it had.
-        compared_rows: rows with vectors of the old file that were encoded again, to be compared.
-        previous_cosine: their mean cosine to the old vectors; None where nothing was compared.
     """
 
     key: str
@@ -116,8 +114,6 @@ class Receipt:
     superbatch: int | None = None
     texts_per_second: float | None = None
     texts_reused: int = 0
-    compared_rows: int = 0
-    previous_cosine: float | None = None
     skipped_rows: int = 0
     blank_texts: int = 0
     rows_reused: int = 0
@@ -135,9 +131,8 @@ class Receipt:
         superbatch: int | None = None,
         texts_per_second: float | None = None,
         texts_reused: int = 0,
-        cosines: Sequence[float] = (),
     ) -> Self:
-        """The receipt of a published file; `cosines` are those of its compared rows."""
+        """The receipt of a published file."""
         of_file: dict[str, Any] = {name: getattr(facts, name) for name in _OF_FILE}
         return cls(
             key=facts.partition_key,
@@ -148,8 +143,6 @@ class Receipt:
             superbatch=superbatch,
             texts_per_second=texts_per_second,
             texts_reused=texts_reused,
-            compared_rows=len(cosines),
-            previous_cosine=sum(cosines) / len(cosines) if cosines else None,
             **of_file,
         )
 
@@ -171,7 +164,35 @@ class Failure:
     in_source: bool = True
 
 
-Event = SuperBatchReport | Receipt | Failure
+@dataclass(frozen=True, slots=True)
+class OldVectorSample:
+    """What a run found when it encoded a sample of old rows again, before it reused any.
+
+    Attributes:
+        cosines: of the new vector to the old one, by the key of the partition whose row it is.
+        lowest_cosine: that the precision promises.
+    """
+
+    cosines: Mapping[str, float]
+    lowest_cosine: float
+
+    @property
+    def drifted(self) -> dict[str, float]:
+        """The partitions whose vectors differ by more than the precision promises; then the run reuses nothing."""
+        return {key: cosine for key, cosine in self.cosines.items() if cosine < self.lowest_cosine}
+
+    @property
+    def message(self) -> str:
+        """What a person should know of a sample with rows that have drifted."""
+        key, cosine = min(self.drifted.items(), key=lambda each: each[1])
+        return (
+            f"{len(self.drifted):,} of {len(self.cosines):,} old vectors differ from new ones of the same texts: the "
+            "model or a device gives other vectors than before, so this run reuses no old vectors (lowest cosine "
+            f"{cosine:.6f}, in partition {key!r}; expected at least {self.lowest_cosine:g})"
+        )
+
+
+Event = SuperBatchReport | OldVectorSample | Receipt | Failure
 
 
 @dataclass(slots=True)
@@ -181,6 +202,8 @@ class RunReport:
     Attributes:
         texts_reused: texts whose vectors an earlier run had staged.
         costs: sums over the SuperBatches.
+        compared_rows: old rows that were encoded again, to be compared; see `OldVectorSample`.
+        drifted_rows: those of them that got another vector; the run reuses none then.
         storage_retries: requests sent again, by cause.
         predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches that it made; None
             until it has ended by itself, and where it encoded nothing.
@@ -208,6 +231,8 @@ class RunReport:
     blank_texts: int = 0
     superbatches: int = 0
     slow_superbatches: int = 0
+    compared_rows: int = 0
+    drifted_rows: int = 0
     costs: Costs = NO_COSTS
     workers: int = 1
     wall_seconds: float = 0.0
@@ -276,6 +301,9 @@ class RunReport:
                 self.superbatches += 1
                 self.slow_superbatches += event.is_slow
                 self.costs = self.costs.plus(event.costs)
+            case OldVectorSample():
+                self.compared_rows += len(event.cosines)
+                self.drifted_rows += len(event.drifted)
             case Failure():
                 self.partitions_failed.append(event)
             case Receipt(action="fresh"):

@@ -44,7 +44,6 @@ from surge_dagster.engine.run.superbatch import (
     Segment,
     StagedRows,
     SuperBatch,
-    VectorsNotUsable,
     row_bytes,
 )
 from surge_dagster.engine.sources.content import ContentDigest
@@ -235,6 +234,10 @@ class Staging:
         return _staged_rows(reader, start, stop)
 
 
+class StagedRowsDiffer(Exception):
+    """Rows that an earlier run staged are not those of the partition; the text says why."""
+
+
 class StagedRowsCheck:
     """Separates a partition's staged rows from the others while they stream by, and proves that they are the same."""
 
@@ -248,7 +251,7 @@ class StagedRowsCheck:
         """The next rows in order, in pieces that are staged (True) or not.
 
         Raises:
-            VectorsNotUsable: staged rows ended here and were not these.
+            StagedRowsDiffer: staged rows ended here and were not these.
         """
         done = 0
         while done < len(batch):
@@ -264,7 +267,7 @@ class StagedRowsCheck:
                 if self._row == staged.stop:
                     if self._digest.hexdigest() != staged.digest:
                         rows = f"{staged.start:,} to {staged.stop:,}"
-                        raise VectorsNotUsable(f"its rows {rows} are not those that were staged")
+                        raise StagedRowsDiffer(f"its rows {rows} are not those that were staged")
                     self._left.popleft()
                     self._digest = ContentDigest()
             yield piece, is_staged
@@ -273,11 +276,11 @@ class StagedRowsCheck:
         """Check the end of the partition.
 
         Raises:
-            VectorsNotUsable: the partition ends before its staged rows do.
+            StagedRowsDiffer: the partition ends before its staged rows do.
         """
         if self._left:
             last = self._left[-1].stop
-            raise VectorsNotUsable(f"it has {self._row:,} rows, and {last:,} were there when it was staged")
+            raise StagedRowsDiffer(f"it has {self._row:,} rows, and {last:,} were there when it was staged")
 
 
 def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +15,6 @@ from surge_dagster.engine.run.observer import ObservedRows
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.support.timeline import Span
-
-
-class VectorsNotUsable(Exception):
-    """Vectors that a partition's rows had already are not theirs; the text says why. All of it has to be encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,6 @@ class PartitionToRead:
     Attributes:
         replaced: None where the space has no valid file of it.
         reuse: whether vectors of that file, and rows that an earlier run staged, may be used.
-        cosines: of new vectors to those of the old file, as an earlier reading in this run compared them.
         range: the rows that are read, to be staged alone; None where they are all.
         is_divided: whether several runs stage ranges of it; without a range, it is read only when all rows are staged.
     """
@@ -70,7 +64,6 @@ class PartitionToRead:
     source: Partition
     replaced: PublishedFile | None = None
     reuse: bool = True
-    cosines: tuple[float, ...] = ()
     range: PartitionRange | None = None
     is_divided: bool = False
 
@@ -190,7 +183,6 @@ class EncodedSuperBatch:
     Attributes:
         duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
         deduplicated: texts that got the vector of an equal text of the same SuperBatch.
-        cosines: of new vectors to those of the old file, by the segment's start and stop.
     """
 
     batch: SuperBatch
@@ -199,7 +191,6 @@ class EncodedSuperBatch:
     pace_ratio: float | None = None
     encode_span: Span | None = None
     deduplicated: int = 0
-    cosines: Mapping[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def published_texts(self) -> int:

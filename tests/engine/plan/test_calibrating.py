@@ -158,7 +158,7 @@ def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, 
     assert priced_pool.calibration.observations("starts local") == [[0.0]]
 
 
-def test_only_texts_that_were_encoded_count_also_those_that_were_compared() -> None:
+def test_only_texts_that_were_encoded_count() -> None:
     [call] = calls_of([superbatch_of(texts_encoded=80, texts_deduplicated=32, texts_computed=50, tokens=600)])
     assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 3_854, 600, 32)
     costs = EncodeCosts.of([call], [], 1)

@@ -126,7 +126,6 @@ class TestForecast:
         assert found.encode_seconds == 1 + (100 - 60) * 0.75
         assert found.publish_seconds == 6.0
         assert forecast([Flush(100, reused=100)], run_costs(self.ENCODE)).encode_seconds == 0
-        assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3
 
     def test_equal_texts_count_in_tokens_per_byte(self) -> None:
         """Equal texts are often short: their share of the bytes is not that of the texts."""

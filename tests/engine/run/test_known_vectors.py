@@ -20,11 +20,11 @@ from tests.small_catalogs import numbered_rows, partition_of, row_batch_of
 DIMENSION = 700  # so that a few rows fill a page
 
 
-def known_vectors(rows: list[int], values: list[int], sampled: bool = False) -> KnownVectors:
+def known_vectors(rows: list[int], values: list[int]) -> KnownVectors:
     """Vectors that say which row of all they belong to."""
     matrix = np.repeat(np.array(values, np.float32)[:, None], DIMENSION, axis=1)
     truncated = np.array([value % 2 for value in values], np.bool_)
-    return KnownVectors(np.array(rows, np.intp), matrix, truncated, np.full(len(rows), sampled))
+    return KnownVectors(np.array(rows, np.intp), matrix, truncated)
 
 
 @settings(max_examples=60)
@@ -94,7 +94,7 @@ def gathered(bounds: Bounds, partitions: int, *, new: int, sampled: bool = False
         for number in range(partitions):
             rows = numbered_rows(f"p{number}", 10)
             aggregator.open(PartitionToRead(partition_of(f"p{number}", rows)))
-            known = known_vectors(list(range(10 - new)), list(range(10 - new)), sampled)
+            known = known_vectors(list(range(10 - new)), list(range(10 - new)))
             take(aggregator.add(row_batch_of(rows), known))
             take(aggregator.close(read_of(rows)))
         take(aggregator.finish())
@@ -106,7 +106,6 @@ def test_b_min_counts_the_rows_to_encode_and_b_max_all_rows() -> None:
     assert gathered(bounds, 20, new=5) == [2] * 10
     assert gathered(bounds, 20, new=1) == [10, 10]
     assert gathered(bounds, 20, new=0) == [10, 10], "it is full"
-    assert gathered(bounds, 20, new=0, sampled=True) == [1] * 20, "they are encoded, to be compared"
 
 
 def test_first_superbatches_of_a_run_with_few_new_rows_are_small() -> None:

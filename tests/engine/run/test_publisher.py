@@ -13,7 +13,7 @@ import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.run.failures import DroppedPartitions
-from surge_dagster.engine.run.publisher import Publisher
+from surge_dagster.engine.run.publisher import Publisher, _Tasks
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment
 from surge_dagster.engine.support.waiting import StopSignal
 from tests.engine.runs import read_of
@@ -94,3 +94,24 @@ def test_store_that_is_down_is_known_to_be_when_two_threads_find_it_in_the_same_
     first_is_done.set()
     second.join()
     assert publisher._store_is_down
+
+
+def test_publishing_tasks_share_a_limited_number_of_threads() -> None:
+    together, most, lock = 0, 0, threading.Lock()
+    both_run = threading.Barrier(2)
+
+    def task() -> None:
+        nonlocal together, most
+        with lock:
+            together += 1
+            most = max(most, together)
+        both_run.wait(60)
+        with lock:
+            together -= 1
+
+    tasks = _Tasks("test", 2)
+    for _ in range(20):
+        tasks.add(task)
+    tasks.end()
+    tasks.wait(60)
+    assert (together, most) == (0, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.files.formats import new_writer
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import EncoderError
+from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.run import previous_rows
-from surge_dagster.engine.run.staging import STAGING
+from surge_dagster.engine.run.report import OldVectorSample
 from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.run.test_staged_runs import cut_off
-from tests.engine.runs import finish, make_run
-from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, with_vectors
+from tests.engine.runs import finish, make_run, receipts
+from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, partition_of, rewrite, with_vectors
 
 __all__ = ["output"]
 
@@ -29,42 +30,66 @@ def rows(request: pytest.FixtureRequest) -> Rows:
     return ROWS if request.param == "whole" else numbered_rows("k", 450)
 
 
-def test_partition_is_encoded_again_when_the_model_changed_behind_its_name(
+def of_another_model(table: pa.Table) -> pa.Table:
+    return with_vectors(table, lambda matrix: -matrix)
+
+
+def test_run_reuses_nothing_when_the_model_changed_behind_its_name(
     output: Output, rows: Rows, caplog: pytest.LogCaptureFixture
 ) -> None:
     output.embed(rows)
-    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
+    rewrite(output.path, of_another_model)
     edited = [*rows, ("new", "new")]
+
     receipt = output.embed(edited)
+
     output.check(edited)
-    assert receipt.rows_reused == 0 and "the whole partition is encoded" in caplog.text
-    assert receipt.previous_cosine is not None and receipt.previous_cosine < 0.9
+    assert receipt.rows_reused == 0
+    assert output.run.report.drifted_rows == 1
+    assert "this run reuses no old vectors" in caplog.text
 
 
-def test_split_partition_does_not_mix_the_vectors_of_two_models(output: Output) -> None:
-    """Rows from 200 on are another model's, and the sample shows it three SuperBatches later."""
-    rows = numbered_rows("k", 450)
-    output.embed(rows)
-    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: np.vstack([matrix[:200], -matrix[200:]])))
-    receipt = output.embed(rows[:-1])
-    output.check(rows[:-1])
-    assert (receipt.rows_reused, receipt.rows_encoded) == (0, 449)
-    assert (receipt.compared_rows, receipt.previous_cosine) == (1, pytest.approx(-1, abs=1e-6))
-    assert not (output.root / STAGING).exists()
+def test_sample_is_compared_once_and_before_any_partition_is_read(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    """Only the last partition has vectors of another model; those before it are encoded all the same."""
+    catalog = {key: numbered_rows(key, 40) for key in "abc"}
+    finish(make_run(hash_pool, [partition_of(key, rows) for key, rows in catalog.items()], tmp_path))
+    rewrite(tmp_path / file_name(hash_pool.space.name, "c"), of_another_model)
+
+    run = make_run(hash_pool, [partition_of(key, rows[1:], version="v2") for key, rows in catalog.items()], tmp_path)
+    events = finish(run)
+
+    [sample] = [event for event in events if isinstance(event, OldVectorSample)]
+    assert set(sample.drifted) == {"c"}
+    assert sample.cosines == pytest.approx({"a": 1, "b": 1, "c": -1}, abs=1e-6)
+    assert [receipt.rows_reused for receipt in receipts(events, "encoded")] == [0, 0, 0]
+    for key, rows in catalog.items():
+        assert_embedded(tmp_path, run.space.name, key, rows[1:])
 
 
-def test_rows_staged_under_another_model_are_encoded_with_the_others(output: Output) -> None:
-    rows = numbered_rows("k", 450)
-    output.embed(rows)
-    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: -matrix))
-    whole = partition_of("k", rows[1:], version="v2")
-    readings = iter([whole.read, cut_off("k", rows[1:], 270).read])  # the first finds out whether the content is new
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("surge_dagster.engine.run.superbatch_call.cosines", lambda one, other: np.ones(len(one)))
-        finish(make_run(output.pool, [replace(whole, read=lambda: next(readings)())], output.root))
-    assert (output.root / STAGING).exists()
-    assert output.embed(rows[1:]).rows_reused == 0
-    output.check(rows[1:])
+def test_run_that_replaces_no_file_compares_nothing(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    finish(make_run(hash_pool, [partition_of("a", ROWS)], tmp_path))
+    run = make_run(hash_pool, [partition_of("a", ROWS), partition_of("b", ROWS)], tmp_path)
+    finish(run)
+    assert run.report.compared_rows == 0
+
+
+def test_files_without_texts_are_reused_without_a_comparison(output: Output) -> None:
+    output.embed(ROWS, include_text=False)
+    receipt = output.embed(ROWS[1:], include_text=False)
+    assert receipt.rows_reused == len(ROWS) - 1
+    assert output.run.report.compared_rows == 0
+
+
+def test_nothing_is_reused_when_the_sample_cannot_be_encoded(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(texts: object) -> np.ndarray:
+        raise EncoderError("it ends every worker")
+
+    output.embed(ROWS)
+    output.pool.vectors = fail  # pyright: ignore[reportAttributeAccessIssue]
+    receipt = output.embed(ROWS[1:])
+    output.check(ROWS[1:])
+    assert receipt.rows_reused == 0
+    assert "could not be compared: it ends every worker" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [0.0, np.nan, 2.0])
@@ -79,7 +104,8 @@ def test_old_file_with_invalid_vectors_is_not_reused(
     rewrite(output.path, lambda table: with_vectors(table, change))
     receipt = output.embed(ROWS[1:])
     output.check(ROWS[1:])
-    assert receipt.rows_reused == 0 and "its old file is damaged" in caplog.text
+    assert receipt.rows_reused == 0
+    assert "no more vectors are taken from its old file" in caplog.text
 
 
 def test_flipped_bit_in_the_old_file_never_gives_a_wrong_vector(output: Output) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.files.facts import VectorFacts
-from surge_dagster.engine.run.staging import StagedRowsCheck
-from surge_dagster.engine.run.superbatch import StagedRows, VectorsNotUsable
+from surge_dagster.engine.run.staging import StagedRowsCheck, StagedRowsDiffer
+from surge_dagster.engine.run.superbatch import StagedRows
 from tests.engine.runs import read_of
 from tests.small_catalogs import Rows, numbered_rows, row_batch_of
 
@@ -50,7 +50,7 @@ def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
     staged = [staged_of(ROWS, 10, 20), staged_of(ROWS, 20, 45)]
     rows: Rows = [(values[0], values[1]) for values in changed]
     if 10 <= row < 45:
-        with pytest.raises(VectorsNotUsable, match="are not those that were staged"):
+        with pytest.raises(StagedRowsDiffer, match="are not those that were staged"):
             cut(rows, staged)
     else:
         cut(rows, staged)
@@ -60,5 +60,5 @@ def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
     ("rows", "reason"), [(ROWS[1:], "its rows 10 to 20"), (ROWS[:15], "it has 15 rows, and 20 were there")]
 )
 def test_moved_or_missing_staged_rows_are_noticed(rows: Rows, reason: str) -> None:
-    with pytest.raises(VectorsNotUsable, match=reason):
+    with pytest.raises(StagedRowsDiffer, match=reason):
         cut(rows, [staged_of(ROWS, 10, 20)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,6 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
-from surge_dagster.engine.run.failures import DroppedPartitions
-from surge_dagster.engine.run.memory import ResultMemory
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.ledger import Ledger
@@ -38,20 +37,13 @@ def faulty_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
 
 
-def call_of(
-    pool: Any, batch: SuperBatch, dropped: DroppedPartitions | None = None, limit: int = 1 << 30
-) -> SuperBatchCall:
+def call_of(pool: Any, batch: SuperBatch, limit: int = 1 << 30) -> SuperBatchCall:
     """A call in a run whose other stages hold no memory."""
-    plan = SimpleNamespace(result=ResultMemory(DIMENSION, 4, threads=2, upload_bytes=0))
-    memory: Any = SimpleNamespace(ledger=Ledger(limit), plan=plan)
-    return SuperBatchCall(pool, batch, memory, dropped or DroppedPartitions())
+    memory: Any = SimpleNamespace(ledger=Ledger(limit))
+    return SuperBatchCall(pool, batch, memory)
 
 
-def read_again(dropped: DroppedPartitions) -> list[str]:
-    return [partition.key for partition in dropped.to_read_again()]
-
-
-@contextmanager
+@contextlib.contextmanager
 def batch_of(
     pool: EncoderPool, partitions: dict[str, list[str]], known: KnownVectors | None = None
 ) -> Iterator[SuperBatch]:
@@ -68,8 +60,8 @@ def batch_of(
         yield SuperBatch(0, slot, tuple(segments), 0)
 
 
-def known(rows: list[int], vectors: np.ndarray, sampled: list[int]) -> KnownVectors:
-    return KnownVectors(np.array(rows), vectors, np.zeros(len(rows), np.bool_), np.isin(rows, sampled))
+def known(rows: list[int], vectors: np.ndarray) -> KnownVectors:
+    return KnownVectors(np.array(rows), vectors, np.zeros(len(rows), np.bool_))
 
 
 def is_right(slot: Slot, texts: list[str]) -> np.ndarray:
@@ -104,50 +96,13 @@ def test_every_text_is_encoded_where_the_comparison_has_no_memory(hash_pool: Enc
 def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: EncoderPool) -> None:
     texts = [f"text {row}" for row in range(8)]
     nearly = hash_vectors(texts, DIMENSION)[[1, 2, 5, 6]] * np.float32(1 + 1e-6)
-    with batch_of(
-        hash_pool, {"a": texts[:4], "empty": [], "b": texts[4:]}, known([1, 2, 5, 6], nearly, [2, 5])
-    ) as batch:
+    with batch_of(hash_pool, {"a": texts[:4], "empty": [], "b": texts[4:]}, known([1, 2, 5, 6], nearly)) as batch:
         call = call_of(hash_pool, batch)
         metrics = call.result()
-        assert metrics is not None and metrics.costs.texts_computed == 4 + 2, "those without a vector, and the sample"
+        assert metrics is not None and metrics.costs.texts_computed == 4
         assert np.array_equal(batch.slot.matrix(0, 8)[[1, 2, 5, 6]], nearly)
         assert is_right(batch.slot, texts)[[0, 3, 4, 7]].all()
         assert batch.slot.reused(0, 8) == 4
-        assert {rows: len(cosines) for rows, cosines in call.cosines.items()} == {(0, 4): 1, (4, 8): 1}
-
-
-def test_partition_whose_sample_differs_is_dropped_and_read_again(
-    hash_pool: EncoderPool, caplog: pytest.LogCaptureFixture
-) -> None:
-    texts = [f"text {row}" for row in range(8)]
-    old = hash_vectors(texts, DIMENSION)
-    old[5:] = -old[5:]
-    dropped = DroppedPartitions()
-    with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known(list(range(1, 8)), old[1:], [2, 6])) as batch:
-        metrics = call_of(hash_pool, batch, dropped).result()
-        assert metrics is not None and metrics.costs.texts_computed == 1 + 2
-        assert is_right(batch.slot, texts)[:4].all() and batch.slot.reused(0, 4) == 3
-        assert [segment.partition in dropped for segment in batch.segments] == [False, True]
-        [again] = dropped.to_read_again()
-        assert (again.key, again.reuse, again.cosines) == ("b", False, (pytest.approx(-1, abs=1e-6),))
-        assert [record.message.partition(":")[0] for record in caplog.records] == ["partition 'b'"]
-
-
-@pytest.mark.parametrize("is_wrong", [False, True])
-def test_partitions_of_whose_sample_no_row_can_be_held_are_read_again(
-    hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
-) -> None:
-    """There is memory for one sampled row, that of the first partition; "d" has no old vectors."""
-    monkeypatch.setattr(ResultMemory, "of_rows", lambda self, rows, _: (rows + 1) * 4 * DIMENSION)
-    texts = [f"text {row}" for row in range(8)]
-    old = hash_vectors(texts, DIMENSION)[:6] * (-1 if is_wrong else 1)
-    partitions = {"a": texts[:2], "b": texts[2:4], "c": texts[4:6], "d": texts[6:]}
-    dropped = DroppedPartitions()
-    with batch_of(hash_pool, partitions, known([0, 1, 2, 3, 4, 5], old, [0, 3, 4])) as batch:
-        metrics = call_of(hash_pool, batch, dropped).result()
-        assert metrics is not None and metrics.costs.texts_computed == 1 + 2, "one sample, and those without vectors"
-        assert np.array_equal(batch.slot.matrix(0, 6), old)
-        assert sorted(read_again(dropped)) == (["a", "b", "c"] if is_wrong else ["b", "c"])
 
 
 @pytest.mark.usefixtures("faulty_workers")

@@ -1,0 +1,120 @@
+"""Whether a run may reuse old vectors: a sample of old rows is encoded again before the first reuse.
+
+A model or a device may give other vectors than it gave before, under the same name. A run draws one row from each of up
+to 32 files of its space, encodes their texts and compares. If one vector differs by more than the precision promises,
+the run reuses nothing. Files without a text column cannot be compared, and their vectors are reused.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import EncoderError, StoreUnavailable
+from surge_dagster.engine.files.opening import open_published
+from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.rows import matrix_of, rows_at_a_time
+from surge_dagster.engine.run.previous_rows import UNUSABLE
+from surge_dagster.engine.run.report import OldVectorSample
+from surge_dagster.engine.run.run_memory import RunMemory
+from surge_dagster.engine.run.space_target import SpaceTarget
+from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
+
+log = logging.getLogger(__name__)
+
+_MOST_FILES = 32
+_MOST_TEXT_BYTES = 64 * 1024
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _OldRow:
+    key: str
+    text: str
+    vector: np.ndarray
+
+
+class ReuseCheck:
+    """Decides once per run whether old vectors may be reused; used by the reader.
+
+    Args:
+        names: of the files of the space, sorted.
+        report: takes the result of the comparison.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        target: SpaceTarget,
+        pool: EncoderPool,
+        memory: RunMemory,
+        report: Callable[[OldVectorSample], None],
+    ) -> None:
+        self._names = names
+        self._target = target
+        self._pool = pool
+        self._memory = memory
+        self._report = report
+        self._random = random.Random(_SEED)
+        self._allowed: bool | None = None
+
+    def allows_reuse(self) -> bool:
+        """Return whether old vectors may be reused; the first call compares the sample."""
+        if self._allowed is None:
+            with self._memory.held(self._memory.plan.reader):
+                self._allowed = self._compare()
+        return self._allowed
+
+    def _compare(self) -> bool:
+        drawn = self._random.sample(self._names, min(_MOST_FILES, len(self._names)))
+        rows = [row for name in drawn if (row := self._row_of(name)) is not None]
+        if not rows:
+            return True
+
+        texts = pa.array([row.text for row in rows], pa.large_string())
+        try:
+            vectors = self._pool.vectors(texts)
+        except EncoderError as error:
+            log.warning("no old vectors are reused, as a sample of them could not be compared: %s", error)
+            return False
+
+        old_vectors = np.stack([row.vector for row in rows])
+        found = zip((row.key for row in rows), cosines(vectors, old_vectors).tolist(), strict=True)
+        sample = OldVectorSample(dict(found), LOWEST_COSINE[self._target.precision])
+        self._report(sample)
+        if sample.drifted:
+            log.warning("%s", sample.message)
+        return not sample.drifted
+
+    def _row_of(self, name: str) -> _OldRow | None:
+        """Return a random row of a file; None if the file cannot be read or its rows cannot be compared."""
+        try:
+            with open_published(self._target.store, self._target.space, name) as reader:
+                has_texts = "text" in reader.columns.names
+                if not has_texts or not reader.facts.rows or reader.facts.precision != self._target.precision:
+                    return None
+                return self._random_row(reader)
+        except StoreUnavailable:
+            raise
+        except UNUSABLE:  # the reader of its partition reports it
+            return None
+
+    def _random_row(self, reader: OutputFile) -> _OldRow | None:
+        space = self._target.space
+        batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
+        group = self._random.randrange(reader.groups)
+        row = self._random.randrange(reader.group_rows(group))
+        for batch in reader.read(columns=["text", "embedding"], groups=[group], batch_rows=batch_rows):
+            if row < len(batch):
+                text = batch.column("text")[row].as_py()
+                if len(text.encode()) > _MOST_TEXT_BYTES:
+                    return None
+                return _OldRow(reader.facts.partition_key, text, matrix_of(batch)[row].copy())
+            row -= len(batch)
+        return None
