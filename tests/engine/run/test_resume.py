@@ -263,7 +263,7 @@ def test_run_that_is_killed_repeatedly_is_completed(
 
 
 def test_run_that_is_not_killed_passes_every_step(tmp_path: Path, catalog: Path) -> None:
-    arguments = [str(catalog), str(tmp_path / "o"), "", "parquet", str(tmp_path / "log"), "receipt", "1000"]
+    arguments = [str(catalog), str(tmp_path / "o"), "", str(tmp_path / "log"), "receipt", "1000"]
     ran = subprocess.run([*COMMAND, *arguments], cwd=ROOT, timeout=100, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
