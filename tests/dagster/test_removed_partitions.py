@@ -10,7 +10,6 @@ import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
 from surge_dagster import open_embeddings
-from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration import removed_partitions
@@ -207,7 +206,6 @@ def test_file_is_deleted_after_its_deletion_is_on_record_and_a_store_that_refuse
         assert history(bench, "b") == ["deleted", "removed", "v1"]
         raise TransientError("the disk does not answer")
 
-    monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "delete", refuse)
         ran = bench.refresh(unattended=DELETING)
