@@ -36,7 +36,7 @@ from benchmarks.gpu_models import make_model
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, LaunchedChunk, Rows, encode_texts
 from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.inference.packed_attention import packed_attention
@@ -264,15 +264,16 @@ def _time_passes(
     tokens = Tokens(ids, offsets, np.zeros(len(lengths), np.bool_), 0)
     rows = Rows.of_all(np.empty((len(lengths), space.dimension), np.float32), np.empty(len(lengths), np.uint8))
     launch = getattr(backend, "launch", None) or partial(_computed, backend)
-    launch(tokens, rows, lambda: None)()
+    launch(tokens, rows, lambda: None).finish()
     # As a worker does: the next chunk is launched before this one is waited for.
     times = 2 if bench.quick else 6
-    started, finish = time.perf_counter(), launch(tokens, rows, lambda: None)
+    started = time.perf_counter()
+    launched = launch(tokens, rows, lambda: None)
     for _ in range(times - 1):
-        launched = launch(tokens, rows, lambda: None)
-        finish()
-        finish = launched
-    finish()
+        following = launch(tokens, rows, lambda: None)
+        launched.finish()
+        launched = following
+    launched.finish()
     seconds = (time.perf_counter() - started) / times
     flops = 2.0 * weights * len(ids)
     flops += 4.0 * config.hidden_size * config.num_hidden_layers * float((lengths.astype(float) ** 2).sum())
@@ -281,9 +282,9 @@ def _time_passes(
     bench.say("passes", **names, mean_tokens=mean, **rate, **shares)
 
 
-def _computed(backend: Any, *arguments: Any) -> Callable[[], Any]:
+def _computed(backend: Any, *arguments: Any) -> LaunchedChunk:
     costs = backend.forward(*arguments)
-    return lambda: costs
+    return LaunchedChunk(is_done=lambda: True, finish=lambda: costs)
 
 
 def tokenizer(bench: Bench) -> None:

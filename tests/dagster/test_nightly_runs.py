@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 
 _HOURS_OF_TICKS = (7, 8, 8)
 # Checks, the start and the end of a run, in the database that all runs share; the log of one run, in its own.
-_ROWS_OF_A_RUN, _OWN_ROWS_OF_A_RUN = 6, 60
+_ROWS_OF_A_RUN, _OWN_ROWS_OF_A_RUN = 8, 60
 
 
 @dataclass(frozen=True, slots=True)
