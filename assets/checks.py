@@ -20,7 +20,7 @@ import dagster as dg
 from surge_dagster.config.check_policy import RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.engine.run.report import SLOW_PACE
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.dagster_internals import latest_target
+from surge_dagster.orchestration.dagster_internals import last_evaluation, latest_target
 from surge_dagster.orchestration.failures import failed_metadata, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, PaceOfRun, Violations
@@ -109,8 +109,10 @@ def run_check_results(
     for name, (violations, judged, metrics) in judged_by.items():
         if not judged or policy.severity(name) == "off":
             continue
-        if name in judged_footers and not violations and _failed_before(names, name, instance) - judged_footers[name]:
-            continue
+        if name in judged_footers and not violations:
+            not_judged_again = _failed_before(names, name, instance) - judged_footers[name]
+            if not_judged_again:
+                continue
         reasons = unjudged
         if name == "row_counts_match":
             reasons = unjudged | {"without a row count of the source": len(footers.uncounted)}
@@ -129,16 +131,11 @@ def run_check_results(
 
 def _failed_before(names: CatalogNames, name: CheckName, instance: dg.DagsterInstance) -> set[str]:
     """Return the catalog keys of partitions that the last result of a check of `embeddings` named as wrong."""
-    key = dg.AssetCheckKey(names.embeddings, name)
-    record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
-    event = None if record is None or record.event is None else record.event.dagster_event
-    if event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+    evaluation = last_evaluation(instance, dg.AssetCheckKey(names.embeddings, name))
+    if evaluation is None or evaluation.passed:
         return set()
-    evaluation = event.asset_check_evaluation_data
     failed: Any = evaluation.metadata.get("partitions_failed")
-    if evaluation.passed or failed is None:
-        return set()
-    return {str(partition["key"]) for partition in failed.value}
+    return set() if failed is None else {str(partition["key"]) for partition in failed.value}
 
 
 def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:

@@ -24,6 +24,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
+_PLANNED_CHECKS = 20  # newest records of a check that are looked at
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
 _AHEAD = 1_000  # how far into the future an event's time may be, in ms
 _latest: dict[dg.AssetKey, int] = {}  # the time of each asset's last event of this process, in ms since 1970
@@ -90,6 +91,15 @@ def described(resource: R, text: str) -> R:
     """A resource whose page shows a description in place of the docstring of its class."""
     resource.get_resource_definition()._description = text
     return resource
+
+
+def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
+    """Return the last result of a check; a run that only plans the check, as the current one may, has none."""
+    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=_PLANNED_CHECKS):
+        event = None if record.event is None else record.event.dagster_event
+        if event is not None and event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            return event.asset_check_evaluation_data
+    return None
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:

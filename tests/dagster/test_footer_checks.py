@@ -306,14 +306,15 @@ def test_severity_of_both_checks_follows_the_settings(embedded: Workbench) -> No
     assert check.severity is dg.AssetCheckSeverity.WARN
 
 
-def test_pass_does_not_hide_a_failure_of_partitions_it_did_not_judge(bench: Workbench) -> None:
+@pytest.mark.parametrize("launched", ["job", "asset"])
+def test_pass_does_not_hide_a_failure_of_partitions_it_did_not_judge(bench: Workbench, launched: str) -> None:
     bench.fill("ab", 40)
     assert bench.refresh().success
     tamper(bench.file("b"), lambda table: table.slice(0, 30))
     assert passed(bench.refresh(select="stale"))["row_counts_match"] is False
 
     bench.write("c", 3)
-    ran = bench.embed_keys(keys=["c"])
+    ran = bench.embed_keys(keys=["c"]) if launched == "job" else bench.embed("a", "a")
 
     assert "row_counts_match" not in ran.checks()
     assert ran.checks()["dimensions_match"].passed
