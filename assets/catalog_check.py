@@ -1,4 +1,5 @@
-"""Checks that read everything: each partition beside its file, and each file of the space beside the catalog.
+"""Checks that read everything: each partition beside its file, and each file of the space beside
+the catalog.
 
 They judge `embeddings`, except for truncation, which is the texts' and so judges
 `source_partitions`. The job `catalog_check` evaluates them. Rows are streamed; what grows with the
@@ -7,10 +8,10 @@ catalog is the list of violations.
 Runs of `embeddings` evaluate two of them as well, `dimensions_match` and `row_counts_match`, which
 therefore belong to the op of that asset.
 
-Dagster plans the other checks in every backfill and in every materialization from the UI. A backfill
-does not start if its plan lacks one. But their op is always skipped there: it depends on an output of
-the asset's op, which has none, because it logs its events itself. Dagster shows these checks as
-skipped until the job evaluates them again.
+Dagster plans the other checks in every backfill and in every materialization from the UI. A
+backfill does not start if its plan lacks one. But their op is always skipped there: it depends on
+an output of the asset's op, which has none, because it logs its events itself. Dagster shows these
+checks as skipped until the job evaluates them again.
 """
 
 from collections import Counter
@@ -43,11 +44,20 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
     ),
     "row_counts_match": ("Each file has as many rows as its source.", ("rows",)),
     "ids_match": ("Each file has its source's ids, once each and in the same order.", ("ids",)),
-    "texts_match": ("Each file has its source's texts and carried columns, in order.", ("texts", "columns")),
-    "files_are_whole": ("Each file can be read in full, checksums included.", ("damaged", "vectors")),
+    "texts_match": (
+        "Each file has its source's texts and carried columns, in order.",
+        ("texts", "columns"),
+    ),
+    "files_are_whole": (
+        "Each file can be read in full, checksums included.",
+        ("damaged", "vectors"),
+    ),
     "dimensions_match": ("Each file's vectors have the space's dimension.", ("dimension",)),
     "vectors_are_finite": ("No vector holds a NaN or an infinity.", ("finite",)),
-    "vectors_have_length_1": ("Each vector has length 1, where the space is normalized.", ("length",)),
+    "vectors_have_length_1": (
+        "Each vector has length 1, where the space is normalized.",
+        ("length",),
+    ),
     "one_space": ("No file of the space holds vectors of another one.", ("space",)),
     "no_orphan_files": (
         "No file and no staged rows belong to a partition that was removed from the catalog.",
@@ -58,7 +68,9 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
         (),
     ),
 }
-_CHECK_OF: dict[Kind, CheckName] = {kind: name for name, (_, kinds) in _GROUPS.items() for kind in kinds}
+_CHECK_OF: dict[Kind, CheckName] = {
+    kind: name for name, (_, kinds) in _GROUPS.items() for kind in kinds
+}
 
 
 def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
@@ -69,13 +81,17 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
     """
     wanted = _wanted(policy)
     if not wanted:
-        raise ConfigError("the setting checks turns off everything that catalog_check does; leave one check on")
+        raise ConfigError(
+            "the setting checks turns off everything that catalog_check does; leave one check on"
+        )
 
     specs: list[dg.AssetCheckSpec] = []
     for name in wanted:
         if not is_of_runs(name):
             description, _ = _GROUPS[name]
-            specs.append(dg.AssetCheckSpec(name, asset=_asset(names, name), description=description))
+            specs.append(
+                dg.AssetCheckSpec(name, asset=_asset(names, name), description=description)
+            )
 
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
@@ -93,19 +109,29 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
     return evaluate
 
 
-def catalog_check(names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]) -> dg.JobDefinition:
+def catalog_check(
+    names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]
+) -> dg.JobDefinition:
     """Return the job that evaluates the catalog's checks, and how far derived spaces lag behind.
 
-    It is not a job of asset checks: those that runs evaluate too can be selected only with their asset.
+    It is not a job of asset checks: those that runs evaluate too can be selected only with their
+    asset.
     """
 
-    @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
-    def compare(context: dg.OpExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
+    @dg.op(
+        name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys
+    )
+    def compare(
+        context: dg.OpExecutionContext,
+    ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Read the whole catalog and the whole output, and evaluate the checks."""
         with executing(context):
             compared = _compare(names, policy, context)
         yield from [evaluation_of(names, result, context.instance) for result in compared]
-        yield from [evaluation_of(names, result, context.instance) for result in lag_results(names, context, derived)]
+        yield from [
+            evaluation_of(names, result, context.instance)
+            for result in lag_results(names, context, derived)
+        ]
         yield dg.Output(None)
 
     return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")
@@ -119,7 +145,9 @@ def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
     return names.source_partitions if name == "few_texts_are_truncated" else names.embeddings
 
 
-def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> list[dg.AssetCheckResult]:
+def _compare(
+    names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext
+) -> list[dg.AssetCheckResult]:
     """Read everything once; the results of all checks that are on."""
     resources = names.resources(context)
     with errors_as_failures(context):
@@ -129,7 +157,8 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
     listed: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
     truncation = Truncation(policy.max_truncated_share)
     unread: Violations = []
-    faults: Counter[CheckName | None] = Counter()  # partitions by the check that they violate; None: not read
+    # partitions by the check that they violate; None: not read
+    faults: Counter[CheckName | None] = Counter()
     fault: Violation | None = None
     partitions = violations = 0
     try:
@@ -159,7 +188,12 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
     # No check knows about partitions that were not read; one of the evaluated checks lists them.
     lists_unread: CheckName = "files_are_whole" if "files_are_whole" in wanted else wanted[0]
     listed[lists_unread].extend(unread)
-    common = {"space_title": space.title, "space": space.name, "partitions": partitions, "rows": truncation.rows}
+    common = {
+        "space_title": space.title,
+        "space": space.name,
+        "partitions": partitions,
+        "rows": truncation.rows,
+    }
     metrics: dict[CheckName, dict[str, Any]] = {"few_texts_are_truncated": truncation.metrics()}
     now = f" (catalog_check of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)"
 
@@ -170,7 +204,9 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
             unjudged = {}
         judged = partitions - sum(unjudged.values())
         of_check = common | metrics.get(name, {})
-        checked = check_result(_asset(names, name), name, policy, listed[name], judged, unjudged, of_check, now)
+        checked = check_result(
+            _asset(names, name), name, policy, listed[name], judged, unjudged, of_check, now
+        )
         # One that could judge nothing says nothing, unless it looks for files without a partition.
         return checked if judged or name == "no_orphan_files" else checked._replace(passed=False)
 

@@ -7,7 +7,8 @@
                 ...
         changes.confirm()
 
-The consumer's name is that of the asset's op, so that each asset gets what it has not confirmed yet.
+The consumer's name is that of the asset's op, so that each asset gets what it has not confirmed
+yet.
 """
 # Dagster reads annotations when it makes a resource, so they must not be strings here.
 
@@ -19,13 +20,16 @@ from surge_dagster.engine.feed.changes import Changes, changes
 
 
 class ChangesInput(EmbeddingsInput):
-    """Opens the change feed of the embeddings for a `consumer`, by default the asset's op; it does not write."""
+    """Opens the change feed of the embeddings for a `consumer`, by default the asset's op; it does
+    not write."""
 
     consumer: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Changes:
         """What the asset has not confirmed yet."""
         try:
-            return changes(self.output.open(), self.consumer or context.op_def.name, space=self.space)
+            return changes(
+                self.output.open(), self.consumer or context.op_def.name, space=self.space
+            )
         except (ConfigError, DataError) as error:
             raise dg.Failure(str(error), allow_retries=False) from error

@@ -1,10 +1,10 @@
 """The checks at the end of every run that was not interrupted; they cover what the run did.
 
-The engine refuses a vector that cannot be right before it is published. At the end of a run the footer of each
-published file is compared with its source; adopted files are read in full before. One check says whether all of the
-run's partitions are published, names those that are not, and carries the run's metrics. Two compare
-the footers of what the run published or found fresh with the space and the source (`footer_checks`).
-The others look at what was encoded and warn.
+The engine refuses a vector that cannot be right before it is published. At the end of a run the
+footer of each published file is compared with its source; adopted files are read in full before.
+One check says whether all of the run's partitions are published, names those that are not, and
+carries the run's metrics. Two compare the footers of what the run published or found fresh with the
+space and the source (`footer_checks`). The others look at what was encoded and warn.
 
 A check that judged no partition has no result of the run. Dagster shows it as skipped if it planned
 the check, and keeps its earlier result otherwise.
@@ -50,8 +50,23 @@ _DESCRIPTIONS: dict[CheckName, str] = {
 }
 
 _WITHOUT_ENCODING = (
-    *("space", "space_title", "dimension", "partitions_written", "partitions_skipped", "partitions_republished"),
-    *("device", "hardware", "precision", "encoder_notes", "pool_start_seconds", "wall_seconds", "storage_retries"),
+    *(
+        "space",
+        "space_title",
+        "dimension",
+        "partitions_written",
+        "partitions_skipped",
+        "partitions_republished",
+    ),
+    *(
+        "device",
+        "hardware",
+        "precision",
+        "encoder_notes",
+        "pool_start_seconds",
+        "wall_seconds",
+        "storage_retries",
+    ),
     *("run_seconds", "cost"),
 )
 _MOST_SLOW_SHOWN = 20
@@ -86,10 +101,11 @@ def is_of_runs(name: CheckName) -> bool:
 def run_check_results(
     names: CatalogNames, policy: CheckPolicy, outcome: Outcome, instance: dg.DagsterInstance
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the results of the checks that judged partitions in a run; the blocking one last, always.
+    """Yield the results of the checks that judged partitions in a run; the blocking one last,
+    always.
 
-    A pass of a check of footers is left out if its last result names partitions that this run did not judge: the pass
-    would hide them.
+    A pass of a check of footers is left out if its last result names partitions that this run did
+    not judge: the pass would hide them.
     """
     truncation, drift, footers = outcome.truncation, outcome.drift, outcome.footers
     # Without a measurement there are no numbers: Dagster would plot them as zeros.
@@ -130,7 +146,8 @@ def run_check_results(
 
 
 def _failed_before(names: CatalogNames, name: CheckName, instance: dg.DagsterInstance) -> set[str]:
-    """Return the catalog keys of partitions that the last result of a check of `embeddings` named as wrong."""
+    """Return the catalog keys of partitions that the last result of a check of `embeddings` named
+    as wrong."""
     evaluation = last_evaluation(instance, dg.AssetCheckKey(names.embeddings, name))
     if evaluation is None or evaluation.passed:
         return set()
@@ -140,9 +157,14 @@ def _failed_before(names: CatalogNames, name: CheckName, instance: dg.DagsterIns
 
 def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:
     line = f"{counted(pace.judged, 'SuperBatch')} judged, {len(pace.slow):,} slow."
-    metadata: dict[str, Any] = {"superbatches_judged": pace.judged, "slowest_pace_ratio": round(pace.slowest, 2)}
+    metadata: dict[str, Any] = {
+        "superbatches_judged": pace.judged,
+        "slowest_pace_ratio": round(pace.slowest, 2),
+    }
     if pace.slow:
-        metadata["slow"] = dg.MetadataValue.md("\n".join(f"- {message}" for message in pace.slow[:_MOST_SLOW_SHOWN]))
+        metadata["slow"] = dg.MetadataValue.md(
+            "\n".join(f"- {message}" for message in pace.slow[:_MOST_SLOW_SHOWN])
+        )
     return dg.AssetCheckResult(
         asset_key=names.embeddings,
         check_name="encode_not_slow",
@@ -163,14 +185,22 @@ def check_result(
     metrics: dict[str, Any],
     when: str = "",
 ) -> dg.AssetCheckResult:
-    """What one check of a catalog or a run found: one line, its violations, and metrics where it judged anything.
+    """What one check of a catalog or a run found: one line, its violations, and metrics where it
+    judged anything.
 
-    `unjudged` counts the partitions that the check could not judge by what was wrong with them; `when` ends the line.
+    `unjudged` counts the partitions that the check could not judge by what was wrong with them;
+    `when` ends the line.
     """
     reasons = [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
-    line = ", ".join([f"{counted(judged, 'partition')} judged", counted(len(violations), "violation"), *reasons])
+    line = ", ".join(
+        [f"{counted(judged, 'partition')} judged", counted(len(violations), "violation"), *reasons]
+    )
     others = sum(unjudged.values())
-    counts = {"partitions_judged": judged, "partitions_not_judged": others, "violations": len(violations)}
+    counts = {
+        "partitions_judged": judged,
+        "partitions_not_judged": others,
+        "violations": len(violations),
+    }
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,
@@ -182,9 +212,12 @@ def check_result(
 
 
 def evaluation_of(
-    names: CatalogNames, result: dg.AssetCheckResult | dg.AssetCheckEvaluation, instance: dg.DagsterInstance
+    names: CatalogNames,
+    result: dg.AssetCheckResult | dg.AssetCheckEvaluation,
+    instance: dg.DagsterInstance,
 ) -> dg.AssetCheckEvaluation:
-    """The same as an event, of what is materialized now; the op of a job cannot return check results."""
+    """The same as an event, of what is materialized now; the op of a job cannot return check
+    results."""
     asset_key = result.asset_key or names.embeddings
     return dg.AssetCheckEvaluation(
         asset_key=asset_key,
@@ -201,11 +234,13 @@ def evaluation_of(
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     """The run's metrics, under the names of `embed --json`, and the table of what failed."""
     report = outcome.metrics
-    # Where nothing was encoded, only what the run has done and needed: Dagster would plot everything else as zeros.
+    # Where nothing was encoded, only what the run has done and needed: Dagster would plot
+    # everything else as zeros.
     metrics = {
         name: round(value, 4) if isinstance(value, float) and name not in _COSTS else value
         for name, value in report.as_dict().items()
-        if value not in (None, [], {}) and (report.superbatches or (value and name in _WITHOUT_ENCODING))
+        if value not in (None, [], {})
+        and (report.superbatches or (value and name in _WITHOUT_ENCODING))
     }
     failures = list(outcome.failures.values())
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]

@@ -1,7 +1,8 @@
-"""The assets `lancedb` and `pgvector`: tables that follow the vectors, with a check that compares them with the files.
+"""The assets `lancedb` and `pgvector`: tables that follow the vectors, with a check that compares
+them with the files.
 
-Each is materialized by the job `hand_over`, which the sensor `hand_over_changes` launches when runs have changed
-embeddings. A hand-over that dies is repeated by the next one, and does nothing twice.
+Each is materialized by the job `hand_over`, which the sensor `hand_over_changes` launches when runs
+have changed embeddings. A hand-over that dies is repeated by the next one, and does nothing twice.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
@@ -34,7 +35,8 @@ def target_asset(
     """The asset of a table, whose key is also the name under which the table confirms what it has.
 
     Raises:
-        ConfigError: another catalog's asset has this table, and each would replace the rows of the other.
+        ConfigError: another catalog's asset has this table, and each would replace the rows of the
+            other.
     """
     target, other = settings.target(), _ASSETS_BY_TABLE.get(settings)
     if other is not None and other.key != key:
@@ -53,7 +55,8 @@ def target_asset(
 
     class HandOverConfig(dg.Config):
         compare_everything: bool = Field(
-            False, description="Compare every vector of the table with the files, not a sample: once a week, say."
+            False,
+            description="Compare every vector of the table with the files, not a sample: once a week, say.",
         )
 
     @dg.asset(
@@ -79,7 +82,10 @@ def target_asset(
             compared = compare(feed, stored, everything=config.compare_everything)
             return compared.wrong
 
-        with executing(context.op_execution_context), errors_as_failures(context.op_execution_context):
+        with (
+            executing(context.op_execution_context),
+            errors_as_failures(context.op_execution_context),
+        ):
             done = target.apply(partial(changes, store, key.to_user_string()), judge)
         metadata = {
             "space": done.feed.space.name,
@@ -90,7 +96,9 @@ def target_asset(
             "dagster/row_count": compared.rows_found,
             "partitions_failed": len(done.failures),
         }
-        yield dg.MaterializeResult(metadata=metadata, check_results=[_result(compared, done.failures)])
+        yield dg.MaterializeResult(
+            metadata=metadata, check_results=[_result(compared, done.failures)]
+        )
         if done.failures:
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
             raise run_failure(
@@ -124,6 +132,8 @@ def _result(compared: Comparison, failures: Mapping[str, SurgeError]) -> dg.Asse
             "vectors_compared": compared.vectors_compared,
             "partitions_compared": "all" if sampled is None else ", ".join(sampled),
             "partitions_not_judged": len(not_judged),
-            **failed_metadata([*compared.wrong.items(), *((key, str(error)) for key, error in failures.items())]),
+            **failed_metadata(
+                [*compared.wrong.items(), *((key, str(error)) for key, error in failures.items())]
+            ),
         },
     )

@@ -1,9 +1,11 @@
-"""The asset `current_space` names the space that readers use; the job `switch_current_space` makes another one current.
+"""The asset `current_space` names the space that readers use; the job `switch_current_space` makes
+another one current.
 
-The asset is external, so that neither "Materialize all" nor a backfill changes what readers get. The job asks for a
-space or a confirmation, refuses a space that lacks a partition, and logs each switch as a materialization. Runs that
-embed report the first space, and what was switched or begun elsewhere. The asset's data version is the space: only
-another space for readers makes downstream assets stale.
+The asset is external, so that neither "Materialize all" nor a backfill changes what readers get.
+The job asks for a space or a confirmation, refuses a space that lacks a partition, and logs each
+switch as a materialization. Runs that embed report the first space, and what was switched or begun
+elsewhere. The asset's data version is the space: only another space for readers makes downstream
+assets stale.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
@@ -29,7 +31,9 @@ class SwitchConfig(dg.Config):
     """What a switch needs: the space, or a confirmation that the one of the settings is meant."""
 
     space: str | None = Field(None, description="name of the space to switch to")
-    confirm: bool = Field(False, description="true: switch to the space of the settings, where no space is named")
+    confirm: bool = Field(
+        False, description="true: switch to the space of the settings, where no space is named"
+    )
 
 
 def current_space(names: CatalogNames) -> dg.AssetSpec:
@@ -50,7 +54,11 @@ def current_space(names: CatalogNames) -> dg.AssetSpec:
 def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
     """The job that verifies a space and makes it the current one."""
 
-    @dg.op(name=names.current_space_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
+    @dg.op(
+        name=names.current_space_op,
+        out=dg.Out(dg.Nothing),
+        required_resource_keys=names.resource_keys,
+    )
     def switch(context: dg.OpExecutionContext, config: SwitchConfig) -> None:
         """Verify a space and make it the current one."""
         resources = names.resources(context)
@@ -60,7 +68,9 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
             try:
                 switched = switch_space(source, store, space)
             except SwitchRefused as refused:
-                listed = failure_table([(violation.key, violation.reason) for violation in refused.violations])
+                listed = failure_table(
+                    [(violation.key, violation.reason) for violation in refused.violations]
+                )
                 metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
                 raise run_failure(context, str(refused), metadata=metadata) from refused
             release(source)
@@ -77,7 +87,9 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
     )
 
 
-def _event(names: CatalogNames, store: Store, space: Space, switched: Switched, text: str) -> dg.AssetMaterialization:
+def _event(
+    names: CatalogNames, store: Store, space: Space, switched: Switched, text: str
+) -> dg.AssetMaterialization:
     metadata = {
         **shown_spaces(store, space),
         "previous_space": switched.current.previous,
@@ -86,11 +98,16 @@ def _event(names: CatalogNames, store: Store, space: Space, switched: Switched, 
     if switched.changed:
         metadata |= {"partitions": switched.partitions, "rows": switched.rows}
     return dg.AssetMaterialization(
-        names.current_space, description=text, metadata=metadata, tags={DATA_VERSION_TAG: space.name}
+        names.current_space,
+        description=text,
+        metadata=metadata,
+        tags={DATA_VERSION_TAG: space.name},
     )
 
 
-def _wanted_space(names: CatalogNames, resources: CatalogResources, store: Store, config: SwitchConfig) -> Space:
+def _wanted_space(
+    names: CatalogNames, resources: CatalogResources, store: Store, config: SwitchConfig
+) -> Space:
     if config.space:
         return named_space(store, config.space)
     space = existing_space(names, resources, store, "switch")

@@ -1,12 +1,14 @@
-"""One asset per derived space that the settings list, and the job that brings all of them up to date.
+"""One asset per derived space that the settings list, and the job that brings all of them up to
+date.
 
-A run derives what is missing or stale among its partitions, or in the whole space, and reports each file that it wrote;
-in a run of a backfill also those that are fresh, because Dagster ends a backfill as failed when a partition that it
-covers has no event. No encoder is started.
+A run derives what is missing or stale among its partitions, or in the whole space, and reports each
+file that it wrote; in a run of a backfill also those that are fresh, because Dagster ends a
+backfill as failed when a partition that it covers has no event. No encoder is started.
 
-The sensor `hand_over_changes` launches the job when runs have changed embeddings. It does not depend on the check of
-`embeddings` that blocks: a refused partition keeps back its own derived file alone. A run of both assets, as in a
-backfill, derives nothing when a partition is refused, and the sensor's run makes up for it.
+The sensor `hand_over_changes` launches the job when runs have changed embeddings. It does not
+depend on the check of `embeddings` that blocks: a refused partition keeps back its own derived file
+alone. A run of both assets, as in a backfill, derives nothing when a partition is refused, and the
+sensor's run makes up for it.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
@@ -30,7 +32,12 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import derived_embedding
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.events import BATCH_EVENTS, report_events
-from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata, failure_table, run_failure
+from surge_dagster.orchestration.failures import (
+    errors_as_failures,
+    failed_metadata,
+    failure_table,
+    run_failure,
+)
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import is_by_operator, job_of
 from surge_dagster.orchestration.names import CatalogNames
@@ -38,16 +45,20 @@ from surge_dagster.orchestration.partition_keys import from_partition_key, to_pa
 
 CHECK = "every_partition_is_derived"
 _SENSOR_TAG = "dagster/sensor_name"
-_MEASURED_SHARE = 0.5  # of the catalog's partitions, before the sensor's run finds the ranges of int8
+# of the catalog's partitions, before the sensor's run finds the ranges of int8
+_MEASURED_SHARE = 0.5
 
 
 class DeriveConfig(dg.Config):
     delete_removed: bool = Field(
-        False, description="delete files whose partition was removed from the parent; only a run of the job finds them"
+        False,
+        description="delete files whose partition was removed from the parent; only a run of the job finds them",
     )
 
 
-def derived_spaces(names: CatalogNames, wanted: Sequence[DerivedSettings]) -> list[dg.AssetsDefinition]:
+def derived_spaces(
+    names: CatalogNames, wanted: Sequence[DerivedSettings]
+) -> list[dg.AssetsDefinition]:
     """An asset with a file per partition for each derived space."""
     return [_derived_space(names, each) for each in wanted]
 
@@ -84,7 +95,9 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
         backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys=names.resource_keys,
     )
-    def derive(context: dg.AssetExecutionContext, config: DeriveConfig) -> Iterator[dg.AssetCheckResult]:
+    def derive(
+        context: dg.AssetExecutionContext, config: DeriveConfig
+    ) -> Iterator[dg.AssetCheckResult]:
         """Derive the partitions of this run that are missing or stale."""
         has_keys = context.has_partition_key or context.has_partition_key_range
         keys = [from_partition_key(key) for key in context.partition_keys] if has_keys else None
@@ -98,9 +111,12 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
 def derive_job(
     names: CatalogNames, wanted: Sequence[DerivedSettings], resources: Mapping[str, Any]
 ) -> list[dg.JobDefinition]:
-    """The job that brings all derived spaces up to date in one run; none where the settings list no space."""
+    """The job that brings all derived spaces up to date in one run; none where the settings list no
+    space."""
 
-    @dg.op(name=names.derive_all_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
+    @dg.op(
+        name=names.derive_all_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys
+    )
     def derive(
         context: dg.OpExecutionContext, config: DeriveConfig
     ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
@@ -118,7 +134,8 @@ def derive_job(
 def lag_results(
     names: CatalogNames, context: dg.OpExecutionContext, wanted: Sequence[DerivedSettings]
 ) -> Iterator[dg.AssetCheckResult]:
-    """The result of the check of each derived space: how far it lags behind the files of its parent now."""
+    """The result of the check of each derived space: how far it lags behind the files of its parent
+    now."""
     with errors_as_failures(context):
         resources = names.resources(context)
         store = resources.output.open()
@@ -126,7 +143,10 @@ def lag_results(
         for each in wanted:
             lag = find_lag(store, parent, each.dtype, each.dimension)
             behind = [(key, "it has no valid file in this space") for key in lag.missing]
-            behind += [(key, f"its file was derived from earlier rows of {parent.name}") for key in lag.stale]
+            behind += [
+                (key, f"its file was derived from earlier rows of {parent.name}")
+                for key in lag.stale
+            ]
             yield dg.AssetCheckResult(
                 asset_key=names.derived(each.label),
                 check_name=CHECK,
@@ -164,7 +184,8 @@ def _run(
             removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)
             events = _events(names, context, run, each, keys)
-            while batch := list(itertools.islice(events, BATCH_EVENTS)):  # stored in one transaction
+            # stored in one transaction
+            while batch := list(itertools.islice(events, BATCH_EVENTS)):
                 report_events(context.instance, context, batch)
             failures += run.report.partitions_failed
             context.log.info(f"{run.report.space}: {run.report.in_words()}")
@@ -172,10 +193,18 @@ def _run(
 
 
 def _is_early(
-    names: CatalogNames, context: dg.OpExecutionContext, store: Store, parent: Space, wanted: DerivedSettings
+    names: CatalogNames,
+    context: dg.OpExecutionContext,
+    store: Store,
+    parent: Space,
+    wanted: DerivedSettings,
 ) -> bool:
-    """Whether the ranges of an int8 space would be found over a small part of the catalog, once for all vectors."""
-    if wanted.dtype != "int8" or find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None:
+    """Whether the ranges of an int8 space would be found over a small part of the catalog, once for
+    all vectors."""
+    if (
+        wanted.dtype != "int8"
+        or find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None
+    ):
         return False
     embedded = len(OutputState(store, parent.name).files())
     registered = len(context.instance.get_dynamic_partitions(names.partitions_name))

@@ -1,12 +1,14 @@
-"""The asset `embeddings`, its upstream assets, and the jobs that bring all or some of its partitions up to date.
+"""The asset `embeddings`, its upstream assets, and the jobs that bring all or some of its
+partitions up to date.
 
-A run of the asset covers one range of partitions. The jobs cover the partitions that their config names, or all of
-them. Dagster does not launch a partitioned asset without a range, so the jobs execute an op that does the same work and
-logs the same events. The op also finds partitions that no sensor has registered yet.
+A run of the asset covers one range of partitions. The jobs cover the partitions that their config
+names, or all of them. Dagster does not launch a partitioned asset without a range, so the jobs
+execute an op that does the same work and logs the same events. The op also finds partitions that no
+sensor has registered yet.
 
-Dagster executes neither upstream asset. A run of `embeddings` reports the events of both; the sensor reports the
-catalog too. `superbatches` is not a second output of that run's op: an op with a partitioned and an unpartitioned asset
-makes backfills from the UI impossible.
+Dagster executes neither upstream asset. A run of `embeddings` reports the events of both; the
+sensor reports the catalog too. `superbatches` is not a second output of that run's op: an op with a
+partitioned and an unpartitioned asset makes backfills from the UI impossible.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
@@ -20,7 +22,12 @@ from surge_dagster.assets.checks import evaluation_of, run_check_results, run_ch
 from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.orchestration.asset_events import CODE_VERSION
-from surge_dagster.orchestration.failures import allow_run_retry, failure_of, forget_overtaken, report_failures
+from surge_dagster.orchestration.failures import (
+    allow_run_retry,
+    failure_of,
+    forget_overtaken,
+    report_failures,
+)
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import POOL, LaunchConfig, MistypedKeys, job_of
 from surge_dagster.orchestration.names import CatalogNames
@@ -34,7 +41,8 @@ _PASSING = EncoderError, TransientError, OperationalError, InterfaceError
 
 
 def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSpec:
-    """The external asset with one dynamic partition per key of the catalog; downstream of the asset that it may be."""
+    """The external asset with one dynamic partition per key of the catalog; downstream of the asset
+    that it may be."""
     upstream = asset_key(catalog.url)
     return dg.AssetSpec(
         names.source_partitions,
@@ -106,11 +114,16 @@ def embeddings(
         context: dg.AssetExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         """Embed the partitions of this run that are missing or stale."""
-        chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
+        chosen = (
+            context.partition_keys
+            if context.has_partition_key or context.has_partition_key_range
+            else None
+        )
         outcome = _run(names, policy, context.op_execution_context, config, chosen)
         results = list(run_check_results(names, policy, outcome, context.instance))
         judged = {result.check_name for result in results}
-        # Dagster shows a check without a result as skipped, but fails an op that lacks an output of one.
+        # Dagster shows a check without a result as skipped, but fails an op that lacks an output of
+        # one.
         for spec in checks:
             if spec.name not in judged:
                 yield dg.Output(None, output_name=spec.get_python_identifier())
@@ -121,14 +134,23 @@ def embeddings(
     return embed
 
 
-def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefinition, dg.JobDefinition]:
-    """The job for the whole catalog, and the job whose config names partitions; both take the same config."""
+def embedding_jobs(
+    names: CatalogNames, policy: CheckPolicy
+) -> tuple[dg.JobDefinition, dg.JobDefinition]:
+    """The job for the whole catalog, and the job whose config names partitions; both take the same
+    config."""
 
-    @dg.op(name=names.refresh_op, pool=POOL, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
+    @dg.op(
+        name=names.refresh_op,
+        pool=POOL,
+        out=dg.Out(dg.Nothing),
+        required_resource_keys=names.resource_keys,
+    )
     def refresh(
         context: dg.OpExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-        """Embed what is missing or stale among the partitions that the config names, else in the whole catalog."""
+        """Embed what is missing or stale among the partitions that the config names, else in the
+        whole catalog."""
         outcome = _run(names, policy, context, config, None)
         for result in run_check_results(names, policy, outcome, context.instance):
             yield evaluation_of(names, result, context.instance)
@@ -139,7 +161,11 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
     configured_as_the_asset = refresh.alias(names.embeddings_op)
     any_set = "Embeds any set of partitions in one run: the config names their keys or their state."
     return (
-        job_of(names.refresh_job, refresh, "Embeds every partition that is missing or stale, in one run."),
+        job_of(
+            names.refresh_job,
+            refresh,
+            "Embeds every partition that is missing or stale, in one run.",
+        ),
         job_of(names.embed_job, configured_as_the_asset, any_set),
     )
 
@@ -178,7 +204,8 @@ def _embed(
         Refresh(names, context, config, outcome).run(chosen if config.keys is None else config.keys)
     except Exception as error:
         outcome.ended_by = error
-        for failure in outcome.report.partitions_failed:  # also those whose events the run has not received
+        # also those whose events the run has not received
+        for failure in outcome.report.partitions_failed:
             outcome.fail(failure)
         # A launch with a mistyped key leaves the checks as they are.
         if isinstance(error, MistypedKeys):
@@ -207,14 +234,18 @@ def _is_passing(error: BaseException) -> bool:
     return isinstance(error, _PASSING) or isinstance(error.__cause__, _PASSING)
 
 
-def _report_end(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Report the checks and failures of a run that an error ended; a failure to do so must not hide the error."""
+def _report_end(
+    names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext, outcome: Outcome
+) -> None:
+    """Report the checks and failures of a run that an error ended; a failure to do so must not hide
+    the error."""
     try:
         report_failures(names, context, outcome)
         context.log.info(outcome.sum_up())
         for result in run_check_results(names, policy, outcome, context.instance):
             if result.passed:
-                continue  # it covers a part of the run, and would replace an earlier failure of the check
+                # it covers a part of the run, and would replace an earlier failure of the check
+                continue
             context.log_event(evaluation_of(names, result, context.instance))  # pyright: ignore[reportArgumentType]
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
@@ -226,7 +257,11 @@ def _last_line(names: CatalogNames, context: dg.OpExecutionContext, outcome: Out
     """What a terminated run has published, and who embeds the rest."""
     by_sensor = context.run_tags.get("dagster/sensor_name") == names.sensor
     done = outcome.sum_up() if outcome.partitions else "Nothing was begun"
-    then = "leaves it alone until its source changes" if by_sensor else "requests what is missing, if it is on"
+    then = (
+        "leaves it alone until its source changes"
+        if by_sensor
+        else "requests what is missing, if it is on"
+    )
     return (
         f"Terminated. {done}. Launch {names.refresh_job} for the rest, or wait for the schedule "
         f"{names.schedule}, if it is on; the sensor {names.sensor} {then}."

@@ -1,14 +1,15 @@
 """Embeddings as the input of other assets.
 
-An asset with the argument `embeddings` gets the vectors of its run's partitions; one without partitions gets all:
+An asset with the argument `embeddings` gets the vectors of its run's partitions; one without
+partitions gets all:
 
     @dg.asset
     def near_duplicates(embeddings: pl.LazyFrame) -> None: ...
 
 The asset `embeddings` names `embeddings_input` as its IO manager, so the argument need not.
 
-The argument's type is one of `polars.LazyFrame`, `pyarrow.dataset.Dataset` and `Embeddings`, which gives both. Only
-footers are read before the asset reads rows.
+The argument's type is one of `polars.LazyFrame`, `pyarrow.dataset.Dataset` and `Embeddings`, which
+gives both. Only footers are read before the asset reads rows.
 """
 # Dagster reads annotations when it makes a resource, so they must not be strings here.
 
@@ -31,8 +32,8 @@ _SPACE_TAG = "surge/space"
 class EmbeddingsInput(dg.ConfigurableIOManager):
     """Loads embeddings; it does not write.
 
-    Without `space` it reads the output's current space, or its only one. All steps of a run read the same space, even
-    if another one becomes current meanwhile.
+    Without `space` it reads the output's current space, or its only one. All steps of a run read
+    the same space, even if another one becomes current meanwhile.
     """
 
     output: OutputStore
@@ -44,7 +45,9 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         import pyarrow.dataset as ds
 
         wanted = context.dagster_type.typing_type
-        if not isinstance(wanted, type) or not issubclass(wanted, (pl.LazyFrame, ds.Dataset, Embeddings)):
+        if not isinstance(wanted, type) or not issubclass(
+            wanted, (pl.LazyFrame, ds.Dataset, Embeddings)
+        ):
             if wanted is not Any:
                 raise dg.Failure(
                     f"the input {context.name!r} is of type {wanted}; embeddings come as polars.LazyFrame, "
@@ -84,12 +87,15 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         embedded = set(opened.keys())
         if missing := [key for key in keys if key not in embedded]:
             listed = named(map(repr, missing))
-            context.log.warning(f"{counted(len(missing), 'partition')} without embeddings left out: {listed}")
+            context.log.warning(
+                f"{counted(len(missing), 'partition')} without embeddings left out: {listed}"
+            )
         return None
 
 
 def _space_of_run(context: dg.InputContext, store: Store) -> str:
-    """The space that a run reads: the current one at its first step, kept in a tag of the run for later steps."""
+    """The space that a run reads: the current one at its first step, kept in a tag of the run for
+    later steps."""
     tag = f"{_SPACE_TAG}/{hashlib.sha256(store.url.encode()).hexdigest()[:12]}"
     step = context.step_context
     run = step.instance.get_run_by_id(step.run_id)

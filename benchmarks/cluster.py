@@ -1,9 +1,10 @@
 """A run over the machines of a Ray cluster beside the sum of their speeds: `make bench-cluster`.
 
-The machines are network namespaces on this computer, so it needs root, iproute2 and the extra `ray`. Their encoders
-sleep instead of computing, each at a speed of its own, because all machines share the cores here. Efficiency is the
-catalog's texts over what the machines could have encoded from the moment at which each got its first stretch until the
-last one ended. Beside it stands what the simulator of `make bench-fleet` gives for the same machines and partitions.
+The machines are network namespaces on this computer, so it needs root, iproute2 and the extra
+`ray`. Their encoders sleep instead of computing, each at a speed of its own, because all machines
+share the cores here. Efficiency is the catalog's texts over what the machines could have encoded
+from the moment at which each got its first stretch until the last one ended. Beside it stands what
+the simulator of `make bench-fleet` gives for the same machines and partitions.
 """
 
 from __future__ import annotations
@@ -82,9 +83,15 @@ def measure_sizes(arguments: argparse.Namespace, folder: Path) -> Document:
     with cluster_of(speeds, folder) as network:
         for sigma in _SIGMAS:
             texts, catalog = round(sum(speeds) * arguments.seconds), folder / f"sigma {sigma}"
-            build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=sigma, seed=1)
-            simulated = simulated_efficiency(Catalog.of(texts, arguments.partitions, sigma, seed=1), speeds, costs)
-            runs[catalog.name] = driven(network[0], catalog, "auto", speeds) | {"simulated": simulated}
+            build_synthetic_catalog(
+                catalog, texts=texts, partitions=arguments.partitions, sigma=sigma, seed=1
+            )
+            simulated = simulated_efficiency(
+                Catalog.of(texts, arguments.partitions, sigma, seed=1), speeds, costs
+            )
+            runs[catalog.name] = driven(network[0], catalog, "auto", speeds) | {
+                "simulated": simulated
+            }
     return runs
 
 
@@ -108,14 +115,18 @@ def measure_one(arguments: argparse.Namespace, folder: Path) -> Document:
     texts = round(arguments.speed * arguments.seconds)
     build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, seed=1)
     with cluster_of(speeds, folder) as [host]:
-        return {f"one, cluster {name}": driven(host, catalog, name, speeds) for name in ("none", "auto")}
+        return {
+            f"one, cluster {name}": driven(host, catalog, name, speeds) for name in ("none", "auto")
+        }
 
 
 def measure_half(arguments: argparse.Namespace, folder: Path) -> Document:
     """Four equal machines and a catalog of which one partition is half."""
     catalog, speeds = folder / "half", [arguments.speed] * 4
     texts = round(sum(speeds) * arguments.seconds / 2)
-    build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, sigma=1.0, seed=1)
+    build_synthetic_catalog(
+        catalog, texts=texts, partitions=arguments.partitions, sigma=1.0, seed=1
+    )
 
     def row_groups() -> Iterator[tuple[pa.Array, pa.Array]]:
         for start in range(0, texts, _GROUP_ROWS):
@@ -156,7 +167,9 @@ def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> 
     finally:
         shutil.rmtree(output, ignore_errors=True)
     ends = max(work["ended"] for work in run["machines"].values())
-    could = sum(speeds[int(name)] * (ends - work["begun"]) for name, work in run["machines"].items())
+    could = sum(
+        speeds[int(name)] * (ends - work["begun"]) for name, work in run["machines"].items()
+    )
     return run | {"efficiency": run["texts"] / could, "speeds": list(speeds)}
 
 
@@ -175,10 +188,17 @@ class PacedRuns:
         return open_source(self.catalog)
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        *,
+        at_once: int = 1,
+        **options: Any,
     ) -> EmbeddingRun:
         memory = memory_limit(None, at_once)
-        return EmbeddingRun(partitions, open_store(self.output), pool, memory_limit_bytes=memory, **options)
+        return EmbeddingRun(
+            partitions, open_store(self.output), pool, memory_limit_bytes=memory, **options
+        )
 
 
 def drive(catalog: str, output: str, cluster: str) -> Document:
@@ -191,10 +211,18 @@ def drive(catalog: str, output: str, cluster: str) -> Document:
             run = runs.new_run(partitions, pool)
             for _ in run.events():
                 pass
-            machines = {"0": {"begun": 0.0, "ended": run.report.wall_seconds, "texts": run.report.texts_encoded}}
+            machines = {
+                "0": {
+                    "begun": 0.0,
+                    "ended": run.report.wall_seconds,
+                    "texts": run.report.texts_encoded,
+                }
+            }
         else:
             connect = partial(RayCluster, cluster, runs, pool.space, say, "auto")
-            run = ClusterRun(partitions, runs, pool, connect, force=False, grace_seconds=20.0, warn=say)
+            run = ClusterRun(
+                partitions, runs, pool, connect, force=False, grace_seconds=20.0, warn=say
+            )
             for _ in run.events():
                 pass
             machines = {
@@ -233,7 +261,9 @@ def targets(document: Document) -> Iterator[Target]:
         alone, cluster = (run["efficiency"] for run in document["one"].values())
         yield Target("one machine: with a cluster over without", 0.99, cluster / alone)
     for run in document.get("half", {}).values():
-        yield at_most("half in one partition, 4 machines: seconds over W/4", 1.15, 1 / run["efficiency"])
+        yield at_most(
+            "half in one partition, 4 machines: seconds over W/4", 1.15, 1 / run["efficiency"]
+        )
 
 
 _SCENARIOS = {"one": measure_one, "sizes": measure_sizes, "half": measure_half}
@@ -246,7 +276,12 @@ def main() -> None:
     add("--scenarios", type=names_of(_SCENARIOS), default=scenarios, help=f"some of {scenarios}")
     add("--machines", type=int, default=2 if quick else 8)
     add("--speed", type=float, default=500 if quick else 1500, help="texts per second of a machine")
-    add("--seconds", type=float, default=5 if quick else 150, help="that all machines together need at best")
+    add(
+        "--seconds",
+        type=float,
+        default=5 if quick else 150,
+        help="that all machines together need at best",
+    )
     add("--partitions", type=int, default=20 if quick else 400)
     add("--drive", nargs=3, metavar=("CATALOG", "OUTPUT", "CLUSTER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """The CPU's default backend, which also writes down each chunk that it has computed.
 
-A line of `$COUNTED_CHUNKS` is the number of a chunk's texts. It is written before the chunk is answered, so a benchmark
-sees what was computed whether or not the pool was told.
+A line of `$COUNTED_CHUNKS` is the number of a chunk's texts. It is written before the chunk is
+answered, so a benchmark sees what was computed whether or not the pool was told.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import (
+    Backend,
+    BackendSettings,
+    Progress,
+    Rows,
+)
 from surge_dagster.engine.encoder.worker.loading import make_backend
 from surge_dagster.engine.model.spec import Space
 

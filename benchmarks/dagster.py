@@ -1,18 +1,21 @@
-"""What Dagster costs: the record of each partition, a whole refresh, a tick of the sensor, and the page of the UI.
+"""What Dagster costs: the record of each partition, a whole refresh, a tick of the sensor, and the
+page of the UI.
 
     python -m benchmarks.dagster [--scenarios events,refresh,sensor,pages] [--quick]
 
-- events: an op reports what a run reports for each new partition: materializations of the source and, with the tags of
-  its lineage, of the embedding. *Event by event* is the public `context.log_event`. Each round has an instance and a
-  process of its own. Without Postgres its sides are left out.
-- refresh: the job `catalog_refresh` over partitions of two texts, with a hash in place of a model. Memory is read from
-  outside whenever another quarter of the files exists.
+- events: an op reports what a run reports for each new partition: materializations of the source
+  and, with the tags of its lineage, of the embedding. *Event by event* is the public
+  `context.log_event`. Each round has an instance and a process of its own. Without Postgres its
+  sides are left out.
+- refresh: the job `catalog_refresh` over partitions of two texts, with a hash in place of a model.
+  Memory is read from outside whenever another quarter of the files exists.
 - sensor: CPU seconds of ticks with nothing to do.
-- pages: Chromium opens the partition page of `embeddings` until it shows the partitions; its GraphQL queries are then
-  sent again, one at a time. Without Chromium only the query for the statuses of all partitions is measured.
+- pages: Chromium opens the partition page of `embeddings` until it shows the partitions; its
+  GraphQL queries are then sent again, one at a time. Without Chromium only the query for the
+  statuses of all partitions is measured.
 
-The scenarios sensor and pages look at the instance that the refresh has filled, so they include it. Prints a table and,
-as the last line of standard output, one JSON document.
+The scenarios sensor and pages look at the instance that the refresh has filled, so they include it.
+Prints a table and, as the last line of standard output, one JSON document.
 """
 
 from __future__ import annotations
@@ -81,7 +84,9 @@ _KNOWN_QUERY = """query KnownPartitionQuery { assetNodeOrError(assetKey: {path: 
 def measure(arguments: argparse.Namespace) -> Document:
     """Run the requested scenarios and give the document."""
     requested = set(arguments.scenarios)
-    document = start_document("dagster", arguments, ("dagster", "dagster-postgres", "dagster-webserver", "SQLAlchemy"))
+    document = start_document(
+        "dagster", arguments, ("dagster", "dagster-postgres", "dagster-webserver", "SQLAlchemy")
+    )
     if "events" in requested:
         say("events")
         document["events"] = measure_events(arguments)
@@ -94,12 +99,15 @@ def measure(arguments: argparse.Namespace) -> Document:
                 document["pages"] = measure_pages(project, arguments.rounds)
             if "sensor" in requested:
                 say("sensor")
-                document["sensor"] = {"partitions": arguments.partitions} | project.in_own_process("--part", "sensor")
+                document["sensor"] = {"partitions": arguments.partitions} | project.in_own_process(
+                    "--part", "sensor"
+                )
     return document
 
 
 def measure_events(arguments: argparse.Namespace) -> Document:
-    """Milliseconds per partition of every side, by turns; `missing` says what to install for Postgres."""
+    """Milliseconds per partition of every side, by turns; `missing` says what to install for
+    Postgres."""
     with contextlib.ExitStack() as stack:
         server, missing = None, ""
         try:
@@ -114,15 +122,24 @@ def measure_events(arguments: argparse.Namespace) -> Document:
                 count = arguments.events if side in _BATCHED else arguments.single_events
                 turns[side].append(_one_round(server, side, count))
     rows = {
-        side: {name: statistics.median(turn[name] for turn in its_rounds) for name in ("partitions", "milliseconds")}
+        side: {
+            name: statistics.median(turn[name] for turn in its_rounds)
+            for name in ("partitions", "milliseconds")
+        }
         for side, its_rounds in turns.items()
     }
     return {"postgres": server.version if server else None, "missing": missing, "sides": rows}
 
 
 def _one_round(server: PostgresServer | None, side: str, count: int) -> Document:
-    url = server.create_database(f"round_{time.monotonic_ns()}") if server and side.startswith("postgres") else ""
-    return in_own_process("benchmarks.dagster", "--part", "events", "--side", side, "--events", count, "--url", url)
+    url = (
+        server.create_database(f"round_{time.monotonic_ns()}")
+        if server and side.startswith("postgres")
+        else ""
+    )
+    return in_own_process(
+        "benchmarks.dagster", "--part", "events", "--side", side, "--events", count, "--url", url
+    )
 
 
 def report_in_an_op(arguments: argparse.Namespace) -> Document:
@@ -135,7 +152,9 @@ def report_in_an_op(arguments: argparse.Namespace) -> Document:
         with contextlib.ExitStack() as stack:
             put: Callable[[dg.AssetMaterialization], None] = context.log_event
             if arguments.side in _BATCHED:
-                writer = EventWriter[dg.AssetMaterialization](context, partial(report_events, instance, context), 60)
+                writer = EventWriter[dg.AssetMaterialization](
+                    context, partial(report_events, instance, context), 60
+                )
                 put = stack.enter_context(writer).put
             for number in range(arguments.events):
                 for event in _events_of(f"p{number:06}"):
@@ -158,7 +177,12 @@ def report_in_an_op(arguments: argparse.Namespace) -> Document:
 
 def _events_of(key: str) -> Iterator[dg.AssetMaterialization]:
     """The two events of a partition."""
-    metadata = {"key": key, "source_version": "v1", "removed": False, "dagster/partition_row_count": 10}
+    metadata = {
+        "key": key,
+        "source_version": "v1",
+        "removed": False,
+        "dagster/partition_row_count": 10,
+    }
     tags = {"dagster/data_version": "v1"}
     yield dg.AssetMaterialization(_SOURCE, partition=key, metadata=metadata, tags=tags)
     space, upstream = "bench-000000000000", _SOURCE.to_user_string()
@@ -198,14 +222,17 @@ def event_targets(measured: Document) -> Iterator[Target]:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A folder with a catalog, its output and a Dagster instance; `refreshed` is what the refresh measured."""
+    """A folder with a catalog, its output and a Dagster instance; `refreshed` is what the refresh
+    measured."""
 
     folder: Path
     refreshed: Document
 
     def in_own_process(self, *words: object) -> Document:
         """Run a part of this benchmark in the project."""
-        return in_own_process("benchmarks.dagster", *words, env=_environment(self.folder), cwd=self.folder)
+        return in_own_process(
+            "benchmarks.dagster", *words, env=_environment(self.folder), cwd=self.folder
+        )
 
 
 @contextlib.contextmanager
@@ -218,12 +245,24 @@ def refreshed_project(partitions: int) -> Iterator[Project]:
         (folder / "home").mkdir()
         shutil.copy(ROOT / "surge_dagster" / "dagster.yaml", folder / "home")
         say("  its refresh")
-        command = [sys.executable, "-m", "benchmarks.dagster", "--part", "refresh", "--partitions", str(partitions)]
-        process = subprocess.Popen(command, env=_environment(folder), cwd=folder, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.dagster",
+            "--part",
+            "refresh",
+            "--partitions",
+            str(partitions),
+        ]
+        process = subprocess.Popen(
+            command, env=_environment(folder), cwd=folder, stdout=subprocess.PIPE, text=True
+        )
         marks = _watch(process, folder / "output", partitions)
         printed = process.stdout.read() if process.stdout else ""
         if process.returncode:
-            raise RuntimeError(f"the refresh failed with exit code {process.returncode}: {printed[-2000:]}")
+            raise RuntimeError(
+                f"the refresh failed with exit code {process.returncode}: {printed[-2000:]}"
+            )
         measured: Document = json.loads(printed.splitlines()[-1])
         marks += [measured["own_bytes"]] * (_QUARTERS - len(marks))
         yield Project(folder, measured | {"own_bytes_at_quarters": marks})
@@ -242,7 +281,11 @@ def _write_catalog(catalog: Path, partitions: int) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SURGE_", "DAGSTER_"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SURGE_", "DAGSTER_"))
+    }
     return inherited | {
         "DAGSTER_HOME": str(folder / "home"),
         "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS": "true",
@@ -255,7 +298,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _watch(process: subprocess.Popen[str], output: Path, partitions: int) -> list[int]:
-    """Wait for the run's process to end; gives its memory when each quarter of the partitions was published."""
+    """Wait for the run's process to end; gives its memory when each quarter of the partitions was
+    published."""
     marks: list[int] = []
     watched = psutil.Process(process.pid)
     while True:
@@ -283,7 +327,12 @@ def refresh(arguments: argparse.Namespace) -> Document:
         job.execute_in_process(run_config=_QUIET, instance=instance)
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     own_bytes = _memory_of(psutil.Process())
-    return {"partitions": arguments.partitions, "seconds": seconds, "cpu_seconds": cpu, "own_bytes": own_bytes}
+    return {
+        "partitions": arguments.partitions,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "own_bytes": own_bytes,
+    }
 
 
 def refresh_lines(measured: Document) -> Iterator[str]:
@@ -307,11 +356,15 @@ def ticks(_: argparse.Namespace) -> Document:
     def tick(instance: dg.DagsterInstance) -> float:
         begun = time.process_time()
         with dg.build_sensor_context(
-            instance, repository_def=definitions.get_repository_def(), resources=definitions.resources
+            instance,
+            repository_def=definitions.get_repository_def(),
+            resources=definitions.resources,
         ) as context:
             result = sensor.evaluate_tick(context)
         seconds = time.process_time() - begun
-        say(f"  a tick of {seconds:.2f} s: {result.skip_message or f'{len(result.run_requests or ())} runs requested'}")
+        say(
+            f"  a tick of {seconds:.2f} s: {result.skip_message or f'{len(result.run_requests or ())} runs requested'}"
+        )
         return seconds
 
     with dg.DagsterInstance.get() as instance:
@@ -326,17 +379,24 @@ def sensor_lines(measured: Document) -> Iterator[str]:
 
 
 def sensor_targets(measured: Document) -> Iterator[Target]:
-    yield at_most("CPU seconds of a tick with nothing to do", 2.0, statistics.median(measured["idle_ticks"]))
+    yield at_most(
+        "CPU seconds of a tick with nothing to do", 2.0, statistics.median(measured["idle_ticks"])
+    )
 
 
 def measure_pages(project: Project, rounds: int) -> Document:
     """Open the page, then send its queries again."""
-    queries: list[Document] = [{"operationName": "KnownPartitionQuery", "query": _KNOWN_QUERY, "variables": {}}]
+    queries: list[Document] = [
+        {"operationName": "KnownPartitionQuery", "query": _KNOWN_QUERY, "variables": {}}
+    ]
     measured: Document = {"partitions": project.refreshed["partitions"]}
     with _webserver(project.folder) as url:
         say("  the page")
         try:
-            loads = [_load(f"{url}/assets/embeddings?view=partitions", measured["partitions"]) for _ in range(rounds)]
+            loads = [
+                _load(f"{url}/assets/embeddings?view=partitions", measured["partitions"])
+                for _ in range(rounds)
+            ]
             measured["page_seconds"] = [seconds for seconds, _ in loads]
             queries += loads[-1][1]
         except NoBrowser as error:
@@ -353,9 +413,22 @@ def _webserver(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "dagster",
+        "dev",
+        "-w",
+        "workspace.yaml",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+    ]
     with (folder / "dev.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=_environment(folder), stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=folder, env=_environment(folder), stdout=log, stderr=log
+        )
         try:
             url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_SECONDS
             while not _answers(url):
@@ -383,7 +456,12 @@ def _load(url: str, partitions: int) -> tuple[float, list[Document]]:
     """Seconds until the page shows the partitions, and the queries that it has sent by then."""
     sent: dict[str, Document] = {}
     with browser_page() as page:
-        page.on("request", lambda request: sent.update(_named(request.post_data) if "/graphql" in request.url else {}))
+        page.on(
+            "request",
+            lambda request: sent.update(
+                _named(request.post_data) if "/graphql" in request.url else {}
+            ),
+        )
         begun = time.perf_counter()
         page.goto(url, wait_until="commit")
         page.get_by_text(f"{partitions:,}").first.wait_for(timeout=_LOAD_MILLISECONDS)
@@ -401,7 +479,9 @@ def _query(url: str, query: Document, rounds: int) -> Document:
     name, body = query["operationName"], json.dumps(query).encode()
     seconds, content = list[float](), b""
     for _ in range(rounds):
-        request = urllib.request.Request(f"{url}/graphql", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{url}/graphql", body, {"Content-Type": "application/json"}
+        )
         begun = time.perf_counter()
         with urllib.request.urlopen(request, timeout=300) as response:
             content = response.read()
@@ -413,7 +493,9 @@ def _query(url: str, query: Document, rounds: int) -> Document:
 
 def pages_lines(measured: Document) -> Iterator[str]:
     seconds = ", ".join(f"{seconds:.1f}" for seconds in measured.get("page_seconds", ()))
-    page = f"page with {measured['partitions']:,} partitions, seconds until they are shown: {seconds}"
+    page = (
+        f"page with {measured['partitions']:,} partitions, seconds until they are shown: {seconds}"
+    )
     yield measured.get("missing", page)
     yield f"{'query of the page':40}{'s':>8}{'kB':>10}"
     for row in sorted(measured["queries"], key=lambda row: -row["seconds"]):
@@ -424,8 +506,12 @@ def pages_targets(measured: Document) -> Iterator[Target]:
     partitions = f"{measured['partitions']:,} partitions"
     missing = measured.get("missing", "")
     slowest = None if missing else max(row["seconds"] for row in measured["queries"])
-    yield at_most(f"s for all statuses of {partitions}", _QUERY_SECONDS, measured["queries"][0]["seconds"])
-    yield at_most(f"s for the page's slowest query, {partitions}", _QUERY_SECONDS, slowest, note=missing)
+    yield at_most(
+        f"s for all statuses of {partitions}", _QUERY_SECONDS, measured["queries"][0]["seconds"]
+    )
+    yield at_most(
+        f"s for the page's slowest query, {partitions}", _QUERY_SECONDS, slowest, note=missing
+    )
 
 
 SCENARIOS: Scenarios = {
@@ -440,11 +526,31 @@ PARTS = {"events": report_in_an_op, "refresh": refresh, "sensor": ticks}  # proc
 def main() -> None:
     parser = command_line(__doc__)
     add, quick = parser.add_argument, add_quick(parser)
-    add("--scenarios", type=names_of(SCENARIOS), default=list(SCENARIOS), help=f"of {','.join(SCENARIOS)}")
+    add(
+        "--scenarios",
+        type=names_of(SCENARIOS),
+        default=list(SCENARIOS),
+        help=f"of {','.join(SCENARIOS)}",
+    )
     add("--rounds", type=int, default=1 if quick else 3, help="times that the sides take turns (3)")
-    add("--events", type=int, default=20 if quick else 2_000, help="partitions of a batched round (2,000)")
-    add("--single-events", type=int, default=5 if quick else 200, help="partitions of a round event by event (200)")
-    add("--partitions", type=int, default=40 if quick else 40_000, help="of refresh, sensor and pages (40,000)")
+    add(
+        "--events",
+        type=int,
+        default=20 if quick else 2_000,
+        help="partitions of a batched round (2,000)",
+    )
+    add(
+        "--single-events",
+        type=int,
+        default=5 if quick else 200,
+        help="partitions of a round event by event (200)",
+    )
+    add(
+        "--partitions",
+        type=int,
+        default=40 if quick else 40_000,
+        help="of refresh, sensor and pages (40,000)",
+    )
     for hidden in ("--part", "--side", "--url"):
         add(hidden, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

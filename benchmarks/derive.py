@@ -1,9 +1,10 @@
 """Derived spaces: rows per second of each conversion, from memory and from files to files.
 
-*memory* converts float32 vectors of 384 dimensions that lie in memory, in batches of 1,024 rows, on one thread. *files*
-derives a whole space from Parquet files with ids and texts of about 100 bytes, on one thread, checksums, compression
-and flushes included. Both give rows per second of processor time, and for files of elapsed time too. *reading* is what
-reading the files alone takes, and is a part of *files*.
+*memory* converts float32 vectors of 384 dimensions that lie in memory, in batches of 1,024 rows, on
+one thread. *files* derives a whole space from Parquet files with ids and texts of about 100 bytes,
+on one thread, checksums, compression and flushes included. Both give rows per second of processor
+time, and for files of elapsed time too. *reading* is what reading the files alone takes, and is a
+part of *files*.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ _LEAST = 500_000
 
 
 def _measure(
-    store: LocalStore, parent: Space, matrix: np.ndarray, kind: tuple[DerivedDtype, int], rounds: int
+    store: LocalStore,
+    parent: Space,
+    matrix: np.ndarray,
+    kind: tuple[DerivedDtype, int],
+    rounds: int,
 ) -> Document:
     dtype, dimension = kind
     say(f"  {dtype}, {dimension} dimensions")
@@ -74,7 +79,8 @@ def _measure(
 
 
 def _reading(store: LocalStore, parent: Space, rounds: int) -> float:
-    """Rows per second of processor time at which the files of the parent are read, checksums included."""
+    """Rows per second of processor time at which the files of the parent are read, checksums
+    included."""
     names = [stored.name for stored in store.list(parent.name) if is_output_file(stored.name)]
     files = [read_published_file(store, name) for name in names]
 
@@ -99,9 +105,17 @@ def _write(store: LocalStore, parent: Space, matrix: np.ndarray, partitions: int
     for number, part in enumerate(np.array_split(matrix, partitions)):
         key, rows = f"p{number}", np.arange(len(part), dtype=np.uint64)
         version = desired_version(key, parent.name)
-        facts = FileFacts(key, parent.name, "m", "fp32", "v1", key, version, len(part), DIMENSION, 0)
+        facts = FileFacts(
+            key, parent.name, "m", "fp32", "v1", key, version, len(part), DIMENSION, 0
+        )
         texts = draw_texts(0, number, rows, _MEAN_TEXT_BYTES).cast(pa.large_string())
-        write_output(store.root / file_name(parent.name, key), facts, pa.array(rows).cast(pa.string()), texts, part)  # pyright: ignore[reportArgumentType]
+        write_output(
+            store.root / file_name(parent.name, key),
+            facts,
+            pa.array(rows).cast(pa.string()),
+            texts,
+            part,
+        )  # pyright: ignore[reportArgumentType]
 
 
 def _lines(document: Document) -> Iterator[str]:
@@ -125,7 +139,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=50_000, help="rows of the space")
     parser.add_argument("--partitions", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="where files are written; default: a temporary one")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="where files are written; default: a temporary one",
+    )
     arguments = parser.parse_args()
     document = start_document("derive", arguments, ("numpy", "pyarrow"))
     parent = EncodingSpec(f"hash://{DIMENSION}").resolve()
@@ -136,7 +155,9 @@ def main() -> None:
         store = LocalStore(Path(folder) / "out")
         _write(store, parent, matrix, arguments.partitions)
         document["reading_rows_per_cpu_second"] = _reading(store, parent, arguments.rounds)
-        document["kinds"] = [_measure(store, parent, matrix, kind, arguments.rounds) for kind in KINDS]
+        document["kinds"] = [
+            _measure(store, parent, matrix, kind, arguments.rounds) for kind in KINDS
+        ]
     print_document(document, _lines(document), _targets(document))
 
 

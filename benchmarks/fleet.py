@@ -2,16 +2,16 @@
 
     python -m benchmarks.fleet [--scenarios costs,efficiency,ends] [--quick]
 
-- costs: what the product takes in addition to encoding, measured here: events of 1 to 64 writers on one Postgres,
-  lists, publishing, the driver of a cluster.
-- efficiency: of fleets of 1 to 1,000 machines over 40,000 partitions of log-normal sizes: the work, through what all
-  machines could have encoded until the run ends. Speeds are spread by 10 %, 2 % of the machines have half the speed,
-  10 % are preempted in an hour, and each starts cold. *Calm* is without preemptions, *wave* with 30 % in a minute.
+- costs: what the product takes in addition to encoding, measured here: events of 1 to 64 writers on
+  one Postgres, lists, publishing, the driver of a cluster.
+- efficiency: of fleets of 1 to 1,000 machines over 40,000 partitions of log-normal sizes: the work,
+  through what all machines could have encoded until the run ends. Speeds are spread by 10 %, 2 % of
+  the machines have half the speed, 10 % are preempted in an hour, and each starts cold. *Calm* is
+  without preemptions, *wave* with 30 % in a minute.
 - ends: the largest fleets that are used well, and those at which more machines stop to pay.
 
-The others follow from the costs, so *costs* is always included. `make bench-cluster` compares the simulator with real
-Ray. Prints a table and, as the last line of standard
-output, one JSON document.
+The others follow from the costs, so *costs* is always included. `make bench-cluster` compares the
+simulator with real Ray. Prints a table and, as the last line of standard output, one JSON document.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ PAYS = 0.75
 def measure(arguments: argparse.Namespace) -> Document:
     """Measure the costs, simulate what is requested, and give the document."""
     requested = set(arguments.scenarios)
-    document = start_document("fleet", arguments, ("dagster", "dagster-postgres", "psycopg2-binary", "ray"))
+    document = start_document(
+        "fleet", arguments, ("dagster", "dagster-postgres", "psycopg2-binary", "ray")
+    )
     say("costs")
     costs, extra = measure_costs(QUICK if arguments.quick else FULL, arguments.model)
     document["costs"] = asdict(costs) | extra
@@ -80,7 +82,10 @@ class Simulator:
                 say(f"  sigma {sigma}, {name}")
                 outcomes = [self._outcome(catalog, count, FAULTS[name]) for count in self._machines]
                 row = {"sigma": sigma, "faults": name, "catalog_bytes": catalog.text_bytes}
-                rows.append(row | {"machines": self._machines, "outcomes": [asdict(each) for each in outcomes]})
+                rows.append(
+                    row
+                    | {"machines": self._machines, "outcomes": [asdict(each) for each in outcomes]}
+                )
         return rows
 
     def ends(self) -> list[Document]:
@@ -114,9 +119,13 @@ class Simulator:
 
     def _outcome(self, catalog: Catalog, machines: int, faults: Faults) -> Outcome:
         arguments = self._arguments
-        faults = replace(faults, cold_seconds=arguments.cold_seconds, replaced_seconds=arguments.replaced_seconds)
+        faults = replace(
+            faults, cold_seconds=arguments.cold_seconds, replaced_seconds=arguments.replaced_seconds
+        )
         speed = arguments.texts_per_second * MEAN_BYTES
-        return RayWay(catalog, machines, speed, self._costs, faults, arguments.seed, held=arguments.held).run()
+        return RayWay(
+            catalog, machines, speed, self._costs, faults, arguments.seed, held=arguments.held
+        ).run()
 
 
 def cost_lines(costs: Document) -> Iterator[str]:
@@ -130,7 +139,12 @@ def cost_lines(costs: Document) -> Iterator[str]:
 
 def cost_targets(costs: Document) -> Iterator[Target]:
     cpu = costs.get("postgres_cpu_milliseconds")
-    yield at_most("ms of Postgres' CPU per partition, most writers", 2.0, cpu, note="--quick leaves Postgres out")
+    yield at_most(
+        "ms of Postgres' CPU per partition, most writers",
+        2.0,
+        cpu,
+        note="--quick leaves Postgres out",
+    )
 
 
 def efficiency_lines(rows: Sequence[Document]) -> Iterator[str]:
@@ -160,7 +174,9 @@ def efficiency_targets(rows: Sequence[Document]) -> Iterator[Target]:
 def end_lines(ends: Sequence[Document]) -> Iterator[str]:
     yield f"{'':10}{'sigma':>7}{'hours of one machine':>22}{f'at least {WELL}':>15}{'more pay up to':>16}{'s then':>10}"
     for end in ends:
-        figures = f"{end['hours']:>22,g}{end['used_well']:>15,}{end['pays']:>16,}{end['seconds']:>10,.0f}"
+        figures = (
+            f"{end['hours']:>22,g}{end['used_well']:>15,}{end['pays']:>16,}{end['seconds']:>10,.0f}"
+        )
         yield f"{'':10}{end['sigma']:>7}{figures}"
 
 
@@ -174,14 +190,49 @@ SCENARIOS: Scenarios = {
 def main() -> None:
     parser = command_line(__doc__)
     add, quick = parser.add_argument, add_quick(parser)
-    add("--scenarios", type=names_of(SCENARIOS), default=list(SCENARIOS), help=f"of {','.join(SCENARIOS)}")
-    add("--machines", type=numbers, default=[1, 8] if quick else [1, 8, 64, 256, 1_000], help="1,8,64,256,1000")
+    add(
+        "--scenarios",
+        type=names_of(SCENARIOS),
+        default=list(SCENARIOS),
+        help=f"of {','.join(SCENARIOS)}",
+    )
+    add(
+        "--machines",
+        type=numbers,
+        default=[1, 8] if quick else [1, 8, 64, 256, 1_000],
+        help="1,8,64,256,1000",
+    )
     add("--partitions", type=int, default=100 if quick else 40_000, help="of a catalog (40,000)")
-    add("--hours", type=float, default=2.0 if quick else 1_000.0, help="that one machine needs for it (1,000)")
-    add("--texts-per-second", type=float, default=700.0, help="of a machine, each of 47 bytes (700, a CPU)")
-    add("--held", type=int, default=2, help="stretches that a machine of a Ray cluster has at a time (2)")
-    add("--cold-seconds", type=float, default=60.0, help="by which a machine's first start is longer (60)")
-    add("--replaced-seconds", type=float, default=120.0, help="until a lost machine is replaced (120)")
+    add(
+        "--hours",
+        type=float,
+        default=2.0 if quick else 1_000.0,
+        help="that one machine needs for it (1,000)",
+    )
+    add(
+        "--texts-per-second",
+        type=float,
+        default=700.0,
+        help="of a machine, each of 47 bytes (700, a CPU)",
+    )
+    add(
+        "--held",
+        type=int,
+        default=2,
+        help="stretches that a machine of a Ray cluster has at a time (2)",
+    )
+    add(
+        "--cold-seconds",
+        type=float,
+        default=60.0,
+        help="by which a machine's first start is longer (60)",
+    )
+    add(
+        "--replaced-seconds",
+        type=float,
+        default=120.0,
+        help="until a lost machine is replaced (120)",
+    )
     add("--model", default="hash://384" if quick else DEFAULT_MODEL, help="whose load is measured")
     add("--seed", type=int, default=0, help="of speeds and losses (0)")
     print_scenarios(measure(parser.parse_args()), SCENARIOS)

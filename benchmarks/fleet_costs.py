@@ -1,7 +1,7 @@
 """What a fleet costs beside encoding, measured on this machine: the parameters of the simulator.
 
-Each figure is the product's own code at work: events on a Postgres server, runs over partitions with an encoder that
-takes no time, a driver whose machines answer immediately.
+Each figure is the product's own code at work: events on a Postgres server, runs over partitions
+with an encoder that takes no time, a driver whose machines answer immediately.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def measure_costs(sizes: Sizes, model: str) -> tuple[FleetCosts, Document]:
         objects = _listed(folder / "listed", sizes.objects)
         extra["bucket_list_seconds"] = listing_seconds(sizes.objects)
         say("  a driver")
-        driver = {count: _driver_seconds(folder, count, sizes.stretches) for count in sizes.machines}
+        driver = {
+            count: _driver_seconds(folder, count, sizes.stretches) for count in sizes.machines
+        }
     costs = FleetCosts(max(0.0, pool), stretch, file, row, events, objects, driver)
     return costs, extra
 
@@ -158,9 +160,12 @@ def store_events(writers: int, events: int, url: str) -> Document:
     """The process whose children store events at the same time."""
     forked = multiprocessing.get_context("fork")
     arguments = argparse.Namespace(side="postgres batched", events=events, url=url)
-    report_in_an_op(argparse.Namespace(side="postgres batched", events=1, url=url))  # creates the tables
+    # creates the tables
+    report_in_an_op(argparse.Namespace(side="postgres batched", events=1, url=url))
     begins = forked.Barrier(writers + 1)
-    processes = [forked.Process(target=_write_events, args=(arguments, begins)) for _ in range(writers)]
+    processes = [
+        forked.Process(target=_write_events, args=(arguments, begins)) for _ in range(writers)
+    ]
     for process in processes:
         process.start()
     begins.wait()
@@ -178,7 +183,8 @@ def _pool_seconds(model: str) -> float:
 
 
 def _published(folder: Path, files: int, rows: int) -> tuple[float, float, float]:
-    """Seconds of a run over a small partition, of a further small file, and of a row of a large one."""
+    """Seconds of a run over a small partition, of a further small file, and of a row of a large
+    one."""
     with paced_pool() as pool:
         numbers = iter(range(1_000_000))
 
@@ -218,7 +224,12 @@ class _NullRuns:
         return []
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        *,
+        at_once: int = 1,
+        **options: Any,
     ) -> EmbeddingRun:
         return EmbeddingRun(partitions, LocalStore(self.output), pool, **options)
 
@@ -236,11 +247,16 @@ class _NullCluster:
     def embed(self, machine: str, stretch: Stretch) -> tuple[str, Stretch, float]:
         return machine, stretch, time.perf_counter()
 
-    def wait(self, tasks: Sequence[tuple[str, Stretch, float]], seconds: float) -> list[tuple[str, Stretch, float]]:
+    def wait(
+        self, tasks: Sequence[tuple[str, Stretch, float]], seconds: float
+    ) -> list[tuple[str, Stretch, float]]:
         return list(tasks[:1])
 
     def result(self, task: tuple[str, Stretch, float]) -> StretchOutcome:
-        receipts = [Receipt(key, "encoded", key, 1, 16, 1_000, "", 0, "v1", "", "", "null") for key in task[1].keys]
+        receipts = [
+            Receipt(key, "encoded", key, 1, 16, 1_000, "", 0, "v1", "", "", "null")
+            for key in task[1].keys
+        ]
         return StretchOutcome([*receipts], stopped=False)
 
     def request(self, machines: int) -> None:
@@ -265,8 +281,16 @@ def _driver_seconds(folder: Path, machines: int, stretches: int) -> float:
     partitions = ready_partitions(stretches, 1)
     cluster = _NullCluster(machines)
     # Machines so slow that each stretch is a partition, and whose files nobody has written.
-    slow = patch("surge_dagster.cluster.stretches._FIRST_SPEED", 1), patch.object(MachineWork, "bytes_per_second", None)
-    with runs.open_pool() as pool, slow[0], slow[1], patch("surge_dagster.cluster.cluster_run.require_shared"):
+    slow = (
+        patch("surge_dagster.cluster.stretches._FIRST_SPEED", 1),
+        patch.object(MachineWork, "bytes_per_second", None),
+    )
+    with (
+        runs.open_pool() as pool,
+        slow[0],
+        slow[1],
+        patch("surge_dagster.cluster.cluster_run.require_shared"),
+    ):
         run = ClusterRun(partitions, runs, pool, lambda: cluster, force=True, grace_seconds=1.0)
         begun = time.process_time()
         count = sum(isinstance(event, Receipt) for event in run.events())

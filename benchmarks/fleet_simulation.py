@@ -1,6 +1,8 @@
-"""A simulator of fleets: machines come, encode texts at a steady speed, one stretch after the other, and are lost.
+"""A simulator of fleets: machines come, encode texts at a steady speed, one stretch after the
+other, and are lost.
 
-What a machine has published or staged stays when it is lost, and another machine comes in its place.
+What a machine has published or staged stays when it is lost, and another machine comes in its
+place.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from surge_dagster.engine.sources.partition import Partition, PartitionRange, Ro
 
 _LEAST_SPEED, _SLOW_SPEED = 0.5, 0.5
 _WAVE_SECONDS = 60.0
-STAGED_BYTES = 5_000 * MEAN_BYTES  # a partition of more than a SuperBatch is staged SuperBatch by SuperBatch
+# a partition of more than a SuperBatch is staged SuperBatch by SuperBatch
+STAGED_BYTES = 5_000 * MEAN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,9 @@ def _partition(number: int, rows: int) -> Partition:
         raise AssertionError("nothing is read in a simulation")
 
     key = f"category-{number:06}"
-    return Partition(key, "v1", read, lambda: "v1", rows=rows, text_bytes=rows * MEAN_BYTES, read_range=read)
+    return Partition(
+        key, "v1", read, lambda: "v1", rows=rows, text_bytes=rows * MEAN_BYTES, read_range=read
+    )
 
 
 Piece = str | PartitionRange  # what is published or staged as one
@@ -112,8 +117,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`efficiency` is the work through what all machines could have done in `seconds`; `encoded` counts bytes twice
-    that were encoded twice, `done` once."""
+    """`efficiency` is the work through what all machines could have done in `seconds`; `encoded`
+    counts bytes twice that were encoded twice, `done` once."""
 
     seconds: float
     efficiency: float
@@ -132,7 +137,13 @@ class Fleet(ABC):
     """
 
     def __init__(
-        self, catalog: Catalog, machines: int, speed: float, costs: FleetCosts, faults: Faults, seed: int
+        self,
+        catalog: Catalog,
+        machines: int,
+        speed: float,
+        costs: FleetCosts,
+        faults: Faults,
+        seed: int,
     ) -> None:
         self.catalog, self.count, self.costs, self.faults = catalog, machines, costs, faults
         self.now, self.listing = 0.0, 2 * costs.list_seconds(len(catalog.partitions))
@@ -166,7 +177,9 @@ class Fleet(ABC):
         seconds = max(self.now, self._stored_at)
         done = sum(self.catalog.partitions[key].text_bytes or 0 for key in self.done)
         efficiency = done / sum(self.speeds) / seconds
-        return Outcome(seconds, efficiency, done, self._encoded, len(self.failed), self._stretches, self._lost)
+        return Outcome(
+            seconds, efficiency, done, self._encoded, len(self.failed), self._stretches, self._lost
+        )
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (when, next(self._order), call))
@@ -212,7 +225,9 @@ class Fleet(ABC):
     def give(self, machine: Machine, stretch: Stretch, start_seconds: float) -> Task:
         """Let a machine do a stretch after those that it has; it begins to read, or to start, now."""
         edge = self.costs.stretch_seconds / 2
-        task = Task(machine, stretch, self.now, self.now + start_seconds + edge, self._pieces(stretch))
+        task = Task(
+            machine, stretch, self.now, self.now + start_seconds + edge, self._pieces(stretch)
+        )
         machine.tasks.append(task)
         self._stretches += 1
         self._encode_next(machine)
@@ -309,5 +324,7 @@ class Fleet(ABC):
 
     def store_events(self, partitions: int, writers: int) -> float:
         """When the events of so many partitions are stored: one database stores those of all runs."""
-        self._stored_at = max(self._stored_at, self.now) + partitions * self.costs.event_seconds(writers)
+        self._stored_at = max(self._stored_at, self.now) + partitions * self.costs.event_seconds(
+            writers
+        )
         return self._stored_at

@@ -29,7 +29,9 @@ class RayWay(Fleet):
         return bool(self._under)
 
     def joined(self, machine: Machine) -> None:
-        start = (self.faults.cold_seconds + self.costs.pool_seconds) * self._random.uniform(*_START_SPREAD)
+        start = (self.faults.cold_seconds + self.costs.pool_seconds) * self._random.uniform(
+            *_START_SPREAD
+        )
         self.at(max(self.now, self.listing) + start, lambda: self._welcome(machine))
 
     def _welcome(self, machine: Machine) -> None:
@@ -39,7 +41,9 @@ class RayWay(Fleet):
             self._look_again()
 
     def finished(self, task: Task) -> None:
-        self._driver_free_at = max(self._driver_free_at, self.now) + self.costs.driver_seconds(self.count)
+        self._driver_free_at = max(self._driver_free_at, self.now) + self.costs.driver_seconds(
+            self.count
+        )
         self.at(self._driver_free_at, lambda: self._take(task))
 
     def _take(self, task: Task) -> None:

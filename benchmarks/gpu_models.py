@@ -14,7 +14,9 @@ import torch
 _ROOT = Path(__file__).parent.parent
 
 
-def make_model(folder: Path, shape: tuple[int, int, int, int], tokenizer_of: Path, device: torch.device) -> None:
+def make_model(
+    folder: Path, shape: tuple[int, int, int, int], tokenizer_of: Path, device: torch.device
+) -> None:
     """A BERT with random weights in fp16; hidden size, inner size, layers, heads."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
@@ -24,7 +26,10 @@ def make_model(folder: Path, shape: tuple[int, int, int, int], tokenizer_of: Pat
     plain = folder.with_name(f"{folder.name}-plain")
     torch.manual_seed(0)
     config = BertConfig(
-        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
     )
     with device:
         BertModel(config).half().save_pretrained(plain)
@@ -36,7 +41,8 @@ def make_model(folder: Path, shape: tuple[int, int, int, int], tokenizer_of: Pat
 
 
 def carry(folder: Path, model: Path) -> None:
-    """What the benchmark needs beside the packages: in this folder it is `python -m benchmarks.gpu --model model`."""
+    """What the benchmark needs beside the packages: in this folder it is `python -m benchmarks.gpu
+    --model model`."""
     from safetensors.torch import load_file, save_file
 
     for name in ("surge_dagster", "benchmarks"):

@@ -1,4 +1,5 @@
-"""What all benchmarks share: command lines, processes of their own, facts of the machine, aims beside measurements."""
+"""What all benchmarks share: command lines, processes of their own, facts of the machine, aims
+beside measurements."""
 
 from __future__ import annotations
 
@@ -53,12 +54,18 @@ Scenarios = Mapping[str, tuple[Callable[..., Iterable[str]], Callable[..., Itera
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
     """A parser whose help is a module's docstring."""
-    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def add_quick(parser: argparse.ArgumentParser) -> bool:
     """Add `--quick`; gives whether it was requested, because other defaults depend on it."""
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes: shows that everything runs, measures nothing",
+    )
     return "--quick" in sys.argv
 
 
@@ -69,7 +76,9 @@ def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = [name.strip() for name in text.split(",") if name.strip()]
         if unknown := [name for name in names if name not in choices]:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(choices)}")
+            raise argparse.ArgumentTypeError(
+                f"{', '.join(unknown)}: choose from {', '.join(choices)}"
+            )
         return names
 
     return parse
@@ -101,7 +110,9 @@ def say(text: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its class when it has none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 def start_document(name: str, arguments: argparse.Namespace, libraries: Iterable[str]) -> Document:
@@ -140,14 +151,23 @@ def aim_lines(aims: Iterable[Target]) -> Iterator[str]:
     for aim in aims:
         sign = ">=" if aim.at_least else "<="
         measured = "-" if aim.measured is None else f"{aim.measured:,.6g}"
-        verdict = {True: "met", False: "missed", None: f"not measured here: {aim.note or 'not requested'}"}[aim.met]
+        verdict = {
+            True: "met",
+            False: "missed",
+            None: f"not measured here: {aim.note or 'not requested'}",
+        }[aim.met]
         yield f"{aim.name:66}{f'{sign} {aim.target:,g}':>12}{measured:>12}  {verdict}"
 
 
 def cpu_instructions() -> set[str]:
     """Instruction sets of the processor, by the kernel's names."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split(":", 1)[1].split()}
+    return {
+        flag
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for flag in line.split(":", 1)[1].split()
+    }
 
 
 def _machine() -> Document:

@@ -24,16 +24,22 @@ _OBJECT = (
 
 
 def listing_seconds(counts: Sequence[int]) -> dict[int, float]:
-    """Seconds to list buckets of so many files, beside what a bucket takes for its answers, one for 1,000 of them."""
+    """Seconds to list buckets of so many files, beside what a bucket takes for its answers, one for
+    1,000 of them."""
     command = [sys.executable, "-m", "benchmarks.listed_bucket"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             options = StorageOptions(
-                endpoint=server.stdout.readline().strip(), access_key_id="any", secret_access_key="any"
+                endpoint=server.stdout.readline().strip(),
+                access_key_id="any",
+                secret_access_key="any",
             )
             stores = {count: open_store(f"s3://objects-{count}/out", options) for count in counts}
-            return {count: seconds_of(lambda s=store: OutputState(s, "space")) for count, store in stores.items()}
+            return {
+                count: seconds_of(lambda s=store: OutputState(s, "space"))
+                for count, store in stores.items()
+            }
         finally:
             server.kill()
 
@@ -47,7 +53,9 @@ class _Pages(BaseHTTPRequestHandler):
         count = int(asked.path.strip("/").removeprefix("objects-"))
         first = int(parse_qs(asked.query).get("continuation-token", ["0"])[0])
         after = min(first + _PAGE, count)
-        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{after}</NextContinuationToken>"
+        more = (
+            f"<IsTruncated>true</IsTruncated><NextContinuationToken>{after}</NextContinuationToken>"
+        )
         objects = "".join(map(_OBJECT.format, range(first, after)))
         end = more if after < count else "<IsTruncated>false</IsTruncated>"
         body = f"<ListBucketResult>{end}{objects}</ListBucketResult>".encode()

@@ -4,14 +4,15 @@
 
 Three measurements, on a cache that the first run finds empty:
 
-- forced runs: the command `embed --force` with the default settings, again and again. Are they alike, is the first file
-  early, and does the prediction hold?
-- SuperBatches of one run, through the library on the CPU: do their encode seconds equal those of the worker?
-- runs of the library that get SIGTERM or SIGKILL when their worker has computed a share of the texts: how many of these
-  vectors are lost?
+- forced runs: the command `embed --force` with the default settings, again and again. Are they
+  alike, is the first file early, and does the prediction hold?
+- SuperBatches of one run, through the library on the CPU: do their encode seconds equal those of
+  the worker?
+- runs of the library that get SIGTERM or SIGKILL when their worker has computed a share of the
+  texts: how many of these vectors are lost?
 
-Prints tables, the targets and, as the last line, one JSON document. The exit code is 1 if a target is missed that does
-not depend on the speed of the machine.
+Prints tables, the targets and, as the last line, one JSON document. The exit code is 1 if a target
+is missed that does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -93,18 +94,30 @@ def main() -> int:
 def forced_run(catalog: Path, output: Path, number: int) -> Document:
     """Return what the command reports of one run."""
     say(f"run {number}")
-    command = [sys.executable, "-m", "surge_dagster", "embed", str(catalog), str(output), "--force", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "surge_dagster",
+        "embed",
+        str(catalog),
+        str(output),
+        "--force",
+        "--json",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     report = json.loads(ended.stdout.splitlines()[-1])
     return {name: report[name] for name in _REPORT_FIELDS}
 
 
 def timed_superbatches(catalog: Path, output: Path) -> list[Document]:
-    """Return, of each SuperBatch of a run, its encode seconds and those in which its worker computed."""
+    """Return, of each SuperBatch of a run, its encode seconds and those in which its worker
+    computed."""
     store = open_store(output)
     with EncoderPool(EncodingSpec(), devices="cpu") as pool:
         run = EmbeddingRun(open_source(str(catalog)), store, pool, force=True)
-        reports = [event for event in learning(run, pool, store) if isinstance(event, SuperBatchReport)]
+        reports = [
+            event for event in learning(run, pool, store) if isinstance(event, SuperBatchReport)
+        ]
     return [
         {
             "texts": report.costs.texts_computed,
@@ -116,12 +129,16 @@ def timed_superbatches(catalog: Path, output: Path) -> list[Document]:
 
 
 def stopped_run(catalog: Path, output: Path, signal_name: str, share: float) -> Document:
-    """Send a signal when a run's worker has computed this share of the texts, and count the vectors that are lost."""
+    """Send a signal when a run's worker has computed this share of the texts, and count the vectors
+    that are lost."""
     say(f"{signal_name} after {share:.0%}")
     texts = sum(pq.read_metadata(path).num_rows for path in catalog.rglob("*.parquet"))
     command = [sys.executable, "-m", "benchmarks.stopped_run", str(catalog), str(output)]
     chunks = output.with_suffix(".chunks")
-    environment = os.environ | {"COUNTED_CHUNKS": str(chunks), "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {
+        "COUNTED_CHUNKS": str(chunks),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
         assert running.stdout is not None
         running.stdout.readline()
@@ -130,7 +147,9 @@ def stopped_run(catalog: Path, output: Path, signal_name: str, share: float) -> 
         running.send_signal(getattr(signal, signal_name))
         running.stdout.read()
     if computed < share * texts:
-        raise SystemExit(f"The run for {signal_name} ended with code {running.returncode} before it was signaled.")
+        raise SystemExit(
+            f"The run for {signal_name} ended with code {running.returncode} before it was signaled."
+        )
 
     published = sum(pq.read_metadata(path).num_rows for path in output.glob("*/*.parquet"))
     return {
@@ -166,10 +185,16 @@ def idle_machine_targets(document: Document) -> Iterator[Target]:
     worst = max((abs(error) for error in errors), default=None)
     yield at_most("prediction error from the third run on", 0.1, worst, note="too few runs")
 
-    yield at_most("SuperBatches that were reported as slow", 0, sum(run["slow_superbatches"] for run in runs))
+    yield at_most(
+        "SuperBatches that were reported as slow", 0, sum(run["slow_superbatches"] for run in runs)
+    )
 
     largest = sorted(superbatch["texts"] for superbatch in document["superbatches"])[-2:]
-    yield at_most("computed texts lost by SIGKILL: two SuperBatches", sum(largest), _most_lost(document, "SIGKILL"))
+    yield at_most(
+        "computed texts lost by SIGKILL: two SuperBatches",
+        sum(largest),
+        _most_lost(document, "SIGKILL"),
+    )
 
 
 def table_of(document: Document) -> Iterator[str]:
@@ -189,7 +214,9 @@ def table_of(document: Document) -> Iterator[str]:
     yield ""
     yield f"{'signal':>10}{'at':>6}{'of texts':>10}{'computed':>10}{'published':>11}{'lost':>7}"
     for each in document["stopped"]:
-        counts = f"{each['texts']:>10,}{each['computed']:>10,}{each['published']:>11,}{each['lost']:>7,}"
+        counts = (
+            f"{each['texts']:>10,}{each['computed']:>10,}{each['published']:>11,}{each['lost']:>7,}"
+        )
         yield f"{each['signal']:>10}{each['share']:>6.0%}{counts}"
 
 

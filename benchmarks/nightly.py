@@ -1,17 +1,21 @@
-"""What a night costs that changes little: an incremental run beside the full run, and tables that follow the vectors.
+"""What a night costs that changes little: an incremental run beside the full run, and tables that
+follow the vectors.
 
     python -m benchmarks.nightly [--scenarios runs,tables] [--partitions 500] [--rows 400] [--model hash://384]
 
-- runs: a full run embeds a catalog of short texts. Then one percent of the rows of each partition changes (texts are
-  edited, rows are inserted, deleted and moved), and a second run follows. A tenth of the catalog is embedded as it is
-  and with 13 % of its texts being copies of others in their partition. These runs alternate, each time in new outputs.
-- tables: a first load of a table reads the files with their checksums and writes every row. Beside it stands the same
-  client with the same rows in memory: `create_table` of LanceDB, and `COPY` of psycopg with pgvector's types. The index
-  of the vectors is not part of either; the primary key is part of the load. The disk is flushed before each. Then one
-  percent of the rows of each partition is edited, inserted and deleted, embedded, and handed over.
+- runs: a full run embeds a catalog of short texts. Then one percent of the rows of each partition
+  changes (texts are edited, rows are inserted, deleted and moved), and a second run follows. A
+  tenth of the catalog is embedded as it is and with 13 % of its texts being copies of others in
+  their partition. These runs alternate, each time in new outputs.
+- tables: a first load of a table reads the files with their checksums and writes every row. Beside
+  it stands the same client with the same rows in memory: `create_table` of LanceDB, and `COPY` of
+  psycopg with pgvector's types. The index of the vectors is not part of either; the primary key is
+  part of the load. The disk is flushed before each. Then one percent of the rows of each partition
+  is edited, inserted and deleted, embedded, and handed over.
 
-An aim is compared with the median of the ratios of its pairs, so that a machine that becomes slower or faster meanwhile
-does not decide. Prints a table and, as the last line of standard output, one JSON document.
+An aim is compared with the median of the ratios of its pairs, so that a machine that becomes slower
+or faster meanwhile does not decide. Prints a table and, as the last line of standard output, one
+JSON document.
 """
 
 from __future__ import annotations
@@ -97,7 +101,9 @@ def measure_runs(arguments: argparse.Namespace, folder: Path) -> list[Document]:
             runs = [("full", "before", "out"), ("incremental", "after", "out")]
             equal = [("distinct", "distinct", "out-distinct"), ("copies", "copies", "out-copies")]
             runs += reversed(equal) if number % 2 else equal
-            pairs.append({name: _measure_run(pool, folder / of, folder / to, name) for name, of, to in runs})
+            pairs.append(
+                {name: _measure_run(pool, folder / of, folder / to, name) for name, of, to in runs}
+            )
             for output in folder.glob("out*"):
                 shutil.rmtree(output)
     return pairs
@@ -123,7 +129,9 @@ def _embed(pool: EncoderPool, catalog: Path, output: Path, *, changes: bool = Fa
 def _draw_catalog(arguments: argparse.Namespace) -> tuple[Catalog, list[str]]:
     """Partitions of short texts, and texts that none of them has."""
     rows, count = arguments.rows, arguments.partitions * arguments.rows
-    texts = draw_texts(arguments.seed, 1, np.arange(count + count // 10, dtype=np.uint64)).to_pylist()
+    texts = draw_texts(
+        arguments.seed, 1, np.arange(count + count // 10, dtype=np.uint64)
+    ).to_pylist()
     catalog = {
         f"part-{number}": [(f"{number}-{row}", texts[number * rows + row]) for row in range(rows)]
         for number in range(arguments.partitions)
@@ -147,17 +155,23 @@ def _change(rows: Rows, count: int, spare: list[str], chance: random.Random) -> 
 
 
 def _with_copies(rows: Rows, chance: random.Random) -> Rows:
-    """The rows, in which some of the texts are those of other ones, as descriptions within a category often are."""
+    """The rows, in which some of the texts are those of other ones, as descriptions within a
+    category often are."""
     copies = set(chance.sample(range(len(rows)), round(_COPIED_SHARE * len(rows))))
     originals = [text for row, (_, text) in enumerate(rows) if row not in copies]
-    return [(row_id, chance.choice(originals) if row in copies else text) for row, (row_id, text) in enumerate(rows)]
+    return [
+        (row_id, chance.choice(originals) if row in copies else text)
+        for row, (row_id, text) in enumerate(rows)
+    ]
 
 
 def _write(folder: Path, catalog: Catalog) -> None:
     for key, rows in catalog.items():
         path = folder / f"partition={key}" / "part-0.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"id": [row[0] for row in rows], "text": [row[1] for row in rows]}), path)
+        pq.write_table(
+            pa.table({"id": [row[0] for row in rows], "text": [row[1] for row in rows]}), path
+        )
 
 
 def run_lines(pairs: list[Document]) -> Iterator[str]:
@@ -181,7 +195,9 @@ def run_targets(pairs: list[Document]) -> list[Target]:
         at_most("encoder seconds of the incremental run, of the full run's", 0.013, encoder),
         at_most("wall seconds of the incremental run, of the full run's", 1 / 30, wall),
         at_most(
-            "bytes on disk after it, of those after the full run", 1.02, ratio("output_bytes", "incremental", "full")
+            "bytes on disk after it, of those after the full run",
+            1.02,
+            ratio("output_bytes", "incremental", "full"),
         ),
         Target("encoder seconds saved where 13 % of the texts are copies", 0.12, saved),
     ]
@@ -189,7 +205,8 @@ def run_targets(pairs: list[Document]) -> list[Target]:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A database: a table that follows an output, and its client's own bulk load into a new table, both by number."""
+    """A database: a table that follows an output, and its client's own bulk load into a new table,
+    both by number."""
 
     table: Callable[[int], Table]
     bulk: Callable[[int, list[pa.RecordBatch]], None]
@@ -200,17 +217,26 @@ def measure_tables(arguments: argparse.Namespace, folder: Path) -> Document:
     folder.chmod(0o755)  # the server of Postgres runs as another user where this one is root
     catalog, spare = _draw_catalog(arguments)
     source, output = folder / "source", folder / "output"
-    with EncoderPool(EncodingSpec(f"hash://{arguments.dimension}")) as pool, _clients(folder) as clients:
+    with (
+        EncoderPool(EncodingSpec(f"hash://{arguments.dimension}")) as pool,
+        _clients(folder) as clients,
+    ):
         _write(source, catalog)
         _embed(pool, source, output, changes=True)
-        loads = {name: _load(client, output, name, arguments.table_pairs) for name, client in clients.items()}
+        loads = {
+            name: _load(client, output, name, arguments.table_pairs)
+            for name, client in clients.items()
+        }
         for key, rows in catalog.items():  # two rows are edited, one is inserted and one deleted
             rows[7], rows[-1] = (rows[7][0], spare.pop()), (rows[-1][0], spare.pop())
             rows[:] = [*rows[1:], (f"{key}-new", spare.pop())]
         _write(source, catalog)
         _embed(pool, source, output, changes=True)
         changed = 4 * len(catalog)
-        return {name: loads[name] | _hand_over(client, output, name, changed) for name, client in clients.items()}
+        return {
+            name: loads[name] | _hand_over(client, output, name, changed)
+            for name, client in clients.items()
+        }
 
 
 @contextlib.contextmanager
@@ -218,7 +244,10 @@ def _clients(folder: Path) -> Iterator[dict[str, Client]]:
     """The clients whose libraries are installed, and a server of Postgres."""
     lance = folder / "lance"
     clients = {
-        "lancedb": Client(lambda number: LanceTable(str(lance), f"table_{number}"), partial(_add_to_lancedb, lance))
+        "lancedb": Client(
+            lambda number: LanceTable(str(lance), f"table_{number}"),
+            partial(_add_to_lancedb, lance),
+        )
     }
     with contextlib.ExitStack() as stack:
         try:
@@ -226,9 +255,12 @@ def _clients(folder: Path) -> Iterator[dict[str, Client]]:
         except ImportError:
             say("  pgvector: not measured, since pgserver is not installed")
         else:
-            dsn = stack.enter_context(get_server(folder / "postgres", cleanup_mode="delete")).get_uri()
+            dsn = stack.enter_context(
+                get_server(folder / "postgres", cleanup_mode="delete")
+            ).get_uri()
             clients["pgvector"] = Client(
-                lambda number: PgVectorTable(dsn, f"table_{number}", index="none"), partial(_copy_to_postgres, dsn)
+                lambda number: PgVectorTable(dsn, f"table_{number}", index="none"),
+                partial(_copy_to_postgres, dsn),
             )
         yield clients
 
@@ -236,14 +268,22 @@ def _clients(folder: Path) -> Iterator[dict[str, Client]]:
 def _load(client: Client, output: Path, name: str, pairs: int) -> Document:
     """First loads and bulk loads of the same rows, by turns."""
     store = open_store(output)
-    added = (batch for partition in changes(store, since={}) for batch in partition if batch["op"][0].as_py() == "add")
+    added = (
+        batch
+        for partition in changes(store, since={})
+        for batch in partition
+        if batch["op"][0].as_py() == "add"
+    )
     batches = [batch.select(batch.schema.names[1:]) for batch in added]
     rows = sum(map(len, batches))
     client.bulk(pairs, batches[:1])  # imports the client
     seconds: list[dict[str, float]] = []
     for number in range(pairs):
         feed = partial(changes, store, f"{name}-{number}")
-        sides = {"bulk": partial(client.bulk, number, batches), "load": partial(client.table(number).apply, feed)}
+        sides = {
+            "bulk": partial(client.bulk, number, batches),
+            "load": partial(client.table(number).apply, feed),
+        }
         turns = {}
         for side in reversed(sides) if number % 2 else sides:
             os.sync()
@@ -291,12 +331,18 @@ def _copy_to_postgres(dsn: str, number: int, batches: list[pa.RecordBatch]) -> N
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         register_vector(connection)
         connection.execute(f"CREATE TABLE bulk_{number} ({columns})".encode())
-        with connection.cursor().copy(f"COPY bulk_{number} FROM STDIN WITH (FORMAT BINARY)".encode()) as copy:
+        with connection.cursor().copy(
+            f"COPY bulk_{number} FROM STDIN WITH (FORMAT BINARY)".encode()
+        ) as copy:
             copy.set_types(["text", "text", "text", "vector"])
             for batch in batches:
-                matrix = batch.column("embedding").flatten().to_numpy().reshape(len(batch), dimension)
+                matrix = (
+                    batch.column("embedding").flatten().to_numpy().reshape(len(batch), dimension)
+                )
                 for row in zip(
-                    *(batch.column(name).to_pylist() for name in batch.schema.names[:3]), matrix, strict=True
+                    *(batch.column(name).to_pylist() for name in batch.schema.names[:3]),
+                    matrix,
+                    strict=True,
                 ):
                     copy.write_row(row)
 
@@ -323,7 +369,12 @@ SCENARIOS: Scenarios = {"runs": (run_lines, run_targets), "tables": (table_lines
 def main() -> None:
     parser = command_line(__doc__)
     add = parser.add_argument
-    add("--scenarios", type=names_of(SCENARIOS), default=list(SCENARIOS), help=f"of {','.join(SCENARIOS)}")
+    add(
+        "--scenarios",
+        type=names_of(SCENARIOS),
+        default=list(SCENARIOS),
+        help=f"of {','.join(SCENARIOS)}",
+    )
     add("--partitions", type=int, default=500, help="of the catalog (500)")
     add("--rows", type=int, default=400, help="of each partition (400)")
     add("--pairs", type=int, default=3, help="of runs (3)")

@@ -2,17 +2,20 @@
 
     python -m benchmarks.output [--scenarios serialization,tiny,bound] [--quick]
 
-- serialization: a matrix of 384 columns with ids and texts through the engine's file writer, to tmpfs and to a disk,
-  beside a copy of the same bytes in memory and a bare write of them to the same disk.
-- tiny: partitions of ten texts that lie ready in memory, with an encoder that takes no time, so what counts is the path
-  from the aggregator to the published file. Beside it a loop writes the same bytes under the same names.
-- bound: the ledger stays within its limit for any input, and the process's memory follows the ledger. Each case is a
-  run in a process of its own: one huge partition before, amid and after thousands of small ones, texts of 1 MB, a store
-  that stalls, and under a smaller limit Parquet files: texts of 1 MB in row groups that fit, the same in one row group
-  that is refused, a few that stand together among many short ones, and files that hold gigabytes in some kilobytes, as
-  strings and as a column of a dictionary type. Memory is that of the process and its worker beyond what they held
-  before the run (shared pages counted once). The ledger counts data, not Python's own objects; hence the allowance of
-  300 MB, which files do not get.
+- serialization: a matrix of 384 columns with ids and texts through the engine's file writer, to
+  tmpfs and to a disk, beside a copy of the same bytes in memory and a bare write of them to the
+  same disk.
+- tiny: partitions of ten texts that lie ready in memory, with an encoder that takes no time, so
+  what counts is the path from the aggregator to the published file. Beside it a loop writes the
+  same bytes under the same names.
+- bound: the ledger stays within its limit for any input, and the process's memory follows the
+  ledger. Each case is a run in a process of its own: one huge partition before, amid and after
+  thousands of small ones, texts of 1 MB, a store that stalls, and under a smaller limit Parquet
+  files: texts of 1 MB in row groups that fit, the same in one row group that is refused, a few that
+  stand together among many short ones, and files that hold gigabytes in some kilobytes, as strings
+  and as a column of a dictionary type. Memory is that of the process and its worker beyond what
+  they held before the run (shared pages counted once). The ledger counts data, not Python's own
+  objects; hence the allowance of 300 MB, which files do not get.
 
 Prints a table and, as the last line of standard output, one JSON document.
 """
@@ -77,7 +80,14 @@ _FILES = {  # rows of a whole run, rows of a row group
     "rows that share a text": (3_000, 3_000),
     "a categorical column": (500, 500),
 }
-CASES = ("largest first", "largest in the middle", "largest last", "texts of 1 MB", *_FILES, "a store that stalls")
+CASES = (
+    "largest first",
+    "largest in the middle",
+    "largest last",
+    "texts of 1 MB",
+    *_FILES,
+    "a store that stalls",
+)
 _SMALL_TEXTS = 100
 _MEGABYTE = 1_000_000
 _THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000)
@@ -92,7 +102,9 @@ def measure(arguments: argparse.Namespace) -> Document:
     ):
         folders = Path(memory), Path(disk)
         measures: dict[str, Callable[[], object]] = {
-            "serialization": lambda: [_serialize(int(rows), arguments.rounds, *folders) for rows in arguments.rows],
+            "serialization": lambda: [
+                _serialize(int(rows), arguments.rounds, *folders) for rows in arguments.rows
+            ],
             "tiny": lambda: _tiny(arguments.tiny_partitions, arguments.rounds, *folders),
             "bound": lambda: _bound(arguments, folders[1]),
         }
@@ -112,13 +124,22 @@ def _serialize(rows: int, rounds: int, memory: Path, disk: Path) -> Document:
     turns: dict[str, list[float]] = {name: [] for name in (*_RATES, "validation")}
     for _ in range(rounds):
         turns["tmpfs"].append(seconds_of(lambda: write_rows(in_memory, ids, texts, matrix)))
-        turns["disk"].append(seconds_of(lambda: (write_rows(on_disk, ids, texts, matrix), _flush(on_disk))))
+        turns["disk"].append(
+            seconds_of(lambda: (write_rows(on_disk, ids, texts, matrix), _flush(on_disk)))
+        )
         turns["raw_write"].append(seconds_of(lambda: (matrix.tofile(on_disk), _flush(on_disk))))
         turns["memcpy"].append(seconds_of(lambda: np.copyto(copy, matrix)))
         turns["validation"].append(seconds_of(lambda: invalid_row(matrix, normalized=True)))
-    shares = (checks / whole for checks, whole in zip(turns["validation"], turns["tmpfs"], strict=True))
+    shares = (
+        checks / whole for checks, whole in zip(turns["validation"], turns["tmpfs"], strict=True)
+    )
     seconds = {f"{name}_seconds": median(values) for name, values in turns.items()}
-    return {"rows": rows, "matrix_bytes": matrix.nbytes, "validation_share": median(shares), **seconds}
+    return {
+        "rows": rows,
+        "matrix_bytes": matrix.nbytes,
+        "validation_share": median(shares),
+        **seconds,
+    }
 
 
 def drawn_rows(rows: int) -> tuple[pa.Array, pa.LargeStringArray, np.ndarray]:
@@ -131,31 +152,41 @@ def drawn_rows(rows: int) -> tuple[pa.Array, pa.LargeStringArray, np.ndarray]:
 
 def write_rows(path: Path, ids: pa.Array, texts: pa.LargeStringArray, matrix: np.ndarray) -> None:
     """Write a file of these rows."""
-    facts = FileFacts("all", "space", "model", "fp32", "v1", "0" * 32, "0" * 32, len(matrix), DIMENSION, 0)
+    facts = FileFacts(
+        "all", "space", "model", "fp32", "v1", "0" * 32, "0" * 32, len(matrix), DIMENSION, 0
+    )
     write_output(path, facts, ids, texts, matrix)
 
 
-def write_output(path: Path, facts: FileFacts, ids: pa.Array, texts: pa.LargeStringArray, matrix: np.ndarray) -> None:
+def write_output(
+    path: Path, facts: FileFacts, ids: pa.Array, texts: pa.LargeStringArray, matrix: np.ndarray
+) -> None:
     """Write an output file with the engine's writer."""
     columns = schema(pa.string(), facts.dimension, "float32", include_text=True)
     with (
         pa.OSFile(str(path), "wb") as sink,
         new_writer(sink, columns, facts) as writer,
     ):
-        writer.append_table(FileRows([ids], ids.type, texts, text_hashes(texts), matrix).table(columns))
+        writer.append_table(
+            FileRows([ids], ids.type, texts, text_hashes(texts), matrix).table(columns)
+        )
         writer.close()
 
 
 def serialization_lines(sizes: list[Document]) -> Iterator[str]:
     yield f"{'serialization, MB/s':20}{'tmpfs':>10}{'disk':>10}{'raw disk':>10}{'memcpy':>10}{'checks':>10}"
     for size in sizes:
-        rates = [f"{size['matrix_bytes'] / 1e6 / size[f'{name}_seconds']:>10,.0f}" for name in _RATES]
+        rates = [
+            f"{size['matrix_bytes'] / 1e6 / size[f'{name}_seconds']:>10,.0f}" for name in _RATES
+        ]
         yield f"{size['rows']:>15,} rows{''.join(rates)}{size['validation_share']:>10.1%}"
 
 
 def serialization_targets(sizes: list[Document]) -> Iterator[Target]:
     for size in sizes:
-        yield at_most(f"{size['rows']:,} rows, checks before writing, share", 0.05, size["validation_share"])
+        yield at_most(
+            f"{size['rows']:,} rows, checks before writing, share", 0.05, size["validation_share"]
+        )
 
 
 def _tiny(partitions: int, rounds: int, memory: Path, disk: Path) -> Document:
@@ -196,7 +227,11 @@ def _loop(files: dict[str, bytes], folder: Path, threads: int) -> float:
     names = list(files)
     begun = time.perf_counter()
     with ThreadPoolExecutor(threads) as lanes:
-        list(lanes.map(lambda lane: _write_bytes(files, names[lane::threads], str(folder)), range(threads)))
+        list(
+            lanes.map(
+                lambda lane: _write_bytes(files, names[lane::threads], str(folder)), range(threads)
+            )
+        )
     _flush(folder)
     seconds = time.perf_counter() - begun
     shutil.rmtree(folder)
@@ -231,7 +266,12 @@ def tiny_lines(measured: Document) -> Iterator[str]:
 def _bound(arguments: argparse.Namespace, disk: Path) -> Document:
     """Peaks of every case, in bytes."""
     sizes = ("--bound-texts", "--bound-partitions", "--stall-seconds", "--disk-folder")
-    values = (arguments.bound_texts, arguments.bound_partitions, arguments.stall_seconds, disk / "bound")
+    values = (
+        arguments.bound_texts,
+        arguments.bound_partitions,
+        arguments.stall_seconds,
+        disk / "bound",
+    )
     words = [word for pair in zip(sizes, values, strict=True) for word in pair]
     rows = []
     for case in arguments.cases:
@@ -245,7 +285,9 @@ def _bound(arguments: argparse.Namespace, disk: Path) -> Document:
 def run_case(arguments: argparse.Namespace) -> Document:
     """The process of one case."""
     case, output = arguments.case, arguments.disk_folder
-    store = StallingStore(output, arguments.stall_seconds) if case == CASES[-1] else LocalStore(output)
+    store = (
+        StallingStore(output, arguments.stall_seconds) if case == CASES[-1] else LocalStore(output)
+    )
     catalog = output.with_name("catalog")
     if case in _FILES:
         context = multiprocessing.get_context("spawn")  # what writing takes is not the run's
@@ -261,7 +303,9 @@ def run_case(arguments: argparse.Namespace) -> Document:
         with paced_pool() as pool:
             with MemoryGauge() as gauge:
                 pass
-            thresholds, limit = (Thresholds(), _FILES_LIMIT) if case in _FILES else (_THRESHOLDS, _LIMIT)
+            thresholds, limit = (
+                (Thresholds(), _FILES_LIMIT) if case in _FILES else (_THRESHOLDS, _LIMIT)
+            )
             run = EmbeddingRun(source, store, pool, thresholds, memory_limit_bytes=limit)
             for _ in run:
                 pass
@@ -305,23 +349,34 @@ def _sizes_of(case: str, texts: int, partitions: int) -> tuple[list[int], int]:
         return [max(1, texts // 10_000)] * 4, _MEGABYTE
     if case == "a store that stalls":
         return small * max(1, texts // (_SMALL_TEXTS * partitions)), 47
-    place = {"largest first": 0, "largest in the middle": partitions // 2, "largest last": partitions}[case]
+    place = {
+        "largest first": 0,
+        "largest in the middle": partitions // 2,
+        "largest last": partitions,
+    }[case]
     return [*small[:place], texts, *small[place:]], 47
 
 
 def _write_catalog(case: str, texts: int, folder: Path) -> None:
-    """A catalog of one file: its rows have 1 MB, or share one text of 4 MB; a tenth of them where there are few."""
+    """A catalog of one file: its rows have 1 MB, or share one text of 4 MB; a tenth of them where
+    there are few."""
     rows, group_rows = _FILES[case]
     rows = rows if texts >= 500_000 or case == "a row group that is refused" else rows // 10
     random = np.random.default_rng(1)
 
     def long_texts(count: int) -> list[str]:
-        return [random.integers(97, 123, _MEGABYTE, np.uint8).tobytes().decode() for _ in range(count)]
+        return [
+            random.integers(97, 123, _MEGABYTE, np.uint8).tobytes().decode() for _ in range(count)
+        ]
 
     if case in ("rows that share a text", "a categorical column"):
-        column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * 4 * _MEGABYTE]))
+        column = pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(rows, np.int32)), pa.array(["x" * 4 * _MEGABYTE])
+        )
     elif case == "long texts among short ones":
-        column = pa.array([*map(str, range(rows // 2)), *long_texts(20), *map(str, range(rows // 2))])
+        column = pa.array(
+            [*map(str, range(rows // 2)), *long_texts(20), *map(str, range(rows // 2))]
+        )
     else:
         column = pa.array(long_texts(rows))
     (folder / "partition=a").mkdir(parents=True)
@@ -349,7 +404,9 @@ def bound_targets(measured: Document) -> Iterator[Target]:
     for case in measured["cases"]:
         limit = case["limit_bytes"] / 1e6
         above = limit + (0 if case["case"] in _FILES else measured["allowance_bytes"] / 1e6)
-        yield at_most(f"{case['case']}, maximum of the ledger in MB", limit, case["ledger_peak_bytes"] / 1e6)
+        yield at_most(
+            f"{case['case']}, maximum of the ledger in MB", limit, case["ledger_peak_bytes"] / 1e6
+        )
         yield at_most(f"{case['case']}, MB above the start", above, case["above_start_bytes"] / 1e6)
 
 
@@ -364,14 +421,44 @@ def main() -> None:
     parser = command_line(__doc__)
     add, quick = parser.add_argument, add_quick(parser)
     sizes = [1_000] if quick else [10_000, 100_000, 500_000]
-    add("--scenarios", type=names_of(SCENARIOS), default=list(SCENARIOS), help=f"of {','.join(SCENARIOS)}")
+    add(
+        "--scenarios",
+        type=names_of(SCENARIOS),
+        default=list(SCENARIOS),
+        help=f"of {','.join(SCENARIOS)}",
+    )
     add("--rounds", type=int, default=1 if quick else 3, help="times that the sides take turns (3)")
     add("--rows", type=numbers, default=sizes, help="of the serialization (10000,100000,500000)")
-    add("--tiny-partitions", type=int, default=100 if quick else 20_000, help="of ten texts (20,000)")
-    add("--cases", type=names_of(CASES), default=list(CASES[-1:] if quick else CASES), help=f"of {', '.join(CASES)}")
-    add("--bound-texts", type=int, default=2_000 if quick else 500_000, help="of the largest partition (500,000)")
-    add("--bound-partitions", type=int, default=20 if quick else 2_000, help="small ones beside it (2,000)")
-    add("--stall-seconds", type=float, default=0.1 if quick else 30.0, help="that a store stalls (30)")
+    add(
+        "--tiny-partitions",
+        type=int,
+        default=100 if quick else 20_000,
+        help="of ten texts (20,000)",
+    )
+    add(
+        "--cases",
+        type=names_of(CASES),
+        default=list(CASES[-1:] if quick else CASES),
+        help=f"of {', '.join(CASES)}",
+    )
+    add(
+        "--bound-texts",
+        type=int,
+        default=2_000 if quick else 500_000,
+        help="of the largest partition (500,000)",
+    )
+    add(
+        "--bound-partitions",
+        type=int,
+        default=20 if quick else 2_000,
+        help="small ones beside it (2,000)",
+    )
+    add(
+        "--stall-seconds",
+        type=float,
+        default=0.1 if quick else 30.0,
+        help="that a store stalls (30)",
+    )
     add("--memory-folder", type=Path, default=Path("/dev/shm"), help="on a tmpfs (/dev/shm)")
     add("--disk-folder", type=Path, help="on the disk to measure (the folder for temporary files)")
     add("--case", help=argparse.SUPPRESS)

@@ -1,7 +1,8 @@
 """Whole runs with partitions drawn in memory and an encoder of a fixed speed.
 
-The time of such a run shows the path from the aggregator to the store. The encoder sleeps instead of computing, because
-an encoder that computes takes its cores from what is measured, which a GPU does not.
+The time of such a run shows the path from the aggregator to the store. The encoder sleeps instead
+of computing, because an encoder that computes takes its cores from what is measured, which a GPU
+does not.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _BATCH_ROWS, _BATCH_BYTES = 8192, 2 * 1024 * 1024
 
 
 class PacedBackend:
-    """A worker's backend that gives unit vectors at a fixed speed, or without one as fast as memory is written."""
+    """A worker's backend that gives unit vectors at a fixed speed, or without one as fast as memory
+    is written."""
 
     name = "paced"
     detail = "unit vectors at a fixed speed"
@@ -73,7 +75,8 @@ class PacedBackend:
 
 
 class PacedPool(EncoderPool):
-    """A pool whose calls take turns, each of them after a pause in which no worker encodes: c_ipc of the cost model.
+    """A pool whose calls take turns, each of them after a pause in which no worker encodes: c_ipc
+    of the cost model.
 
     Args:
         call_seconds: the pause.
@@ -143,16 +146,25 @@ def paced_pool(
     workers: int = 1,
     call_seconds: float = 0.0,
 ) -> Iterator[EncoderPool]:
-    """A pool with the encoder above; without a speed, which is that of one worker, it takes no time.
+    """A pool with the encoder above; without a speed, which is that of one worker, it takes no
+    time.
 
     Args:
-        call_seconds: c_ipc, beside the pool's own; calls follow each other without a pause where it is 0.
+        call_seconds: c_ipc, beside the pool's own; calls follow each other without a pause where it
+            is 0.
     """
-    spec, seconds = EncodingSpec(f"hash://{dimension}"), 1 / texts_per_second if texts_per_second else 0.0
+    spec, seconds = (
+        EncodingSpec(f"hash://{dimension}"),
+        1 / texts_per_second if texts_per_second else 0.0,
+    )
     options: dict[str, Any] = {"backend": BACKEND, "devices": ",".join(["cpu"] * workers)}
     with (
-        patch.dict(os.environ, {SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}),
-        PacedPool(spec, call_seconds, **options) if call_seconds else EncoderPool(spec, **options) as pool,
+        patch.dict(
+            os.environ, {SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}
+        ),
+        PacedPool(spec, call_seconds, **options)
+        if call_seconds
+        else EncoderPool(spec, **options) as pool,
     ):
         pool.start()  # or the first run would wait for it
         yield pool
@@ -160,11 +172,15 @@ def paced_pool(
 
 def drawn_partitions(sizes: Sequence[int], mean_bytes: int = 47) -> Iterator[Partition]:
     """Partitions of these sizes, drawn while they are read and not kept."""
-    return (_partition(number, size, partial(_draw, number, size, mean_bytes)) for number, size in enumerate(sizes))
+    return (
+        _partition(number, size, partial(_draw, number, size, mean_bytes))
+        for number, size in enumerate(sizes)
+    )
 
 
 def ready_partitions(count: int, texts: int) -> list[Partition]:
-    """Partitions drawn before the run, because drawing a few texts takes longer than embedding them."""
+    """Partitions drawn before the run, because drawing a few texts takes longer than embedding
+    them."""
     ids = pa.array([f"{row}" for row in range(texts)], pa.string())
     drawn = draw_texts(0, 1, np.arange(count * texts, dtype=np.uint64)).cast(pa.large_string())
 
@@ -207,5 +223,8 @@ def _draw(number: int, size: int, mean_bytes: int) -> Iterator[RowBatch]:
         if mean_bytes <= 100_000:
             texts = draw_texts(0, number, rows, mean_bytes).cast(pa.large_string())
         else:  # drawing word by word would take longer than the run
-            texts = pa.array([f"{number}/{row} ".ljust(mean_bytes, "x") for row in rows.tolist()], pa.large_string())
+            texts = pa.array(
+                [f"{number}/{row} ".ljust(mean_bytes, "x") for row in rows.tolist()],
+                pa.large_string(),
+            )
         yield RowBatch(pa.array(rows.astype(np.int64)), texts)  # pyright: ignore[reportArgumentType]

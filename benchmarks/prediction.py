@@ -3,12 +3,14 @@
     python -m benchmarks.prediction [--models minilm,bge-base,e5-large,simulated] [--sigmas 1.0,1.72,2.5]
         [--workers 1,2] [--seconds 60] [--repeats 3] [--histories calibration,long,language,model,busy]
 
-For each model shape, number of workers and spread of the partition sizes: calibrate on the catalog, or forget earlier
-runs and embed another catalog (of texts of 1 MB, in another language, with another model, or on a machine that is
-busy). Then plan and embed the catalog a few times, as night by night: each plan knows the runs before it. Prints a
-table and, as the last line of standard output, one JSON document. `simulated` is an encoder that sleeps for a fixed
-time per text; everything else of its run is real. The error of a case is the mean of its plans' errors without their
-signs. The spread of the repeated runs stands beside it: no prediction can be closer than that.
+For each model shape, number of workers and spread of the partition sizes: calibrate on the catalog,
+or forget earlier runs and embed another catalog (of texts of 1 MB, in another language, with
+another model, or on a machine that is busy). Then plan and embed the catalog a few times, as night
+by night: each plan knows the runs before it. Prints a table and, as the last line of standard
+output, one JSON document. `simulated` is an encoder that sleeps for a fixed time per text;
+everything else of its run is real. The error of a case is the mean of its plans' errors without
+their signs. The spread of the repeated runs stands beside it: no prediction can be closer than
+that.
 """
 
 from __future__ import annotations
@@ -57,24 +59,32 @@ from surge_dagster.engine.tables.opening import open_source
 MODELS = ("minilm", *SHAPES, "simulated")
 _SIMULATED_SPEED = 5_000.0  # texts per second of one worker
 _TOKENS = 11.0  # of a text of the synthetic catalog
-_MEAN_SIZE = 2_500 / 4  # texts of a partition: a quarter of the paper's, so that a short run has many
+# texts of a partition: a quarter of the paper's, so that a short run has many
+_MEAN_SIZE = 2_500 / 4
 _LARGEST_ERROR, _LARGEST_FIRST_ERROR = 0.02, 0.10
-# What the texts of another catalog are made into, and how many seconds of its run, at the speed of plain texts.
+# What the texts of another catalog are made into, and how many seconds of its run, at the speed of
+# plain texts.
 _HISTORIES = {"long": (20_000, 0.02), "language": (1, 0.3), "model": (1, 0.1), "busy": (1, 0.5)}
 _CYRILLIC = str.maketrans("abcdefghijklmnoprstuvz", "абцдефгхийклмнопрстувз")
 
 
 def measure(arguments: argparse.Namespace) -> Document:
     """Plan and embed each combination and give the document."""
-    document = start_document("prediction", arguments, ("openvino", "torch", "sentence-transformers"))
+    document = start_document(
+        "prediction", arguments, ("openvino", "torch", "sentence-transformers")
+    )
     cases = document["cases"] = []
     for model, workers in itertools.product(arguments.models, map(int, arguments.workers)):
         with tempfile.TemporaryDirectory() as folder, _pool(model, workers, Path(folder)) as pool:
-            for spread, history in itertools.product(arguments.sigmas, map(str, arguments.histories)):
+            for spread, history in itertools.product(
+                arguments.sigmas, map(str, arguments.histories)
+            ):
                 sigma = float(spread)
                 say(f"{model}, {workers} workers, sigma {sigma}, after {history}")
                 case = {"model": model, "workers": workers, "sigma": sigma, "history": history}
-                measured = _case(pool, sigma, history, arguments.seconds, arguments.repeats, Path(folder))
+                measured = _case(
+                    pool, sigma, history, arguments.seconds, arguments.repeats, Path(folder)
+                )
                 cases.append(case | {"precision": pool.precision} | measured)
     return document
 
@@ -90,13 +100,19 @@ def _pool(model: str, workers: int, folder: Path) -> Iterator[EncoderPool]:
         yield pool
 
 
-def _catalog(folder: Path, pool: EncoderPool, seconds: float, sigma: float, seed: int) -> list[Partition]:
+def _catalog(
+    folder: Path, pool: EncoderPool, seconds: float, sigma: float, seed: int
+) -> list[Partition]:
     texts = max(100, round(seconds * pool.costs.workers / pool.costs.text_seconds(_TOKENS)))
-    build_synthetic_catalog(folder, texts=texts, partitions=max(4, round(texts / _MEAN_SIZE)), sigma=sigma, seed=seed)
+    build_synthetic_catalog(
+        folder, texts=texts, partitions=max(4, round(texts / _MEAN_SIZE)), sigma=sigma, seed=seed
+    )
     return list(open_source(str(folder)))
 
 
-def _embed(pool: EncoderPool, partitions: list[Partition], store: Store, thresholds: Thresholds) -> RunReport:
+def _embed(
+    pool: EncoderPool, partitions: list[Partition], store: Store, thresholds: Thresholds
+) -> RunReport:
     run = EmbeddingRun(partitions, store, pool, thresholds)
     for _ in learning(run, pool, store):
         pass
@@ -115,7 +131,10 @@ def _other(history: str, pool: EncoderPool, seconds: float, folder: Path) -> Non
                 texts = [text.translate(_CYRILLIC) for text in texts]
             yield RowBatch(batch.ids, pa.array(texts, pa.large_string()))
 
-    partitions = [replace(each, read=partial(read, each)) for each in _catalog(folder, pool, share * seconds, 1.0, 2)]
+    partitions = [
+        replace(each, read=partial(read, each))
+        for each in _catalog(folder, pool, share * seconds, 1.0, 2)
+    ]
     busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(os.cpu_count() or 1)]
     for process in busy if history == "busy" else ():
         process.start()
@@ -137,7 +156,9 @@ def _spin() -> None:
         pass
 
 
-def _case(pool: EncoderPool, sigma: float, history: str, seconds: float, repeats: int, folder: Path) -> Document:
+def _case(
+    pool: EncoderPool, sigma: float, history: str, seconds: float, repeats: int, folder: Path
+) -> Document:
     """One catalog, planned and embedded `repeats` times."""
     output = folder / f"output-{sigma}-{history}"
     partitions = _catalog(folder / f"catalog-{sigma}", pool, seconds, sigma, 1)
@@ -153,7 +174,10 @@ def _case(pool: EncoderPool, sigma: float, history: str, seconds: float, repeats
         plans.append(plan(partitions, store, pool, pinned))
         reports.append(_embed(pool, partitions, store, pinned))
     texts = plans[0].texts
-    predicted, walls = [planned.forecast.wall_seconds for planned in plans], [report.wall_seconds for report in reports]
+    predicted, walls = (
+        [planned.forecast.wall_seconds for planned in plans],
+        [report.wall_seconds for report in reports],
+    )
     return {
         "texts": texts,
         "partitions": len(partitions),
@@ -161,7 +185,9 @@ def _case(pool: EncoderPool, sigma: float, history: str, seconds: float, repeats
         "runs": [report.as_dict() for report in reports],
         "predicted_wall_seconds": predicted,
         "wall_seconds": walls,
-        "prediction_errors": [planned / wall - 1 for planned, wall in zip(predicted, walls, strict=True)],
+        "prediction_errors": [
+            planned / wall - 1 for planned, wall in zip(predicted, walls, strict=True)
+        ],
         "spread": (max(walls) - min(walls)) / fmean(walls),
     }
 
@@ -182,7 +208,8 @@ def prediction_lines(document: Document) -> list[str]:
 
 
 def prediction_targets(document: Document) -> Iterable[Target]:
-    """The aims: 2 %, or the spread of the runs where that is more, and the planned number of SuperBatches.
+    """The aims: 2 %, or the spread of the runs where that is more, and the planned number of
+    SuperBatches.
 
     The first plan after another catalog may be wrong by 10 %, and its tokens by 2 %.
     """
@@ -191,7 +218,9 @@ def prediction_targets(document: Document) -> Iterable[Target]:
         aim = max(_LARGEST_ERROR, case["spread"])
         first = max(aim, _LARGEST_FIRST_ERROR) if case["history"] in _HISTORIES else aim
         yield at_most(f"error of the predicted wall time: {name}", round(aim, 4), _error(case))
-        yield at_most(f"error of the first plan: {name}", round(first, 4), abs(case["prediction_errors"][0]))
+        yield at_most(
+            f"error of the first plan: {name}", round(first, 4), abs(case["prediction_errors"][0])
+        )
         tokens = abs(case["plan"]["tokens"] / max(1, case["runs"][0]["tokens"]) - 1)
         yield at_most(f"error of the tokens: {name}", _LARGEST_ERROR, tokens)
         wrong = abs(case["plan"]["superbatches"] - case["runs"][0]["superbatches"])
@@ -201,7 +230,9 @@ def prediction_targets(document: Document) -> Iterable[Target]:
 def _error(case: Document) -> float:
     """Of the plans that know a run over the catalog, or parts of it."""
     errors = case["prediction_errors"]
-    return fmean(map(abs, errors[1:] if case["history"] in _HISTORIES and len(errors) > 1 else errors))
+    return fmean(
+        map(abs, errors[1:] if case["history"] in _HISTORIES and len(errors) > 1 else errors)
+    )
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.resume [--outputs 40000] [--rounds 5] [--quick]
 
-Writes small output files into a temporary folder and lets fresh processes list them and decide for each partition
-whether it is fresh, by the facts in the file's footer. Exits with 1 when a decision was wrong.
+Writes small output files into a temporary folder and lets fresh processes list them and decide for
+each partition whether it is fresh, by the facts in the file's footer. Exits with 1 when a decision
+was wrong.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def measure(arguments: argparse.Namespace) -> Document:
         write_outputs(Path(folder), arguments.outputs, arguments.seed)
         for index in range(arguments.rounds):
             say(f"  round {index + 1} of {arguments.rounds}")
-            rounds.append(in_own_process("benchmarks.resume", "--outputs", arguments.outputs, "--decide", folder))
+            rounds.append(
+                in_own_process(
+                    "benchmarks.resume", "--outputs", arguments.outputs, "--decide", folder
+                )
+            )
     medians = {name: statistics.median(decided[name] for decided in rounds) for name in _SECONDS}
     decided = {name: rounds[0][name] for name in ("fresh", "stale", "missing")}
     return document | medians | {"outputs": arguments.outputs, "decided": decided, "rounds": rounds}
@@ -68,7 +73,11 @@ def targets(document: Document) -> list[Target]:
 def decided_wrongly(document: Document) -> bool:
     """Whether the processes counted an output as what it is not; every tenth one is stale."""
     stale = -(-document["outputs"] // 10)
-    return document["decided"] != {"fresh": document["outputs"] - stale, "stale": stale, "missing": 0}
+    return document["decided"] != {
+        "fresh": document["outputs"] - stale,
+        "stale": stale,
+        "missing": 0,
+    }
 
 
 def lines(document: Document) -> Iterator[str]:
@@ -76,7 +85,9 @@ def lines(document: Document) -> Iterator[str]:
     yield f"{document['outputs']:,} outputs on local disk, a fresh process each"
     yield f"{'seconds':>9}{'rounds':>16}{'CPU seconds':>13}{'listing':>9}"
     spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
-    yield (f"{document['seconds']:>9.2f}{spread:>16}{document['cpu_seconds']:>13.2f}{document['list_seconds']:>9.2f}")
+    yield (
+        f"{document['seconds']:>9.2f}{spread:>16}{document['cpu_seconds']:>13.2f}{document['list_seconds']:>9.2f}"
+    )
 
 
 def write_outputs(folder: Path, outputs: int, seed: int) -> None:
@@ -85,13 +96,19 @@ def write_outputs(folder: Path, outputs: int, seed: int) -> None:
     rows = random.integers(1, 9, outputs)
     matrix = random.standard_normal((8, _DIMENSION)).astype(np.float32)
     ids = pa.array([f"id-{row}" for row in range(8)])
-    texts = pa.array([f"a short text, number {row} of this partition" for row in range(8)], pa.large_string())
+    texts = pa.array(
+        [f"a short text, number {row} of this partition" for row in range(8)], pa.large_string()
+    )
     (folder / SPACE).mkdir(parents=True)
     for index, count in enumerate(rows.tolist()):
         key, digest = _key(index), f"{index:032x}"
         version = desired_version(digest, SPACE)
-        facts = FileFacts(key, SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0)
-        write_output(folder / file_name(SPACE, key), facts, ids[:count], texts[:count], matrix[:count])  # pyright: ignore[reportArgumentType]
+        facts = FileFacts(
+            key, SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0
+        )
+        write_output(
+            folder / file_name(SPACE, key), facts, ids[:count], texts[:count], matrix[:count]
+        )  # pyright: ignore[reportArgumentType]
 
 
 def decide(folder: str, outputs: int) -> Document:
@@ -101,7 +118,9 @@ def decide(folder: str, outputs: int) -> Document:
     """
     store = open_store(folder)
     partitions = [
-        Partition(_key(index), f"v{index}" if index % 10 else "moved", lambda: iter(()), lambda: None)
+        Partition(
+            _key(index), f"v{index}" if index % 10 else "moved", lambda: iter(()), lambda: None
+        )
         for index in range(outputs)
     ]
     cpu, begun = time.process_time(), time.perf_counter()
@@ -123,7 +142,12 @@ def _key(index: int) -> str:
 def main() -> None:
     parser = command_line(__doc__)
     add, quick = parser.add_argument, add_quick(parser)
-    add("--outputs", type=int, default=200 if quick else TARGET_OUTPUTS, help=f"files to decide ({TARGET_OUTPUTS:,})")
+    add(
+        "--outputs",
+        type=int,
+        default=200 if quick else TARGET_OUTPUTS,
+        help=f"files to decide ({TARGET_OUTPUTS:,})",
+    )
     add("--rounds", type=int, default=1 if quick else 5, help="fresh processes (5)")
     add("--seed", type=int, default=0, help="of the files' sizes")
     add("--decide", metavar="FOLDER", help=argparse.SUPPRESS)

@@ -1,4 +1,5 @@
-"""The client of the service's benchmark: queries in an open or a closed loop, bulk work, and batches."""
+"""The client of the service's benchmark: queries in an open or a closed loop, bulk work, and
+batches."""
 
 from __future__ import annotations
 
@@ -28,9 +29,14 @@ class Answers:
     latencies: list[float] = field(default_factory=list)
 
     def as_dict(self) -> Document:
-        p50, p99, longest = np.percentile(self.latencies, [50, 99, 100]) * 1e3 if self.latencies else [0.0] * 3
+        p50, p99, longest = (
+            np.percentile(self.latencies, [50, 99, 100]) * 1e3 if self.latencies else [0.0] * 3
+        )
         done = {"p50_ms": float(p50), "p99_ms": float(p99), "longest_ms": float(longest)}
-        return done | {"statuses": dict(self.statuses), "answered_per_second": self.statuses[200] / self.seconds}
+        return done | {
+            "statuses": dict(self.statuses),
+            "answered_per_second": self.statuses[200] / self.seconds,
+        }
 
 
 class Client:
@@ -118,7 +124,9 @@ class Client:
             for number, text in enumerate(texts)
         )
         form = aiohttp.FormData({"purpose": "batch"})
-        form.add_field("file", "\n".join(map(json.dumps, requests)).encode(), filename="batch.jsonl")
+        form.add_field(
+            "file", "\n".join(map(json.dumps, requests)).encode(), filename="batch.jsonl"
+        )
         async with self._session.post(f"{self._url}/v1/files", data=form) as answer:
             file = await answer.json()
         asked = {"input_file_id": file["id"], "endpoint": _DOCUMENTS, "completion_window": "24h"}
@@ -136,7 +144,11 @@ class Client:
     async def broken_promises(self) -> float:
         async with self._session.get(self._url + "/metrics") as answer:
             lines = (await answer.text()).splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("surge_promise_broken_total"))
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("surge_promise_broken_total")
+        )
 
     async def promised_seconds(self) -> float:
         async with self._session.get(self._url + "/v1/models/current") as answer:

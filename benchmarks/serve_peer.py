@@ -1,4 +1,5 @@
-"""A plain server around sentence-transformers, a thread per request: `python -m benchmarks.serve_peer MODEL PORT`."""
+"""A plain server around sentence-transformers, a thread per request: `python -m
+benchmarks.serve_peer MODEL PORT`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from surge_dagster.engine.model.spec import EncodingSpec
 
 
 def main() -> None:
-    model = SentenceTransformer(EncodingSpec(sys.argv[1]).resolve().model_path, device="cpu", local_files_only=True)
+    model = SentenceTransformer(
+        EncodingSpec(sys.argv[1]).resolve().model_path, device="cpu", local_files_only=True
+    )
 
     async def embeddings(request: Request) -> JSONResponse:
         texts = (await request.json())["input"]
@@ -33,10 +36,15 @@ def main() -> None:
         return JSONResponse({})
 
     routes = [
-        *(Route(path, embeddings, methods=["POST"]) for path in ("/v1/embeddings", "/documents/v1/embeddings")),
+        *(
+            Route(path, embeddings, methods=["POST"])
+            for path in ("/v1/embeddings", "/documents/v1/embeddings")
+        ),
         Route("/readyz", ready),
     ]
-    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+    uvicorn.run(
+        Starlette(routes=routes), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning"
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""What sources cost: grouping a table in no order, and feeding runs from a sorted one, a disk and a bucket.
+"""What sources cost: grouping a table in no order, and feeding runs from a sorted one, a disk and a
+bucket.
 
     python -m benchmarks.sources --rows 10000000      # the size of the aims; the default is a fifth of it
 
-- shuffled: listing a table whose rows stand in no order for the first time, which groups them, then reading it.
+- shuffled: listing a table whose rows stand in no order for the first time, which groups them, then
+  reading it.
 - sorted: a run over a table in order, with an encoder that computes nothing.
-- folders: runs over folders of small files, on a disk and in a bucket that answers each request after a latency. The
-  encoder sleeps for as long as a CPU would encode, because one that computes takes its cores from what is measured. It
-  idles from the beginning of the run until the first texts are read, and whenever no further ones are ready.
+- folders: runs over folders of small files, on a disk and in a bucket that answers each request
+  after a latency. The encoder sleeps for as long as a CPU would encode, because one that computes
+  takes its cores from what is measured. It idles from the beginning of the run until the first
+  texts are read, and whenever no further ones are ready.
 
-Each part runs in a process of its own, so that its peak of memory is its own; so does the server of the bucket. Prints
-a table and, as the last line of standard output, one JSON document.
+Each part runs in a process of its own, so that its peak of memory is its own; so does the server of
+the bucket. Prints a table and, as the last line of standard output, one JSON document.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ _KEYS = 4_000
 _PARTITIONS = 250
 _FOLDERS = "folders"
 _WRITTEN_ROWS = 250_000
-_TEXT_BYTES = {"shuffled": 80, "sorted": 40}  # with an id of 12 bytes and a key, about 100 and 60 a row
+# with an id of 12 bytes and a key, about 100 and 60 a row
+_TEXT_BYTES = {"shuffled": 80, "sorted": 40}
 _SORTED_ROWS_PER_KEY = 50_000
 
 
@@ -121,7 +125,12 @@ def feed(source: Source, folder: Path) -> Document:
         for _ in run:
             pass
         seconds = run.report.wall_seconds
-    return {"rows": rows, "list_seconds": listed - begun, "read_seconds": read - listed, "run_seconds": seconds}
+    return {
+        "rows": rows,
+        "list_seconds": listed - begun,
+        "read_seconds": read - listed,
+        "run_seconds": seconds,
+    }
 
 
 def write_folders(folder: Path, partitions: int) -> None:
@@ -130,27 +139,39 @@ def write_folders(folder: Path, partitions: int) -> None:
         path = folder / f"category=c{number:05d}" / "0.parquet"
         path.parent.mkdir(parents=True)
         texts = draw_texts(0, number, np.arange(TEXTS, dtype=np.uint64))
-        pq.write_table(pa.table({"id": pa.array([f"{number}-{row}" for row in range(TEXTS)]), "text": texts}), path)
+        pq.write_table(
+            pa.table({"id": pa.array([f"{number}-{row}" for row in range(TEXTS)]), "text": texts}),
+            path,
+        )
 
 
 def feed_from_folders(folder: Path) -> Document:
-    """Run over the folder `catalog` below `folder`, then over the same as a bucket; vectors go to the local disk."""
-    with paced_pool(TEXTS_PER_SECOND) as pool, _bucket_of(folder / "catalog") as (endpoint, requests):
+    """Run over the folder `catalog` below `folder`, then over the same as a bucket; vectors go to
+    the local disk."""
+    with (
+        paced_pool(TEXTS_PER_SECOND) as pool,
+        _bucket_of(folder / "catalog") as (endpoint, requests),
+    ):
         options = StorageOptions(endpoint=endpoint, access_key_id="a", secret_access_key="b")
         disk = _run(pool, open_source(folder / "catalog"), folder / "from-disk")
-        bucket = _run(pool, open_source("s3://bench", storage_options=options), folder / "from-bucket")
+        bucket = _run(
+            pool, open_source("s3://bench", storage_options=options), folder / "from-bucket"
+        )
         return {"disk": disk, "bucket": bucket | {"requests": requests()}}
 
 
 @contextlib.contextmanager
 def _bucket_of(folder: Path) -> Iterator[tuple[str, Callable[[], Document]]]:
-    """Serve a folder as the bucket `bench` from another process; gives the endpoint, and the requests so far by kind.
+    """Serve a folder as the bucket `bench` from another process; gives the endpoint, and the
+    requests so far by kind.
 
-    moto is not used, because it takes milliseconds of a core for each request, and the cores are those of what is
-    measured.
+    moto is not used, because it takes milliseconds of a core for each request, and the cores are
+    those of what is measured.
     """
     ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(folder, theirs), daemon=True)
+    server = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(folder, theirs), daemon=True
+    )
     server.start()
 
     def requests() -> Document:
@@ -163,10 +184,14 @@ def _bucket_of(folder: Path) -> Iterator[tuple[str, Callable[[], Document]]]:
 
 
 def _serve(folder: Path, pipe: Connection) -> None:
-    """Answer the part of S3's API that a source uses, each request after the latency, as many at a time as are sent."""
+    """Answer the part of S3's API that a source uses, each request after the latency, as many at a
+    time as are sent."""
     from aiohttp import web  # counts for the memory of what is measured
 
-    objects = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))}
+    objects = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*.parquet"))
+    }
     etags = {key: f'"{hashlib.md5(content).hexdigest()}"' for key, content in objects.items()}
     counts: Counter[str] = Counter()
 
@@ -236,7 +261,11 @@ def measure(arguments: argparse.Namespace) -> Document:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for name in _TABLES:
             say(f"writing a {name} table of {arguments.rows:,} rows")
-            keys = arguments.keys if name == "shuffled" else max(1, arguments.rows // _SORTED_ROWS_PER_KEY)
+            keys = (
+                arguments.keys
+                if name == "shuffled"
+                else max(1, arguments.rows // _SORTED_ROWS_PER_KEY)
+            )
             path = Path(folder) / f"{name}.parquet"
             write_table(path, arguments.rows, keys, _TEXT_BYTES[name], is_sorted=name == "sorted")
             say(f"reading it, {path.stat().st_size / 1e6:,.0f} MB in {keys:,} keys")
@@ -284,9 +313,17 @@ def targets(document: Document) -> list[Target]:
     return [
         Target("rows/s grouped", AIM_ROWS_PER_SECOND, shuffled["rows"] / shuffled["group_seconds"]),
         at_most("bytes of memory while grouping", AIM_PEAK_BYTES, shuffled["peak_bytes"]),
-        Target("texts/s into a null encoder", AIM_TEXTS_PER_SECOND, ordered["rows"] / ordered["run_seconds"]),
+        Target(
+            "texts/s into a null encoder",
+            AIM_TEXTS_PER_SECOND,
+            ordered["rows"] / ordered["run_seconds"],
+        ),
         *(
-            at_most(f"idle share of a CPU's encoder that reads from a {place}", AIM_IDLE_SHARE, measured["idle_share"])
+            at_most(
+                f"idle share of a CPU's encoder that reads from a {place}",
+                AIM_IDLE_SHARE,
+                measured["idle_share"],
+            )
             for place, measured in document[_FOLDERS].items()
         ),
     ]
@@ -295,10 +332,23 @@ def targets(document: Document) -> list[Target]:
 def main() -> None:
     parser = command_line(__doc__)
     add = parser.add_argument
-    add("--rows", type=int, default=_ROWS, help=f"of each table ({_ROWS:,}; the aims are for 10,000,000)")
+    add(
+        "--rows",
+        type=int,
+        default=_ROWS,
+        help=f"of each table ({_ROWS:,}; the aims are for 10,000,000)",
+    )
     add("--keys", type=int, default=_KEYS, help=f"of the shuffled table ({_KEYS:,})")
-    add("--partitions", type=int, default=_PARTITIONS, help=f"folders of small files ({_PARTITIONS:,})")
-    add("--folder", help="where the tables, the grouped rows and the vectors are written (the temporary folder)")
+    add(
+        "--partitions",
+        type=int,
+        default=_PARTITIONS,
+        help=f"folders of small files ({_PARTITIONS:,})",
+    )
+    add(
+        "--folder",
+        help="where the tables, the grouped rows and the vectors are written (the temporary folder)",
+    )
     add("--part", choices=(*_TABLES, _FOLDERS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:

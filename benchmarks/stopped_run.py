@@ -2,8 +2,9 @@
 
     python -m benchmarks.stopped_run CATALOG OUTPUT
 
-SIGTERM ends it as it ends the command `embed`: what was computed is published within the grace time. `$COUNTED_CHUNKS`
-names the file in which its worker writes down what it computes; the file is emptied when the run begins.
+SIGTERM ends it as it ends the command `embed`: what was computed is published within the grace
+time. `$COUNTED_CHUNKS` names the file in which its worker writes down what it computes; the file is
+emptied when the run begins.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.terminal import TERMINATED_CODE, Terminated, terminable
 
-# Too short for the next SuperBatch to end, so that it cannot hide that the one before was not answered.
+# Too short for the next SuperBatch to end, so that it cannot hide that the one before was not
+# answered.
 _GRACE_SECONDS = 2.0
 
 
 def main(catalog: str, output: str) -> int:
-    with EncoderPool(EncodingSpec(), devices="cpu", backend="benchmarks.counting_backend:load") as pool:
+    with EncoderPool(
+        EncodingSpec(), devices="cpu", backend="benchmarks.counting_backend:load"
+    ) as pool:
         pool.start()
-        Path(os.environ["COUNTED_CHUNKS"]).write_text("")  # without the calls that were timed at the start
-        run = EmbeddingRun(open_source(catalog), open_store(output), pool, force=True, grace_seconds=_GRACE_SECONDS)
+        # without the calls that were timed at the start
+        Path(os.environ["COUNTED_CHUNKS"]).write_text("")
+        run = EmbeddingRun(
+            open_source(catalog), open_store(output), pool, force=True, grace_seconds=_GRACE_SECONDS
+        )
         try:
             with terminable(), contextlib.closing(run.events()) as events:
                 print("started", flush=True)

@@ -1,9 +1,10 @@
 """The resources of a run: the catalog, the encoder, and the output.
 
-Their fields are settings of the same names, with the same validation. None of them opens or starts anything before it
-is called: a run in which nothing is missing loads no model.
+Their fields are settings of the same names, with the same validation. None of them opens or starts
+anything before it is called: a run in which nothing is missing loads no model.
 
-Dagster finds dependencies by looking at annotations while the class is created, so they must not be strings here.
+Dagster finds dependencies by looking at annotations while the class is created, so they must not be
+strings here.
 """
 
 from copy import copy
@@ -28,11 +29,19 @@ from surge_dagster.resources.upstream_asset import asset_key, open_asset
 __all__ = ["CatalogSource", "EncoderResource", "OutputStore"]
 
 
-_KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json"}
+_KINDS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
 
 
 class GoogleResource(Protocol):
-    """The part of the resources of `dagster_gcp` that is used. Importing the package takes two seconds."""
+    """The part of the resources of `dagster_gcp` that is used. Importing the package takes two
+    seconds."""
 
     project: str | None
 
@@ -40,11 +49,13 @@ class GoogleResource(Protocol):
 class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     """Where partitions come from.
 
-    `gcs`, a `dagster_gcp.GCSResource`, and `bigquery`, a `dagster_gcp.BigQueryResource`, give project, location and
-    credentials for a bucket of Google Cloud Storage and for BigQuery.
+    `gcs`, a `dagster_gcp.GCSResource`, and `bigquery`, a `dagster_gcp.BigQueryResource`, give
+    project, location and credentials for a bucket of Google Cloud Storage and for BigQuery.
     """
 
-    url: str = Field(description="path or URL of a folder, or a pattern such as data/{category}.parquet")
+    url: str = Field(
+        description="path or URL of a folder, or a pattern such as data/{category}.parquet"
+    )
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GoogleResource] = None  # pyright: ignore[reportAssignmentType]
     bigquery: dg.ResourceDependency[GoogleResource] = None  # pyright: ignore[reportAssignmentType]
@@ -52,7 +63,8 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     _context: Any = PrivateAttr(None)
 
     def within(self, context: Any) -> Self:
-        """The same source, which finds a Dagster asset in the code location of this op, sensor or schedule."""
+        """The same source, which finds a Dagster asset in the code location of this op, sensor or
+        schedule."""
         bound = copy(self)
         bound._context = context
         return bound
@@ -97,9 +109,9 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
 class OutputStore(FileSettings, dg.ConfigurableResource):
     """Where embedding files go: `<url>/<space>/<encoded key>.parquet`.
 
-    `storage` holds the options of a bucket. It is a dependency and not a field, since it may hold secrets: Dagster's UI
-    shows fields and its event log keeps them. `gcs`, a `dagster_gcp.GCSResource`, gives the credentials for a bucket of
-    Google Cloud Storage.
+    `storage` holds the options of a bucket. It is a dependency and not a field, since it may hold
+    secrets: Dagster's UI shows fields and its event log keeps them. `gcs`, a
+    `dagster_gcp.GCSResource`, gives the credentials for a bucket of Google Cloud Storage.
     """
 
     url: str = Field(description="path or URL; the folder need not exist yet")

@@ -144,7 +144,8 @@ class EncoderResource(EncoderSettings, dg.ConfigurableResource):
                 is_last = shared.holders == 0
                 if is_last:
                     del _SHARED[key]
-            # Outside of the lock: the garbage collector may end another hold in a thread that `close` waits for.
+            # Outside of the lock: the garbage collector may end another hold in a thread that
+            # `close` waits for.
             if is_last:
                 shared.close()
 
@@ -188,10 +189,14 @@ def _column(texts: Iterable[str]) -> pa.LargeStringArray:
     for place, text in enumerate(listed):
         if not isinstance(text, str):
             what = "None" if text is None else f"of the type {type(text).__name__}"
-            remedy = "Leave it out, or give an empty text." if text is None else "Convert it to str."
+            remedy = (
+                "Leave it out, or give an empty text." if text is None else "Convert it to str."
+            )
             raise ConfigError(f"texts[{place}] is {what}; expected a str. {remedy}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"texts[{place}] is not Unicode ({error}). Repair or leave it out.") from None
+            raise ConfigError(
+                f"texts[{place}] is not Unicode ({error}). Repair or leave it out."
+            ) from None
     return pa.array(listed, pa.large_string())  # pyright: ignore[reportReturnType]

@@ -1,7 +1,8 @@
 """The resources of dagster-gcp with the project and the credentials of the setting `gcp`.
 
-Importing dagster_gcp takes two seconds, so this module is imported only if the setting is given. Dagster finds
-dependencies by looking at annotations while the class is created, so they must not be strings here.
+Importing dagster_gcp takes two seconds, so this module is imported only if the setting is given.
+Dagster finds dependencies by looking at annotations while the class is created, so they must not be
+strings here.
 """
 
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ from surge_dagster.engine.store.gcp import CLOUD_SCOPE, GcpOptions
 class CatalogGCSResource(GCSResource):
     """A `GCSResource` with a key, which dagster-gcp's has not.
 
-    `gcp` is a dependency and not a field, since it holds the key: Dagster's UI shows fields and its event log keeps
-    them.
+    `gcp` is a dependency and not a field, since it holds the key: Dagster's UI shows fields and its
+    event log keeps them.
     """
 
     gcp: dg.ResourceDependency[GcpOptions]
@@ -28,7 +29,8 @@ class CatalogGCSResource(GCSResource):
 
 
 class CatalogBigQueryResource(BigQueryResource):
-    """A `BigQueryResource` whose key Dagster does not show, and which needs no file and no environment variable."""
+    """A `BigQueryResource` whose key Dagster does not show, and which needs no file and no
+    environment variable."""
 
     gcp: dg.ResourceDependency[GcpOptions]
 

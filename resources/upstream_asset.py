@@ -1,11 +1,13 @@
-"""An asset of Dagster as a catalog: its frames come through its own IO manager, when a partition of them is read.
+"""An asset of Dagster as a catalog: its frames come through its own IO manager, when a partition of
+them is read.
 
     asset://products        the asset with the key "products"; asset://shop/products has two parts
 
-An asset with partitions gives a partition of the catalog for each that is materialized. One without gives one
-partition, or one for each value of the columns of `partition_by`. A listing does not load the asset: source versions
-are the storage ids of its materializations. Where the columns say what the partitions are, the first run after each
-materialization loads the asset and keeps the listing in Dagster's storage, where all ticks and runs find it.
+An asset with partitions gives a partition of the catalog for each that is materialized. One without
+gives one partition, or one for each value of the columns of `partition_by`. A listing does not load
+the asset: source versions are the storage ids of its materializations. Where the columns say what
+the partitions are, the first run after each materialization loads the asset and keeps the listing
+in Dagster's storage, where all ticks and runs find it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class NotListed(SurgeError):
 
     def __init__(self, url: str, version: str) -> None:
         self.version = version
-        super().__init__(f"{url} was materialized; the next run that loads it finds its partitions ({version})")
+        super().__init__(
+            f"{url} was materialized; the next run that loads it finds its partitions ({version})"
+        )
 
 
 def asset_url(asset: dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec) -> str:
@@ -59,7 +63,8 @@ def open_asset(
 ) -> Source:
     """Open an asset as a catalog; nothing is loaded yet.
 
-    The tick of a sensor or schedule, unlike a run, never loads the asset, and listing it may raise `NotListed`.
+    The tick of a sensor or schedule, unlike a run, never loads the asset, and listing it may raise
+    `NotListed`.
     """
     asset = _Upstream(url, context)
     if partition_by and asset.partitions_def is None:
@@ -104,21 +109,30 @@ class _Upstream:
         return f"event-{records[0].storage_id}"
 
     def versions(self, keys: Sequence[str] | None = None) -> dict[str, str]:
-        """The source versions of the materialized partitions that the asset still has, in its order."""
+        """The source versions of the materialized partitions that the asset still has, in its
+        order."""
         if self.partitions_def is None:  # one partition, with the asset's name
             return {self.key.path[-1]: self.version()}
         wanted = set(keys) if keys is not None else None
         ids = self.instance.get_latest_storage_id_by_partition(self.key, _MATERIALIZATION, wanted)
-        partition_keys = self.partitions_def.get_partition_keys(dynamic_partitions_store=self.instance)
+        partition_keys = self.partitions_def.get_partition_keys(
+            dynamic_partitions_store=self.instance
+        )
         return {key: f"event-{ids[key]}" for key in partition_keys if key in ids}
 
     def load(self, key: str | None = None) -> Frame:
-        """The value of the asset or of one of its partitions, of the type that the asset's function returns."""
+        """The value of the asset or of one of its partitions, of the type that the asset's function
+        returns."""
         partition_key = None if self.partitions_def is None else key
-        what = f"the asset {self.key.to_user_string()!r}" + (f", partition {partition_key!r}" if partition_key else "")
+        what = f"the asset {self.key.to_user_string()!r}" + (
+            f", partition {partition_key!r}" if partition_key else ""
+        )
         try:
             return self._repository.load_asset_value(
-                self.key, python_type=self._type(), instance=self.instance, partition_key=partition_key
+                self.key,
+                python_type=self._type(),
+                instance=self.instance,
+                partition_key=partition_key,
             )
         except FileNotFoundError as error:
             raise ConfigError(
@@ -129,7 +143,9 @@ class _Upstream:
             raise
         except Exception as error:  # whatever an IO manager raises
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise TransientError(f"{what} could not be loaded through its IO manager ({reason}). Run again.") from error
+            raise TransientError(
+                f"{what} could not be loaded through its IO manager ({reason}). Run again."
+            ) from error
 
     def _type(self) -> Any:
         if not self._definition.is_executable:
@@ -179,14 +195,21 @@ class _AssetTable:
     def _listing(self) -> list[list[Any]]:
         if not self._asset.may_load:
             raise NotListed(self.url, self._version)
-        listing = [[part.key, part.source_version, part.rows, part.text_bytes] for part in self._partitions().values()]
-        document = {"version": self._version, "listings": {**self._kept_listings(), self._settings: listing}}
+        listing = [
+            [part.key, part.source_version, part.rows, part.text_bytes]
+            for part in self._partitions().values()
+        ]
+        document = {
+            "version": self._version,
+            "listings": {**self._kept_listings(), self._settings: listing},
+        }
         value = base64.b64encode(zlib.compress(json.dumps(document).encode())).decode()
         self._storage.set_cursor_values({self._entry: value})
         return listing
 
     def _kept_listings(self) -> dict[str, list[list[Any]]]:
-        """The listings of this version by the settings that they were made with, in one entry of the storage."""
+        """The listings of this version by the settings that they were made with, in one entry of
+        the storage."""
         # The storage has no way to delete an entry: a new version replaces what is in it.
         value = self._storage.get_cursor_values({self._entry}).get(self._entry)
         document = json.loads(zlib.decompress(base64.b64decode(value))) if value else {}
@@ -194,10 +217,14 @@ class _AssetTable:
 
     def _partitions(self) -> Mapping[str, Partition]:
         if self._loaded is None:
-            table = FrameTable(self._asset.load(), self._partition_by, self._selection, url=self.url)
+            table = FrameTable(
+                self._asset.load(), self._partition_by, self._selection, url=self.url
+            )
             loaded = {partition.key: partition for partition in table}
             if self._asset.version() != self._version:
-                raise TransientError(f"{self.url} was materialized again while it was loaded. Run again.")
+                raise TransientError(
+                    f"{self.url} was materialized again while it was loaded. Run again."
+                )
             self._loaded = loaded
         return self._loaded
 
@@ -205,12 +232,14 @@ class _AssetTable:
         partition = self._partitions().get(key)
         if partition is None or partition.source_version != version:
             raise TransientError(
-                f"partition {key!r}: {self.url} has other rows than when it was listed. Materialize it again.", key
+                f"partition {key!r}: {self.url} has other rows than when it was listed. Materialize it again.",
+                key,
             )
         yield from partition.read()
 
     def _current(self, version: str) -> str:
-        """The version of a partition; another one where the asset was materialized since, which may have changed it."""
+        """The version of a partition; another one where the asset was materialized since, which may
+        have changed it."""
         now = self._asset.version()
         return version if now == self._version else now
 

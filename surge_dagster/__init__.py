@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from surge_dagster.local_run import DeletionRefused, PartitionsFailed, embed
     from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 
-# Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
+# Imported on first use: every process of a pool imports this package, and the engine runs where
+# there is no Dagster.
 _HOMES = {
     "CatalogSource": "resources",
     "Changes": "engine.feed.changes",

@@ -1,4 +1,5 @@
-"""One catalog as a Dagster component: its settings in a `defs.yaml`, under the names that they have everywhere.
+"""One catalog as a Dagster component: its settings in a `defs.yaml`, under the names that they have
+everywhere.
 
     type: surge_dagster.EmbeddingCatalog
     attributes:
@@ -6,8 +7,9 @@
       source: /data/shop/catalog
       output: gs://vectors/shop
 
-The attributes are made from `Settings`. An attribute that is left out, null, or a template of an unset variable such as
-`{{ env.SHOP_PROMPT }}` counts as not given: its value comes from the environment, from `surge.yaml` or is the default.
+The attributes are made from `Settings`. An attribute that is left out, null, or a template of an
+unset variable such as `{{ env.SHOP_PROMPT }}` counts as not given: its value comes from the
+environment, from `surge.yaml` or is the default.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class _Scaffolder(dg.Scaffolder):
 class _Attributes(dg.Model):
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    name: str | None = Field(None, description="name of the catalog, the prefix of its assets, jobs and resources")
+    name: str | None = Field(
+        None, description="name of the catalog, the prefix of its assets, jobs and resources"
+    )
 
 
 @cache
@@ -54,7 +58,10 @@ def _attributes() -> type[BaseModel]:
         # Written as a call: `|` is not defined for all of these types.
         if annotation is not StorageSettings and name not in _REQUIRED:
             annotation = Union[annotation, _Template, None]  # noqa: UP007
-        fields[name] = (annotation, Field(default, description=setting.description, examples=setting.examples))
+        fields[name] = (
+            annotation,
+            Field(default, description=setting.description, examples=setting.examples),
+        )
     return create_model("EmbeddingCatalogAttributes", __base__=_Attributes, **fields)
 
 
@@ -76,7 +83,9 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
         written = {name: _plain(getattr(model, name)) for name in model.model_fields_set}
         given = dict(context.resolve_value(written))
         if missing := [name for name in _REQUIRED if given[name] is None]:
-            raise ConfigError(f"attribute {missing[0]}: {written[missing[0]]!r} resolves to nothing; set the variable")
+            raise ConfigError(
+                f"attribute {missing[0]}: {written[missing[0]]!r} resolves to nothing; set the variable"
+            )
         name = given.pop("name", None)
         return cls(load_settings(**given), name)
 

@@ -1,7 +1,8 @@
-"""The front door: definitions of one catalog, composed of settings, resources, assets, checks and automation.
+"""The front door: definitions of one catalog, composed of settings, resources, assets, checks and
+automation.
 
-`embedding_catalog` makes them for one catalog, and several fit into one code location. This module loaded as a code
-location is the one catalog of `surge.yaml` and the `SURGE_…` variables.
+`embedding_catalog` makes them for one catalog, and several fit into one code location. This module
+loaded as a code location is the one catalog of `surge.yaml` and the `SURGE_…` variables.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from surge_dagster.assets.changes_input import ChangesInput
 from surge_dagster.assets.consumers import target_asset
 from surge_dagster.assets.current_space import current_space, switch_current_space
 from surge_dagster.assets.derived_spaces import derive_job, derived_spaces
-from surge_dagster.assets.embeddings import embedding_jobs, embeddings, source_partitions, superbatches
+from surge_dagster.assets.embeddings import (
+    embedding_jobs,
+    embeddings,
+    source_partitions,
+    superbatches,
+)
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.automation import schedules
 from surge_dagster.automation.alerts import webhook_alerts
@@ -32,17 +38,24 @@ from surge_dagster.resources.upstream_asset import asset_url
 _OF_GCP = "with the account of the setting `gcp`, for the catalog, the output and your own assets."
 
 
-def embedding_catalog(settings: Settings | None = None, *, name: str | None = None, **arguments: Any) -> dg.Definitions:
+def embedding_catalog(
+    settings: Settings | None = None, *, name: str | None = None, **arguments: Any
+) -> dg.Definitions:
     """Everything Dagster needs to know of one catalog and one output; neither needs to exist yet.
 
     Args:
-        settings: all of them. Without, they are read as everywhere: `arguments`, then the environment, then the file.
-        name: tells catalogs of one code location apart: `shop` has the assets `shop/embeddings` and so on, the job
-            `shop_catalog_refresh`, the resource `shop_output`. None is for plain names.
-        arguments: settings by name, such as `source=` and `output=`; the source may be a Dagster asset or its key.
+        settings: all of them. Without, they are read as everywhere: `arguments`, then the
+            environment, then the file.
+        name: tells catalogs of one code location apart: `shop` has the assets `shop/embeddings` and
+            so on, the job `shop_catalog_refresh`, the resource `shop_output`. None is for plain
+            names.
+        arguments: settings by name, such as `source=` and `output=`; the source may be a Dagster
+            asset or its key.
     """
     if settings is not None and arguments:
-        raise TypeError(f"give either settings or arguments; both were given: {', '.join(arguments)}")
+        raise TypeError(
+            f"give either settings or arguments; both were given: {', '.join(arguments)}"
+        )
     source = arguments.get("source")
     if isinstance(source, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
         arguments["source"] = asset_url(source)
@@ -54,7 +67,9 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     check, switch = catalog_check(names, policy, settings.derived), switch_current_space(names)
     resources = _resources(names, settings)
     targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
-    tables = [target_asset(names, key, table, settings.owners) for key, table in targets.items() if table]
+    tables = [
+        target_asset(names, key, table, settings.owners) for key, table in targets.items() if table
+    ]
     follow = [*derive_job(names, settings.derived, resources), *hand_over_job(names, tables)]
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
@@ -64,7 +79,12 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
         *derived_spaces(names, settings.derived),
     ]
     return dg.Definitions(
-        assets=[*dg.map_asset_specs(lambda spec: spec.replace_attributes(owners=settings.owners), assets), *tables],
+        assets=[
+            *dg.map_asset_specs(
+                lambda spec: spec.replace_attributes(owners=settings.owners), assets
+            ),
+            *tables,
+        ],
         asset_checks=[checks],
         jobs=[refresh, embed, check, switch, *follow],
         sensors=[
@@ -73,7 +93,10 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
             *webhook_alerts(names, settings),
             *hand_over_changes(names, settings, follow),
         ],
-        schedules=[schedules.nightly_refresh(names, settings, refresh), *schedules.scheduled_check(names, settings)],
+        schedules=[
+            schedules.nightly_refresh(names, settings, refresh),
+            *schedules.scheduled_check(names, settings),
+        ],
         resources=resources,
     )
 
@@ -84,7 +107,9 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     google = _google_resources(names, settings.gcp)
     gcs: Any = google.get(names.gcs_resource)
     bigquery: Any = google.get(names.bigquery_resource)
-    output = OutputStore(url=settings.output, storage=storage, gcs=gcs, **_named(OutputStore, values))
+    output = OutputStore(
+        url=settings.output, storage=storage, gcs=gcs, **_named(OutputStore, values)
+    )
     catalog = CatalogSource(
         url=settings.source,
         storage=storage,
@@ -104,7 +129,8 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
 
 
 def _google_resources(names: CatalogNames, gcp: GcpSettings | None) -> dict[str, Any]:
-    """Return the resources of dagster-gcp, which are not imported if the setting `gcp` is not given."""
+    """Return the resources of dagster-gcp, which are not imported if the setting `gcp` is not
+    given."""
     if gcp is None:
         return {}
 
@@ -125,6 +151,9 @@ def _named(resource: type[dg.ConfigurableResource], values: dict[str, Any]) -> d
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """The one catalog of the settings; read when Dagster loads the code location, not when this module is imported."""
+    """The one catalog of the settings; read when Dagster loads the code location, not when this
+    module is imported."""
     # The encoder pool lives in the run's own process; a process per step would only add one.
-    return dg.Definitions.merge(embedding_catalog(), dg.Definitions(executor=dg.in_process_executor))
+    return dg.Definitions.merge(
+        embedding_catalog(), dg.Definitions(executor=dg.in_process_executor)
+    )

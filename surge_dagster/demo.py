@@ -1,7 +1,8 @@
-"""The demo: embeds this machine's docstrings through Dagster, checks the result and searches it, in two minutes.
+"""The demo: embeds this machine's docstrings through Dagster, checks the result and searches it, in
+two minutes.
 
-`catalog_refresh` and `catalog_check` are executed in this process, as runs of the instance that `make ui` opens: no
-daemon has to be running.
+`catalog_refresh` and `catalog_check` are executed in this process, as runs of the instance that
+`make ui` opens: no daemon has to be running.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _INSTANCE_SETTINGS = Path(__file__).with_name("dagster.yaml")
 _ONE_PLANNED_EVENT = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 
 
-def run_demo(*, catalog: str | None = None, output: str | None = None, limit: int | None = None) -> int:
+def run_demo(
+    *, catalog: str | None = None, output: str | None = None, limit: int | None = None
+) -> int:
     """Build the demo catalog, embed it through Dagster, check and search it; gives the exit code."""
     settings = load_settings(source=catalog, output=output)
     begun = time.perf_counter()
@@ -44,7 +47,9 @@ def run_demo(*, catalog: str | None = None, output: str | None = None, limit: in
         folder = local_path(settings.source, what="folder")
         summary = build_demo_catalog(folder, limit=limit or DEFAULT_LIMIT, progress=report)
     with _kept_output() as out, local_instance() as instance:
-        content = f"{counted(summary.texts, 'docstring')} of {counted(summary.partitions, 'package')}"
+        content = (
+            f"{counted(summary.texts, 'docstring')} of {counted(summary.partitions, 'package')}"
+        )
         out.print(f"Catalog     {content}, in {folder}")
         passed = _embed_and_check(instance, settings, out)
         if passed is None:
@@ -56,7 +61,8 @@ def run_demo(*, catalog: str | None = None, output: str | None = None, limit: in
 
 @contextmanager
 def local_instance() -> Iterator[dg.DagsterInstance]:
-    """The instance of DAGSTER_HOME, or of `.dagster` in the working folder; it is created when it is missing."""
+    """The instance of DAGSTER_HOME, or of `.dagster` in the working folder; it is created when it
+    is missing."""
     home = Path(os.environ.get("DAGSTER_HOME") or ".dagster").absolute()
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
@@ -68,7 +74,9 @@ def local_instance() -> Iterator[dg.DagsterInstance]:
 
 
 def execute(
-    instance: dg.DagsterInstance, job: dg.JobDefinition, on_event: Callable[[dg.DagsterEvent], None] | None = None
+    instance: dg.DagsterInstance,
+    job: dg.JobDefinition,
+    on_event: Callable[[dg.DagsterEvent], None] | None = None,
 ) -> dg.ExecuteInProcessResult:
     """Execute a job in this process, as a run of the instance."""
     run_id = str(uuid.uuid4())
@@ -84,7 +92,8 @@ def execute(
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         run_id=run_id,
         raise_on_error=False,
-        tags={"dagster/max_retries": "0"},  # the operator decides, not a daemon that starts days later
+        # the operator decides, not a daemon that starts days later
+        tags={"dagster/max_retries": "0"},
     )
     ended = instance.get_run_by_id(run_id)
     if ended is not None and ended.tags.get("dagster/failure_reason") == "UNEXPECTED_TERMINATION":
@@ -94,7 +103,8 @@ def execute(
 
 
 def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Console) -> bool | None:
-    """Execute both jobs and print their results; whether all checks passed, None when the refresh failed."""
+    """Execute both jobs and print their results; whether all checks passed, None when the refresh
+    failed."""
     definitions = embedding_catalog(settings)
     texts = 0
 
@@ -158,15 +168,20 @@ def _print_metrics(metrics: dict[str, Any], out: Console) -> None:
 
 def _search(settings: Settings, out: Console) -> None:
     with settings.encoder_pool(task="query") as pool:
-        for query, hits in zip(QUERIES, search(settings.open_store(), pool, QUERIES, _HITS), strict=True):
+        for query, hits in zip(
+            QUERIES, search(settings.open_store(), pool, QUERIES, _HITS), strict=True
+        ):
             out.print(f"Search      {query!r}", markup=False)
             for hit in hits:
-                out.print(f"            {hit.score:.2f}  {hit.id}: {one_line(hit.text, 80)}", markup=False)
+                out.print(
+                    f"            {hit.score:.2f}  {hit.id}: {one_line(hit.text, 80)}", markup=False
+                )
 
 
 @contextmanager
 def _kept_output() -> Iterator[Console]:
-    """A console on this process's own output: during a run Dagster points descriptor 1 at the run's log file."""
+    """A console on this process's own output: during a run Dagster points descriptor 1 at the run's
+    log file."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "w", buffering=1) as stream:
         yield Console(file=stream, highlight=False, soft_wrap=True)

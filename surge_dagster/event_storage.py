@@ -1,13 +1,15 @@
 """Dagster's SQLite event log with one transaction per batch of events instead of several per event.
 
-Dagster's own class stores a batch event by event: two commits and several connections for each, which takes about
-10 ms. Files and tables are exactly those of that class, so an instance can change to this one and back at any time:
+Dagster's own class stores a batch event by event: two commits and several connections for each,
+which takes about 10 ms. Files and tables are exactly those of that class, so an instance can change
+to this one and back at any time:
 
     event_log_storage:
       module: surge_dagster.event_storage
       class: BatchingSqliteEventLogStorage
 
-Like `orchestration/dagster_internals.py` it uses private modules of Dagster, tried with 1.13.20, 1.13.27 and 1.13.29.
+Like `orchestration/dagster_internals.py` it uses private modules of Dagster, tried with 1.13.20,
+1.13.27 and 1.13.29.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._serdes import ConfigurableClassData
 
-_FOLDER = Path("history", "runs")  # within the instance's folder; Dagster's own place where nothing is configured
+# within the instance's folder; Dagster's own place where nothing is configured
+_FOLDER = Path("history", "runs")
 _BATCHED = {
     dg.DagsterEventType.ASSET_MATERIALIZATION,
     dg.DagsterEventType.ASSET_OBSERVATION,
@@ -32,9 +35,12 @@ _BATCHED = {
 
 
 class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
-    """Stores a batch of asset events in one transaction per database; by default in Dagster's own folder."""
+    """Stores a batch of asset events in one transaction per database; by default in Dagster's own
+    folder."""
 
-    def __init__(self, base_dir: str | None = None, inst_data: ConfigurableClassData | None = None) -> None:
+    def __init__(
+        self, base_dir: str | None = None, inst_data: ConfigurableClassData | None = None
+    ) -> None:
         self._inst_data = inst_data
         self._instance_weakref = None
         self._waits_for_instance = base_dir is None
@@ -59,13 +65,17 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
         super().register_instance(instance)
 
     def store_event_batch(self, events: Sequence[dg.EventLogEntry]) -> None:
-        """Store events in their order: in the logs of their runs, then all or none in the log of all runs.
+        """Store events in their order: in the logs of their runs, then all or none in the log of
+        all runs.
 
         Raises:
-            sqlalchemy.exc.SQLAlchemyError: a database could not be written. Dagster then stores the events one by one;
-                the page of a run may show some of them twice, and everything else counts each once.
+            sqlalchemy.exc.SQLAlchemyError: a database could not be written. Dagster then stores the
+                events one by one; the page of a run may show some of them twice, and everything
+                else counts each once.
         """
-        if not all(event.is_dagster_event and event.dagster_event_type in _BATCHED for event in events):
+        if not all(
+            event.is_dagster_event and event.dagster_event_type in _BATCHED for event in events
+        ):
             super().store_event_batch(events)
             return
         rows = [self._event_to_row(event) for event in events]
@@ -78,10 +88,16 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
         with self.index_transaction() as connection:
             connection.execute(SqlEventLogStorageTable.insert(), rows)
             # SQLite has one writer at a time, so the rows have consecutive ids.
-            last = connection.execute(sql.select(sql.func.max(SqlEventLogStorageTable.c.id))).scalar_one()
+            last = connection.execute(
+                sql.select(sql.func.max(SqlEventLogStorageTable.c.id))
+            ).scalar_one()
             ids = range(last - len(rows) + 1, last + 1)
             self._store_asset_event_tags(connection, events, ids)
-            # The last event of each kind and asset; earlier ones leave nothing in the table of assets.
-            latest = {(row["dagster_event_type"], row["asset_key"]): place for place, row in enumerate(rows)}
+            # The last event of each kind and asset; earlier ones leave nothing in the table of
+            # assets.
+            latest = {
+                (row["dagster_event_type"], row["asset_key"]): place
+                for place, row in enumerate(rows)
+            }
             for place in sorted(latest.values()):
                 self._store_asset_event(connection, events[place], ids[place])

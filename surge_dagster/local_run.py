@@ -1,4 +1,5 @@
-"""A run in this process, without Dagster, composed of settings: the function `embed`, and the command of that name."""
+"""A run in this process, without Dagster, composed of settings: the function `embed`, and the
+command of that name."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class PartitionsFailed(SurgeError):
 
 
 class DeletionRefused(SurgeError):
-    """Removed partitions were too many to delete, or an error ended their handling; `report` is that of the run."""
+    """Removed partitions were too many to delete, or an error ended their handling; `report` is
+    that of the run."""
 
     def __init__(self, refusal: str, report: RunReport) -> None:
         super().__init__(refusal)
@@ -85,25 +87,32 @@ def embed(
         embed("products.csv", "embeddings", partition_by="category", id="sku", text="{title}. {description}")
 
     Args:
-        source: a path, URL or pattern; a frame of polars, pandas or pyarrow, a Hugging Face dataset or a Delta table,
-            which `partition_by` divides; or frames by partition key, also as functions that open one. Frames with a
-            `catalog_name` are the whole catalog: what they lack was removed from it.
+        source: a path, URL or pattern; a frame of polars, pandas or pyarrow, a Hugging Face dataset
+            or a Delta table, which `partition_by` divides; or frames by partition key, also as
+            functions that open one. Frames with a `catalog_name` are the whole catalog: what they
+            lack was removed from it.
         output: a path or URL.
         force: encode fresh partitions again.
         quiet: show no progress on standard error, refused partitions alone.
-        raise_on_failure: raise at the end where partitions failed; else look at `partitions_failed` of the report.
-        settings: those of the command `embed`, by name. As there, `SURGE_…` variables and `surge.yaml` say the others.
+        raise_on_failure: raise at the end where partitions failed; else look at `partitions_failed`
+            of the report.
+        settings: those of the command `embed`, by name. As there, `SURGE_…` variables and
+            `surge.yaml` say the others.
 
     Returns:
         The report of the run, which has ended.
 
     Raises:
         PartitionsFailed: partitions were refused or could not be published; all others were.
-        ConfigError, EncoderError, TransientError: there is no run, or it ended early; what was published stays.
-        DeletionRefused: removed partitions were too many to delete, or an error ended their handling; all else is done.
+        ConfigError, EncoderError, TransientError: there is no run, or it ended early; what was
+            published stays.
+        DeletionRefused: removed partitions were too many to delete, or an error ended their
+            handling; all else is done.
     """
     if unknown := sorted(settings.keys() - _SETTINGS):
-        raise ConfigError(f"embed has no setting {unknown[0]}; it has {', '.join(sorted(_SETTINGS))}")
+        raise ConfigError(
+            f"embed has no setting {unknown[0]}; it has {', '.join(sorted(_SETTINGS))}"
+        )
     settings["output"] = str(output) if isinstance(output, Path) else output
     if source is None or isinstance(source, str | Path):
         read = load_settings(source=source if source is None else str(source), **settings)
@@ -124,8 +133,10 @@ class EndedRun:
     """A run that has ended.
 
     Attributes:
-        removed: keys of partitions that the source has no more, and that have files, or had them until now.
-        refusal: why files of removed partitions were not deleted, although they were to be, or the error itself.
+        removed: keys of partitions that the source has no more, and that have files, or had them
+            until now.
+        refusal: why files of removed partitions were not deleted, although they were to be, or the
+            error itself.
     """
 
     report: RunReport
@@ -174,9 +185,16 @@ class _CatalogRuns:
 
 
 def run_catalog(
-    settings: Settings, catalog: Source, store: Store, record: CatalogRecord, *, force: bool, quiet: bool
+    settings: Settings,
+    catalog: Source,
+    store: Store,
+    record: CatalogRecord,
+    *,
+    force: bool,
+    quiet: bool,
 ) -> EndedRun:
-    """Embed what is missing or stale of an open catalog, and show progress, refused and removed partitions."""
+    """Embed what is missing or stale of an open catalog, and show progress, refused and removed
+    partitions."""
     record.require_apart(store)
     partitions = list(catalog)
     if not partitions:
@@ -195,9 +213,19 @@ def run_catalog(
             run = runs.new_run(partitions, pool, store)
             events = learning(run, pool, store)
         else:
-            connect = partial(RayCluster, settings.cluster, runs, pool.space, complain, settings.devices)
+            connect = partial(
+                RayCluster, settings.cluster, runs, pool.space, complain, settings.devices
+            )
             grace_seconds = settings.grace_seconds
-            run = ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=complain)
+            run = ClusterRun(
+                partitions,
+                runs,
+                pool,
+                connect,
+                force=force,
+                grace_seconds=grace_seconds,
+                warn=complain,
+            )
             events = run.events()
         run.report.price_per_hour = settings.price_per_hour
         total = sum(partition.rows or 0 for partition in partitions)
@@ -205,14 +233,19 @@ def run_catalog(
     removed, refusal = (), None
     is_frames = record.place == _FRAMES
     if record.name or not is_frames:  # frames without a name may be a part of what the output holds
-        source = partitions if is_frames else catalog  # listing frames again may compute them, and finds the same keys
+        # listing frames again may compute them, and finds the same keys
+        source = partitions if is_frames else catalog
         removed, refusal = _handle_removed(settings, source, partitions, store, run.space)
     release(catalog)
     return EndedRun(run.report, removed, refusal)
 
 
 def _handle_removed(
-    settings: Settings, source: Iterable[Partition], listed: Iterable[Partition], store: Store, space: Space
+    settings: Settings,
+    source: Iterable[Partition],
+    listed: Iterable[Partition],
+    store: Store,
+    space: Space,
 ) -> tuple[tuple[str, ...], str | None]:
     """Record partitions that are not `listed`, or delete their files; see `EndedRun`."""
     is_delete, removed = settings.removed_partitions == "delete", list[str]()
@@ -231,7 +264,11 @@ def _handle_removed(
                 store.delete(file.stored.name)
             removed.append(key)
     except SurgeError as error:
-        reason = f"Partitions that were removed from the source could not be handled: {error}".rstrip(".")
+        reason = (
+            f"Partitions that were removed from the source could not be handled: {error}".rstrip(
+                "."
+            )
+        )
         complain(f"{reason}.")
         return tuple(removed), reason
     if refusal:
@@ -239,16 +276,24 @@ def _handle_removed(
     elif removed:
         kept = "Readers leave out the rows; with removed_partitions set to delete, a run deletes the files."
         what = "The files were deleted." if is_delete else kept
-        complain(f"{counted(len(removed), 'partition')} removed from the source: {named(map(repr, removed))}. {what}")
+        complain(
+            f"{counted(len(removed), 'partition')} removed from the source: {named(map(repr, removed))}. {what}"
+        )
     return tuple(removed), refusal if is_delete else None
 
 
-def _follow(run: EmbeddingRun | ClusterRun[Any], run_events: Generator[Event], total: int | None, quiet: bool) -> None:
+def _follow(
+    run: EmbeddingRun | ClusterRun[Any],
+    run_events: Generator[Event],
+    total: int | None,
+    quiet: bool,
+) -> None:
     not_encoded = 0
 
     def update() -> None:
         done = not_encoded + (run.in_flight.encoded if run.in_flight else run.report.texts_encoded)
-        show(min(done, total) if total else done, total)  # of a refused partition some texts may have been encoded
+        # of a refused partition some texts may have been encoded
+        show(min(done, total) if total else done, total)
 
     with progress_bar("texts", total, quiet=quiet) as show:
         with every(_UPDATE_SECONDS, update, "surge-progress"), closing(run_events) as events:
@@ -266,9 +311,13 @@ def _follow(run: EmbeddingRun | ClusterRun[Any], run_events: Generator[Event], t
 def _with_settings(signature: inspect.Signature) -> inspect.Signature:
     """The signature with each setting in the place of `**settings`, for help and completion."""
     *own, _ = signature.parameters.values()
-    keyword, fields = inspect.Parameter.KEYWORD_ONLY, {name: Settings.model_fields[name] for name in sorted(_SETTINGS)}
+    keyword, fields = (
+        inspect.Parameter.KEYWORD_ONLY,
+        {name: Settings.model_fields[name] for name in sorted(_SETTINGS)},
+    )
     settings = [
-        inspect.Parameter(name, keyword, default=None, annotation=field.annotation) for name, field in fields.items()
+        inspect.Parameter(name, keyword, default=None, annotation=field.annotation)
+        for name, field in fields.items()
     ]
     return signature.replace(parameters=[*own, *settings])
 

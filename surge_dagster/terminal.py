@@ -14,12 +14,21 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from surge_dagster.engine.support.unreadable import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone: no progress and no summary.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print errors alone: no progress and no summary.")
+]
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
 LINE_SECONDS = 10.0
 TERMINATED_CODE = 128 + signal.SIGTERM
@@ -33,8 +42,9 @@ class Terminated(BaseException):
 def terminable() -> Iterator[None]:
     """Raise `Terminated` in the main thread on SIGTERM; further ones are ignored.
 
-    SIGTERM (a spot machine ends, `kill`, a service stops) would end Python at once with nothing published. As an
-    exception it takes the same way out as Ctrl-C: the run publishes what is encoded within its grace time.
+    SIGTERM (a spot machine ends, `kill`, a service stops) would end Python at once with nothing
+    published. As an exception it takes the same way out as Ctrl-C: the run publishes what is
+    encoded within its grace time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -55,7 +65,8 @@ def terminable() -> Iterator[None]:
 def progress_bar(
     unit: str, total: int | None = None, *, quiet: bool = False
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Show progress on standard error, given the amount done and the total if known: a bar, or a line every 10 s."""
+    """Show progress on standard error, given the amount done and the total if known: a bar, or a
+    line every 10 s."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -82,14 +93,16 @@ def _lines(unit: str) -> Callable[[int, int | None], None]:
             known = f" of {of:,}" if of else ""
             seconds = now - begun
             messages.print(
-                f"{done:,}{known} {unit} in {seconds:,.0f} s, {done / seconds:,.0f} per second", markup=False
+                f"{done:,}{known} {unit} in {seconds:,.0f} s, {done / seconds:,.0f} per second",
+                markup=False,
             )
 
     return show
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning on standard error; markup and control characters in the text have no effect."""
+    """Print an error or a warning on standard error; markup and control characters in the text have
+    no effect."""
     messages.print("\n".join(map(visible, text.split("\n"))), style="red", markup=False)
 
 

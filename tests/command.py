@@ -23,7 +23,9 @@ class Command:
         printed: what the last one wrote to standard error, as it was written.
     """
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    def __init__(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path
+    ) -> None:
         self._capsys, self._monkeypatch = capsys, monkeypatch
         self.root = self.folder = root
         self.printed = ""

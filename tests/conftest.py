@@ -1,7 +1,9 @@
-"""Fixtures of all tests: a cache folder of their own, a pool of real worker processes without a model, a bucket.
+"""Fixtures of all tests: a cache folder of their own, a pool of real worker processes without a
+model, a bucket.
 
-A test that needs a program or an extra which is missing is skipped with a reason that begins with `not installed:` and
-says what to install. With REQUIRE_ALL_TESTS set, as in `.ci/run`, such a test fails instead.
+A test that needs a program or an extra which is missing is skipped with a reason that begins with
+`not installed:` and says what to install. With REQUIRE_ALL_TESTS set, as in `.ci/run`, such a test
+fails instead.
 """
 
 from __future__ import annotations
@@ -36,18 +38,24 @@ AnyReport = TypeVar("AnyReport", pytest.TestReport, pytest.CollectReport)
 
 # The same examples on every machine, and no clock in the verdict: what fails here fails everywhere.
 settings.register_profile(
-    "surge", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    "surge",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("surge")
 
 gc.disable()  # until all tests are collected: nothing of that is garbage
 
-# As in every worker: OpenVINO would report each conversion to its vendor, from a process that it forks for the report.
+# As in every worker: OpenVINO would report each conversion to its vendor, from a process that it
+# forks for the report.
 sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
 
 _IMPORTED = pytest.StashKey[frozenset[str]]()
 
-# Files that take longest, in falling order: one that is begun last keeps a single process busy while the others wait.
+# Files that take longest, in falling order: one that is begun last keeps a single process busy
+# while the others wait.
 _BEGUN_FIRST = (
     "dagster/test_live.py",
     "engine/encoder/test_vectors.py",
@@ -63,12 +71,22 @@ _BEGUN_FIRST = (
     "engine/store/test_object_store.py",
 )
 
-# Those whose tests import sentence-transformers, which takes nine seconds: one of the processes runs them all.
+# Those whose tests import sentence-transformers, which takes nine seconds: one of the processes
+# runs them all.
 _OF_MODELS = {
     f"tests/engine/{name}.py"
     for name in (
-        *("derived/test_conversion", "inference/test_converted_models", "inference/test_packed_backend"),
-        *("encoder/test_architectures", "encoder/test_mutations", "encoder/test_prompts", "encoder/test_trusted_code"),
+        *(
+            "derived/test_conversion",
+            "inference/test_converted_models",
+            "inference/test_packed_backend",
+        ),
+        *(
+            "encoder/test_architectures",
+            "encoder/test_mutations",
+            "encoder/test_prompts",
+            "encoder/test_trusted_code",
+        ),
         *("encoder/test_vectors", "encoder/test_zoo", "encoder/worker/test_pass_loop"),
     )
 }
@@ -95,7 +113,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Remember what collecting has imported, which each of four processes does, and keep it for good."""
+    """Remember what collecting has imported, which each of four processes does, and keep it for
+    good."""
     session.config.stash[_IMPORTED] = frozenset(sys.modules)
     gc.freeze()  # each full collection would look at what Dagster and the tests have defined: 0.1 s
     gc.set_threshold(20_000, 20)
@@ -132,8 +151,8 @@ def _required(report: AnyReport) -> AnyReport:
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder apart from the user's own; worker processes inherit the setting."""
     with pytest.MonkeyPatch.context() as patch:
-        # CI may point the runs at one folder, so that a second run finds what the first one measured.
-        # Processes that share the work share what one of them has converted.
+        # CI may point the runs at one folder, so that a second run finds what the first one
+        # measured. Processes that share the work share what one of them has converted.
         base = tmp_path_factory.getbasetemp()
         base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
         folder = Path(os.environ.get("SURGE_CACHE_DIR") or base / "surge-cache")
@@ -157,7 +176,8 @@ class _ResidentGauge(MemoryGauge):
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_memory_samples() -> Iterator[None]:
-    """Let runs in this process sample its RSS: for PSS the kernel walks all pages, 0.05 s where torch is imported.
+    """Let runs in this process sample its RSS: for PSS the kernel walks all pages, 0.05 s where
+    torch is imported.
 
     Runs in other processes and the tests of the gauge read PSS.
     """
@@ -176,7 +196,9 @@ def environment_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def surge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def surge(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
     """Runs the command line in this process."""
     return Command(capsys, monkeypatch, tmp_path)
 
@@ -197,7 +219,8 @@ def three_spaces(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def running_object_server() -> Iterator[ObjectServer]:
-    from tests.engine.store.object_server import ObjectServer  # most tests need none of what it imports
+    # most tests need none of what it imports
+    from tests.engine.store.object_server import ObjectServer
 
     with ObjectServer() as server:
         yield server
@@ -214,11 +237,18 @@ def object_server(running_object_server: ObjectServer) -> ObjectServer:
 def google_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleAccount]:
     """A service account of Google; the environment has no credentials.
 
-    Google's clients also look for the account's regions, in the background; the proxy keeps them on this machine.
+    Google's clients also look for the account's regions, in the background; the proxy keeps them on
+    this machine.
     """
     from tests.google_account import GoogleAccount
 
-    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "HTTP_PROXY", "https_proxy", "http_proxy"):
+    for name in (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_CLOUD_PROJECT",
+        "HTTP_PROXY",
+        "https_proxy",
+        "http_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")

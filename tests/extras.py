@@ -1,4 +1,5 @@
-"""Skips tests that need an extra which is not installed; nothing is imported, which takes seconds of some packages."""
+"""Skips tests that need an extra which is not installed; nothing is imported, which takes seconds
+of some packages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A service account of Google, whose tokens a server on 127.0.0.1 gives; the real google-auth asks for them.
+"""A service account of Google, whose tokens a server on 127.0.0.1 gives; the real google-auth asks
+for them.
 
-The same server stands for Google's buckets: none has an object, and it records which token a request carries.
+The same server stands for Google's buckets: none has an object, and it records which token a
+request carries.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def _handler(account: GoogleAccount) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             if account.is_revoked:
-                self._answer(400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
+                self._answer(
+                    400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
+                )
                 return
             account.tokens_given += 1
             self._answer(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})

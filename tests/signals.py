@@ -16,7 +16,8 @@ _LOOK_SECONDS = 0.02
 
 @contextmanager
 def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) -> Iterator[None]:
-    """Interrupt the main thread while it waits in the block; the block must raise `KeyboardInterrupt`.
+    """Interrupt the main thread while it waits in the block; the block must raise
+    `KeyboardInterrupt`.
 
     Args:
         after: a condition; nothing is interrupted before it is true.
@@ -39,7 +40,9 @@ def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) ->
     handler = signal.signal(signal.SIGUSR2, end)
     interrupting = threading.Thread(target=interrupt)
     collects = gc.isenabled()
-    gc.disable()  # `_current_frames` of Python 3.11 holds a lock for which a collection that it begins waits forever
+    # `_current_frames` of Python 3.11 holds a lock for which a collection that it begins waits
+    # forever
+    gc.disable()
     interrupting.start()
     try:
         with pytest.raises(KeyboardInterrupt):

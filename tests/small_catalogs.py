@@ -22,7 +22,12 @@ from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.files.rows import carried_columns, matrix_of, schema
-from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
+from surge_dagster.engine.sources.partition import (
+    KEY_METADATA,
+    SOURCE_VERSION_METADATA,
+    Partition,
+    RowBatch,
+)
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.keys import encode_key
@@ -34,7 +39,9 @@ Rows = Sequence[tuple[Any, Any]]
 
 def numbered_rows(key: str, count: int, *, words: int = 3, start: int = 0) -> list[tuple[str, str]]:
     """Rows whose texts differ from each other and from those of other keys."""
-    return [(f"id-{row}", " ".join([f"{key}/{row}"] * words)) for row in range(start, start + count)]
+    return [
+        (f"id-{row}", " ".join([f"{key}/{row}"] * words)) for row in range(start, start + count)
+    ]
 
 
 def partition_folder(root: Path, key: str) -> Path:
@@ -67,12 +74,18 @@ def write_rows(
     return path
 
 
-def write_partition(root: Path, key: str, rows: Rows, *, version: str | None = "v1", **options: Any) -> Path:
+def write_partition(
+    root: Path, key: str, rows: Rows, *, version: str | None = "v1", **options: Any
+) -> Path:
     """Write a partition of one file, which declares its key and version."""
-    return write_rows(partition_folder(root, key) / "part-0.parquet", rows, key=key, version=version, **options)
+    return write_rows(
+        partition_folder(root, key) / "part-0.parquet", rows, key=key, version=version, **options
+    )
 
 
-def write_catalog(root: Path, partitions: Mapping[str, Rows], *, version: str | None = "v1") -> Path:
+def write_catalog(
+    root: Path, partitions: Mapping[str, Rows], *, version: str | None = "v1"
+) -> Path:
     """Write a catalog of one file per partition."""
     root.mkdir(parents=True, exist_ok=True)
     for key, rows in partitions.items():
@@ -148,12 +161,17 @@ def assert_embedded(
     assert found.texts == [row[1] for row in rows]
     assert found.text_hashes == [blake2b(row[1].encode(), digest_size=16).digest() for row in rows]
     assert_vectors(found.matrix, [row[1] for row in rows])
-    assert (found.facts.partition_key, found.facts.rows, found.facts.space) == (key, len(rows), space)
+    assert (found.facts.partition_key, found.facts.rows, found.facts.space) == (
+        key,
+        len(rows),
+        space,
+    )
     return found.facts
 
 
 def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object) -> None:
-    """Write a file again as this project would, with other rows and matching facts: only the content is wrong."""
+    """Write a file again as this project would, with other rows and matching facts: only the
+    content is wrong."""
     table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
     table = change(table)
     with pa.OSFile(str(path), "wb") as sink:
@@ -166,7 +184,8 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
 
 
 def tamper(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Write a file again as another program would: with other rows or columns, and the facts that it had."""
+    """Write a file again as another program would: with other rows or columns, and the facts that
+    it had."""
     entries = pq.read_metadata(path).metadata or {}
     facts = {name: value for name, value in entries.items() if name.startswith(b"surge.")}
     changed = change(pq.read_table(path)).replace_schema_metadata(facts)
@@ -175,15 +194,26 @@ def tamper(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
 
 def narrow(table: pa.Table, dimension: int = DIMENSION // 2) -> pa.Table:
     """A file's rows with vectors of fewer dimensions, or (-1) in a column whose type has none."""
-    vectors = [vector[:dimension] if dimension > 0 else vector for vector in table.column("embedding").to_pylist()]
+    vectors = [
+        vector[:dimension] if dimension > 0 else vector
+        for vector in table.column("embedding").to_pylist()
+    ]
     place = table.schema.get_field_index("embedding")
-    return table.set_column(place, "embedding", pa.array(vectors, pa.list_(pa.float32(), dimension)))
+    return table.set_column(
+        place, "embedding", pa.array(vectors, pa.list_(pa.float32(), dimension))
+    )
 
 
 def with_vectors(table: pa.Table, change: Callable[[np.ndarray], np.ndarray]) -> pa.Table:
     """A file's rows with other vectors; `change` gets and gives a [rows, dimension] matrix."""
     column = table.schema.field("embedding")
-    matrix = table.column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, DIMENSION)
+    matrix = (
+        table.column("embedding")
+        .combine_chunks()
+        .flatten()
+        .to_numpy(zero_copy_only=False)
+        .reshape(-1, DIMENSION)
+    )
     values = pa.array(change(matrix.copy()).ravel(), pa.float32())
     changed = pa.FixedSizeListArray.from_arrays(values, DIMENSION).cast(column.type)
     return table.set_column(table.schema.get_field_index("embedding"), column, changed)
@@ -212,7 +242,8 @@ class FailingStore(LocalStore):
 
 
 def published_files(output: Path, space: str) -> set[str]:
-    """Every name in a space's folder, hidden ones included, but for what belongs to the folder itself."""
+    """Every name in a space's folder, hidden ones included, but for what belongs to the folder
+    itself."""
     return {path.name for path in (output / space).iterdir()} - {"space.json", ".lock"}
 
 
@@ -222,14 +253,17 @@ def keys_of(events: Iterable[Any]) -> list[str]:
 
 
 def make_unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    """Have the system refuse to open what has `part` in its name in a local output; until `monkeypatch.undo()`."""
+    """Have the system refuse to open what has `part` in its name in a local output; until
+    `monkeypatch.undo()`."""
     open_file, open_end = LocalStore.open, os.open
 
     def refuse(name: object) -> None:
         if part in str(name):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-    def open_listed(store: LocalStore, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
+    def open_listed(
+        store: LocalStore, name: str, listed: StoredObject | None = None
+    ) -> pa.NativeFile:
         refuse(name)
         return open_file(store, name, listed)
 

@@ -1,4 +1,5 @@
-"""Each benchmark runs at a small size: it ends well, and its document has every figure beside its aim."""
+"""Each benchmark runs at a small size: it ends well, and its document has every figure beside its
+aim."""
 
 from __future__ import annotations
 
@@ -60,7 +61,14 @@ def test_derive_benchmark_measures_every_aim() -> None:
     assert len(document["targets"]) == 10 and not_measured(document) == []
 
 
-ON_A_GPU_MACHINE = ("torch", "transformers", "sentence-transformers", "pyarrow", "filelock", "psutil")
+ON_A_GPU_MACHINE = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "pyarrow",
+    "filelock",
+    "psutil",
+)
 WITHOUT = """
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -74,7 +82,8 @@ metadata.Distribution.from_name = lambda name: of_name("-" if name == "datasets"
 
 
 def lacking_on_a_gpu_machine() -> set[str]:
-    """Top-level modules that are installed here and neither belong to what is there nor to what that requires."""
+    """Top-level modules that are installed here and neither belong to what is there nor to what
+    that requires."""
     there, waiting = set[str](), list(ON_A_GPU_MACHINE)
     while waiting:
         name = canonicalize_name(waiting.pop())
@@ -82,11 +91,17 @@ def lacking_on_a_gpu_machine() -> set[str]:
             there.add(name)
             with contextlib.suppress(PackageNotFoundError):
                 stated = map(Requirement, requires(name) or [])
-                waiting += [one.name for one in stated if one.marker is None or one.marker.evaluate({"extra": ""})]
+                waiting += [
+                    one.name
+                    for one in stated
+                    if one.marker is None or one.marker.evaluate({"extra": ""})
+                ]
     installed = packages_distributions().items()
     # Both are in the carried folder.
     carried = {"surge_dagster", "benchmarks"}
-    return {module for module, names in installed if not there & set(map(canonicalize_name, names))} - carried
+    return {
+        module for module, names in installed if not there & set(map(canonicalize_name, names))
+    } - carried
 
 
 def test_gpu_benchmark_measures_everything_where_there_is_no_dagster(tmp_path: Path) -> None:
@@ -103,9 +118,22 @@ def test_gpu_benchmark_measures_everything_where_there_is_no_dagster(tmp_path: P
     finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "Everything was measured." in finished.stdout, finished.stdout[-3000:]
-    rows = [json.loads(line) for line in (tmp_path / "carried" / "results" / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "carried" / "results" / "results.jsonl").read_text().splitlines()
+    ]
     measured = {row["stage"] for row in rows if len(row) > 3}
-    assert measured == {"environment", "ceilings", "passes", "attention", "tokenizer", "pool", "run", "peer", "lanes"}
+    assert measured == {
+        "environment",
+        "ceilings",
+        "passes",
+        "attention",
+        "tokenizer",
+        "pool",
+        "run",
+        "peer",
+        "lanes",
+    }
     assert all(row["lowest_cosine"] > 0.9999 for row in rows if "lowest_cosine" in row)
 
 
@@ -121,7 +149,11 @@ def test_fleet_benchmark_simulates_machines_that_do_all_the_work() -> None:
     for row in document["efficiency"]:
         done = {outcome["done_bytes"] for outcome in row["outcomes"]}
         assert done == {row["catalog_bytes"]}, row
-    assert all(0 < efficiency <= 1 for end in document["ends"] for efficiency in end["efficiencies"].values())
+    assert all(
+        0 < efficiency <= 1
+        for end in document["ends"]
+        for efficiency in end["efficiencies"].values()
+    )
 
 
 @pytest.mark.soak
@@ -159,10 +191,13 @@ def test_nightly_tables_get_the_changed_rows_alone() -> None:
 
 
 def test_evaluation_page_is_that_of_the_measured_document(tmp_path: Path) -> None:
-    """`python -m benchmarks.evaluation --render` makes it again after an edit of its text or of a table."""
+    """`python -m benchmarks.evaluation --render` makes it again after an edit of its text or of a
+    table."""
     document = tmp_path / "evaluation.json"
     shutil.copy(DOCS / "evaluation.json", document)
-    assert "failures: wrong partitions" in output_of("evaluation", "--render", "--document", str(document))
+    assert "failures: wrong partitions" in output_of(
+        "evaluation", "--render", "--document", str(document)
+    )
     page = (DOCS / "evaluation.md").read_text()
     assert (tmp_path / "evaluation.md").read_text() == page
     assert document.read_text() == (DOCS / "evaluation.json").read_text()
@@ -176,7 +211,9 @@ def test_evaluation_keeps_no_rows_of_another_machine(tmp_path: Path) -> None:
     measured = json.loads((DOCS / "evaluation.json").read_text())
     measured["machine"]["processor"] = "another one"
     document.write_text(json.dumps(measured))
-    output_of("evaluation", "--scale", "tiny", "--only", "serialization", "--document", str(document))
+    output_of(
+        "evaluation", "--scale", "tiny", "--only", "serialization", "--document", str(document)
+    )
     assert set(json.loads(document.read_text())["experiments"]) == {"serialization"}
     assert "Not measured in this run." in (tmp_path / "evaluation.md").read_text()
 
@@ -190,9 +227,14 @@ def test_evaluation_of_every_experiment(tmp_path: Path) -> None:
     output_of("evaluation", "--scale", "tiny", "--document", str(document))
     page = (tmp_path / "evaluation.md").read_text()
     assert "Not measured in this run." not in page and "[[" not in page
-    failures = {row["name"]: row for row in json.loads(document.read_text())["experiments"]["failures"]["rows"]}
+    failures = {
+        row["name"]: row
+        for row in json.loads(document.read_text())["experiments"]["failures"]["rows"]
+    }
     assert [row["wrong"] for row in failures.values()] == [0] * 5
-    assert {name for name, row in failures.items() if row["refused"]} == {"a partition cannot be read"}
+    assert {name for name, row in failures.items() if row["refused"]} == {
+        "a partition cannot be read"
+    }
     killed = failures["the run is killed at half"]
     assert killed["published_before"] + killed["encoded_after"] <= killed["texts"]
 
@@ -207,7 +249,9 @@ def test_dagster_benchmark_measures_events_pages_and_ticks() -> None:
     refresh, pages, sensor = document["refresh"], document["pages"], document["sensor"]
     assert refresh["partitions"] == pages["partitions"] == sensor["partitions"] == 1200
     known = pages["queries"][0]
-    assert known["bytes"] > 1200 * len("category%20000") * 2, "the keys, and which of them are materialized"
+    assert known["bytes"] > 1200 * len("category%20000") * 2, (
+        "the keys, and which of them are materialized"
+    )
     if "missing" not in pages:
         assert "PartitionHealthQuery" in {query["name"] for query in pages["queries"]}
     assert len(sensor["idle_ticks"]) == 3
@@ -232,10 +276,16 @@ def test_encode_benchmark_compares_the_pool_with_the_library() -> None:
     rows = {row["side"]: row for row in workload["rows"]}
     assert rows["sentence-transformers"]["ratios"] == [1.0]
     assert rows["pool fp32"]["lowest_cosine"] >= 0.99999
-    assert rows["pool fp32"]["ratio_to"]["products-fp32"] > 0 and "lowest_cosine" not in rows["products-fp32"]
+    assert (
+        rows["pool fp32"]["ratio_to"]["products-fp32"] > 0
+        and "lowest_cosine" not in rows["products-fp32"]
+    )
     assert "needs a GPU" in rows["pool fp16"]["missing"]
     assert workload["superbatch"]["texts"] == 200
-    assert document["call_cost"]["pool"]["c_ipc_ms"] < document["call_cost"]["sentence_transformers_pool"]["c_ipc_ms"]
+    assert (
+        document["call_cost"]["pool"]["c_ipc_ms"]
+        < document["call_cost"]["sentence_transformers_pool"]["c_ipc_ms"]
+    )
 
 
 @pytest.mark.soak
@@ -243,13 +293,26 @@ def test_serve_benchmark_loads_both_lanes() -> None:
     """Takes some 20 s: a service, and a second of each load."""
     service = run_benchmark("serve", "--quick")["service"]
     assert service["overload"]["statuses"] and service["bulk_alone"] > 0
-    assert [each["load"] for each in service["loads"]] == [each["load"] for each in service["loads_beside_bulk"]]
+    assert [each["load"] for each in service["loads"]] == [
+        each["load"] for each in service["loads_beside_bulk"]
+    ]
 
 
 @pytest.mark.soak
 def test_prediction_plans_each_case_and_then_runs_it() -> None:
     """Takes some 10 s: a pool, its measurement, a calibration and two runs."""
-    words = ["--models", "simulated", "--workers", "1", "--sigmas", "1", "--seconds", "0.2", "--repeats", "2"]
+    words = [
+        "--models",
+        "simulated",
+        "--workers",
+        "1",
+        "--sigmas",
+        "1",
+        "--seconds",
+        "0.2",
+        "--repeats",
+        "2",
+    ]
     [case] = run_benchmark("prediction", *words)["cases"]
     assert case["plan"]["superbatches"] == case["runs"][0]["superbatches"]
     assert case["plan"]["wall_seconds"] == case["predicted_wall_seconds"][0] > 0

@@ -18,7 +18,8 @@ from dagster._serdes import ConfigurableClassData
 from surge_dagster.config.settings import Settings, load_settings
 from tests.extras import require
 
-# Tests import these packages themselves, which takes seconds; pyright also has to pass without them.
+# Tests import these packages themselves, which takes seconds; pyright also has to pass without
+# them.
 require("integrations", "dagster_aws", "dagster_docker", "dagster_k8s")
 require("postgres", "dagster_postgres")
 
@@ -27,7 +28,11 @@ DEPLOY = ROOT / "deploy"
 KINDS = ("kubernetes", "docker", "ecs")
 PLANNED = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 # Keys that the chart adds to the configuration of the launcher.
-AROUND = {"service_account_name": "dagster", "instance_config_map": "instance", "dagster_home": "/opt/dagster"}
+AROUND = {
+    "service_account_name": "dagster",
+    "instance_config_map": "instance",
+    "dagster_home": "/opt/dagster",
+}
 # Keys that the chart sets for the instance, too.
 ABOUT_THE_INSTANCE = {*AROUND, "postgres_password_secret", "job_namespace"}
 # A run without these variables reads and writes folders of its own.
@@ -41,7 +46,12 @@ CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs":
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment variables that the files name."""
-    for name in ("SURGE_RUN_TASK_DEFINITION", "ECS_CLUSTER", "DAGSTER_PG_PASSWORD", "DAGSTER_PG_HOST"):
+    for name in (
+        "SURGE_RUN_TASK_DEFINITION",
+        "ECS_CLUSTER",
+        "DAGSTER_PG_PASSWORD",
+        "DAGSTER_PG_HOST",
+    ):
         monkeypatch.setenv(name, "named")
 
 
@@ -60,7 +70,8 @@ def snake_case(given: Any) -> Any:
     """Helm's values under Dagster's names."""
     if isinstance(given, dict):
         return {
-            re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): snake_case(it) for name, it in given.items()
+            re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): snake_case(it)
+            for name, it in given.items()
         }
     return [snake_case(each) for each in given] if isinstance(given, list) else given
 
@@ -81,7 +92,9 @@ def test_storage_finds_the_driver_of_its_database(kind: str, tmp_path: Path) -> 
     (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(config))
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         storages = (instance.run_storage, instance.event_log_storage, instance.schedule_storage)
-        assert [type(storage).__name__ for storage in storages] == [f"Postgres{each}Storage" for each in STORED]
+        assert [type(storage).__name__ for storage in storages] == [
+            f"Postgres{each}Storage" for each in STORED
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,7 +114,9 @@ def test_kubernetes_launcher_accepts_the_values_of_helm() -> None:
 
     values = load("kubernetes/values.yaml")
     launcher = snake_case(values["runLauncher"]["config"]["k8sRunLauncher"])
-    accepted(resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND)
+    accepted(
+        resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND
+    )
     [deployment] = values["dagster-user-deployments"]["deployments"]
     assert deployment["includeConfigInLaunchedRuns"]["enabled"], "runs get what follows"
     handed_on = {
@@ -117,13 +132,18 @@ def test_kubernetes_launcher_accepts_the_values_of_helm() -> None:
     }
     for variables in (deployment["env"], values["dagsterWebserver"]["env"]):
         assert {"name": PLANNED, "value": "true"} in variables
-    assert values["dagsterDaemon"]["env"] == {PLANNED: "true"} and f"{PLANNED}=true" in launcher["env_vars"]
+    assert (
+        values["dagsterDaemon"]["env"] == {PLANNED: "true"}
+        and f"{PLANNED}=true" in launcher["env_vars"]
+    )
 
 
 def test_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
     from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, UserDefinedDagsterK8sConfig  # pyright: ignore
 
-    by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"][
+        "runK8sConfig"
+    ]
     by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
     snake = {
         "container_config": by_helm["containerConfig"],
@@ -138,7 +158,10 @@ def test_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
 
 
 def test_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
-    values, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")["run_launcher"]["config"]
+    values, by_hand = (
+        load("kubernetes/values.yaml"),
+        load("kubernetes/dagster.yaml")["run_launcher"]["config"],
+    )
     by_helm = values["runLauncher"]["config"]["k8sRunLauncher"]
     [deployment] = values["dagster-user-deployments"]["deployments"]
     handed_on = {variable["name"]: variable["value"] for variable in deployment["env"]}
@@ -161,7 +184,9 @@ def test_helm_and_dagster_yaml_agree_on_slots_retries_and_driver() -> None:
     by_helm, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")
     daemon = by_helm["dagsterDaemon"]
     said = {
-        "concurrency": {name: each for name, each in by_helm["concurrency"].items() if name != "enabled"},
+        "concurrency": {
+            name: each for name, each in by_helm["concurrency"].items() if name != "enabled"
+        },
         "run_monitoring": daemon["runMonitoring"],
         "run_retries": daemon["runRetries"],
     }
@@ -169,19 +194,29 @@ def test_helm_and_dagster_yaml_agree_on_slots_retries_and_driver() -> None:
     assert "config" not in daemon["runCoordinator"], "the chart refuses a limit in both places"
     assert snake_case(said) == {name: by_hand[name] for name in said}
     database = by_hand["storage"]["postgres"]["postgres_db"]
-    assert by_helm["postgresql"] == {"postgresqlScheme": database["scheme"], "postgresqlParams": database["params"]}
+    assert by_helm["postgresql"] == {
+        "postgresqlScheme": database["scheme"],
+        "postgresqlParams": database["params"],
+    }
 
 
-def test_pooled_connections_reach_the_database_of_the_instances_and_forget_the_settings_of_a_session() -> None:
+def test_pooled_connections_reach_the_database_of_the_instances_and_forget_the_settings_of_a_session() -> (
+    None
+):
     pooled = ConfigParser(inline_comment_prefixes=None)
     pooled.read(DEPLOY / "pgbouncer.ini")
-    names = {load(f"{kind}/dagster.yaml")["storage"]["postgres"]["postgres_db"]["db_name"] for kind in KINDS}
+    names = {
+        load(f"{kind}/dagster.yaml")["storage"]["postgres"]["postgres_db"]["db_name"]
+        for kind in KINDS
+    }
     assert names == set(pooled["databases"]) and pooled["pgbouncer"]["pool_mode"] == "session"
 
 
 def test_stopped_run_has_its_grace_time_before_it_is_killed() -> None:
     docker = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
-    by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"][
+        "runK8sConfig"
+    ]
     by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
     given = (
         docker["stop_timeout"],
@@ -193,26 +228,37 @@ def test_stopped_run_has_its_grace_time_before_it_is_killed() -> None:
 
 
 def test_compose_and_launcher_agree() -> None:
-    compose, launcher = load("docker/docker-compose.yml"), load("docker/dagster.yaml")["run_launcher"]["config"]
+    compose, launcher = (
+        load("docker/docker-compose.yml"),
+        load("docker/dagster.yaml")["run_launcher"]["config"],
+    )
     assert launcher["image"] == compose["x-surge"]["image"]
     assert launcher["network"] == compose["networks"]["surge"]["name"]
     assert set(launcher["env_vars"]) == compose["x-surge"]["environment"].keys() > WITHOUT_DEFAULTS
     assert launcher["container_kwargs"]["volumes"] == compose["x-surge"]["volumes"]
     mounted = {volume.partition(":")[0] for volume in launcher["container_kwargs"]["volumes"]}
-    assert all(compose["volumes"][name]["name"] == name for name in mounted), "runs know them by their full names"
+    assert all(compose["volumes"][name]["name"] == name for name in mounted), (
+        "runs know them by their full names"
+    )
     build = compose["x-surge"]["build"]
-    assert (DEPLOY / "docker" / build["context"] / build["dockerfile"]).samefile(DEPLOY / "docker" / "Dockerfile")
+    assert (DEPLOY / "docker" / build["context"] / build["dockerfile"]).samefile(
+        DEPLOY / "docker" / "Dockerfile"
+    )
 
 
 def test_compose_sets_every_variable_of_a_run() -> None:
     """Dagster refuses to launch a run whose launcher names a variable that is not set."""
     for name, value in load("docker/docker-compose.yml")["x-surge"]["environment"].items():
-        assert parse_env_var(f"{name}={value}") == (name, value) and not re.search(r"\$\{\w+\}", value), name
+        assert parse_env_var(f"{name}={value}") == (name, value) and not re.search(
+            r"\$\{\w+\}", value
+        ), name
     with pytest.raises(Exception, match="SURGE_PROMPT, but it was not set"):
         parse_env_var("SURGE_PROMPT")
 
 
-def test_image_has_the_settings_that_code_server_and_runs_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_has_the_settings_that_code_server_and_runs_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     built = image()
     assert built["deploy/docker/surge.yaml"] == "surge.yaml" and "SURGE_CONFIG=" not in built["ENV"]
     monkeypatch.chdir(DEPLOY / "docker")
@@ -229,11 +275,15 @@ def test_downloaded_and_converted_models_are_on_the_volume_of_every_run() -> Non
 def test_working_folder_of_the_image_hides_no_part_of_the_package() -> None:
     """Dagster imports from the working folder first, where `surge_dagster` has no `assets`."""
     built = image()
-    assert built["surge_dagster"] == "surge_dagster" and built["WORKDIR"] != built["WORKDIR of surge_dagster"]
+    assert (
+        built["surge_dagster"] == "surge_dagster"
+        and built["WORKDIR"] != built["WORKDIR of surge_dagster"]
+    )
 
 
 def image() -> dict[str, str]:
-    """Copies of the Dockerfile with targets, its variables, and its working folder during the copies and at the end."""
+    """Copies of the Dockerfile with targets, its variables, and its working folder during the
+    copies and at the end."""
     text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
     built: dict[str, str] = {}
     for instruction, _, rest in (line.partition(" ") for line in text.splitlines()):
@@ -251,7 +301,9 @@ def test_docker_accepts_the_container_settings_of_a_run() -> None:
 
     given = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
     del given["stop_timeout"]  # which the launcher keeps for itself
-    made = _create_container_args({"image": "surge-dagster", "command": [], "version": "1.43"} | given)
+    made = _create_container_args(
+        {"image": "surge-dagster", "command": [], "version": "1.43"} | given
+    )
     assert made["host_config"]["DeviceRequests"][0]["Capabilities"] == [["gpu"]]
 
 
@@ -259,7 +311,9 @@ def test_ecs_task_has_the_variables_that_the_page_names() -> None:
     handed_on = set(load("ecs/dagster.yaml")["run_launcher"]["config"]["env_vars"])
     named = set(re.findall("`([A-Z_]+)`", (DEPLOY / "ecs" / "README.md").read_text()))
     of_no_run = {"SURGE_RUN_TASK_DEFINITION", "ECS_CLUSTER", "SURGE_MAX_RUNS"}
-    assert handed_on == named - of_no_run - {"DAGSTER_PG_PASSWORD"} and handed_on > WITHOUT_DEFAULTS | {PLANNED}
+    assert handed_on == named - of_no_run - {
+        "DAGSTER_PG_PASSWORD"
+    } and handed_on > WITHOUT_DEFAULTS | {PLANNED}
 
 
 def test_every_surge_variable_names_a_setting() -> None:

@@ -1,4 +1,5 @@
-"""What deploy/ has for clusters of Ray and for queues fits the programs that read it, as far as these are installed."""
+"""What deploy/ has for clusters of Ray and for queues fits the programs that read it, as far as
+these are installed."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from tests.extras import require
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
-# Written by hand, because KubeRay's and SkyPilot's schemas come with nothing that the tests install: the fields that
-# the files use, of KubeRay's v1 and of SkyPilot's task. Ray itself reads what concerns autoscaling, below.
+# Written by hand, because KubeRay's and SkyPilot's schemas come with nothing that the tests
+# install: the fields that the files use, of KubeRay's v1 and of SkyPilot's task. Ray itself reads
+# what concerns autoscaling, below.
 KUBERAY = {
     "RayCluster": {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"},
     "RayJob": {"clusterSelector", "submissionMode", "entrypoint"},
@@ -53,20 +55,29 @@ def test_ray_accepts_the_cluster_of_bare_machines() -> None:
     config = prepare_config(given)
     validate_config(config)
     [machines] = config["available_node_types"].values()
-    assert machines["min_workers"] == machines["max_workers"] == len(given["provider"]["worker_ips"])
-    assert "RAY_enable_autoscaler_v2=0" in config["head_start_ray_commands"][-1], "else there are no workers"
+    assert (
+        machines["min_workers"] == machines["max_workers"] == len(given["provider"]["worker_ips"])
+    )
+    assert "RAY_enable_autoscaler_v2=0" in config["head_start_ray_commands"][-1], (
+        "else there are no workers"
+    )
     with pytest.raises(Exception, match="wroker_setup_commands"):
         validate_config(config | {"wroker_setup_commands": []})
 
 
-def test_rays_autoscaler_reads_the_kubernetes_cluster_as_two_to_eight_gpus_and_a_head_without_work() -> None:
+def test_rays_autoscaler_reads_the_kubernetes_cluster_as_two_to_eight_gpus_and_a_head_without_work() -> (
+    None
+):
     require("ray", "ray")
     from ray.autoscaler._private.kuberay import autoscaling_config  # pyright: ignore
 
     resource = load("ray/cluster.yaml")
     resource["metadata"]["namespace"] = "default"  # as kubectl adds it
     config = autoscaling_config._derive_autoscaling_config_from_ray_cr(resource)
-    head, gpu = config["available_node_types"][config["head_node_type"]], config["available_node_types"]["gpu"]
+    head, gpu = (
+        config["available_node_types"][config["head_node_type"]],
+        config["available_node_types"]["gpu"],
+    )
     assert head["resources"]["CPU"] == 0 and "GPU" not in head["resources"]
     assert (gpu["min_workers"], gpu["max_workers"], gpu["resources"]["GPU"]) == (1, 8, 1)
 
@@ -90,10 +101,14 @@ def test_kubernetes_accepts_the_pods_of_the_cluster() -> None:
     from kubernetes.client.models import V1PodTemplateSpec  # pyright: ignore
 
     for template in pod_templates():
-        made: Any = k8s_model_from_dict(V1PodTemplateSpec, k8s_snake_case_dict(V1PodTemplateSpec, template))
+        made: Any = k8s_model_from_dict(
+            V1PodTemplateSpec, k8s_snake_case_dict(V1PodTemplateSpec, template)
+        )
         [container] = made.spec.containers
         assert container.readiness_probe.http_get.path == container.liveness_probe.http_get.path
-        assert [mount.name for mount in container.volume_mounts] == [volume.name for volume in made.spec.volumes]
+        assert [mount.name for mount in container.volume_mounts] == [
+            volume.name for volume in made.spec.volumes
+        ]
 
 
 def test_kubernetes_accepts_the_pod_of_the_encoder_service_and_the_service_its_arguments() -> None:
@@ -107,13 +122,19 @@ def test_kubernetes_accepts_the_pod_of_the_encoder_service_and_the_service_its_a
     pod = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
     made: Any = k8s_model_from_dict(V1PodSpec, k8s_snake_case_dict(V1PodSpec, pod))
     [container] = made.containers
-    assert [mount.name for mount in container.volume_mounts] == [volume.name for volume in made.volumes]
+    assert [mount.name for mount in container.volume_mounts] == [
+        volume.name for volume in made.volumes
+    ]
     in_docker = re.search(r"surge-dagster \\\n +(surge-dagster serve .+)", page)
     assert in_docker is not None
     for program, name, *arguments in (container.args, in_docker[1].split()):
         assert (program, name) == ("surge-dagster", "serve")
         assert serve.make_context(name, arguments).params["host"] == "0.0.0.0"
-    assert container.startup_probe.http_get.port == 8080 == serve.make_context("serve", ["out"]).params["port"]
+    assert (
+        container.startup_probe.http_get.port
+        == 8080
+        == serve.make_context("serve", ["out"]).params["port"]
+    )
     assert "serve]" in (DEPLOY / "docker" / "Dockerfile").read_text(), "the image has the extra"
 
 
@@ -135,7 +156,9 @@ def test_skypilot_has_the_fields_of_the_task() -> None:
     assert load("skypilot/embed.yaml").keys() == SKYPILOT
 
 
-def test_run_that_waits_in_a_queue_of_kueue_carries_its_labels_and_is_never_too_late(tmp_path: Path) -> None:
+def test_run_that_waits_in_a_queue_of_kueue_carries_its_labels_and_is_never_too_late(
+    tmp_path: Path,
+) -> None:
     require("integrations", "dagster_k8s")
     from dagster import DagsterInstance
     from dagster_k8s.job import (  # pyright: ignore
@@ -148,9 +171,14 @@ def test_run_that_waits_in_a_queue_of_kueue_carries_its_labels_and_is_never_too_
     by_helm = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     names = {"containerConfig", "podSpecConfig", "jobSpecConfig", "jobMetadata"}
     config = UserDefinedDagsterK8sConfig.from_dict(
-        {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): by_helm[name] for name in names}
+        {
+            re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): by_helm[name]
+            for name in names
+        }
     )
-    launcher = DagsterK8sJobConfig(dagster_home="/opt/dagster", job_image="surge", instance_config_map="instance")
+    launcher = DagsterK8sJobConfig(
+        dagster_home="/opt/dagster", job_image="surge", instance_config_map="instance"
+    )
     job: Any = construct_dagster_k8s_job(launcher, [], "run", config)
     assert job.metadata.labels.items() >= {
         ("kueue.x-k8s.io/queue-name", "surge"),
@@ -177,12 +205,18 @@ def scripts() -> Iterable[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("shell", "text"), [script[1:] for script in scripts()], ids=[name for name, *_ in scripts()])
+@pytest.mark.parametrize(
+    ("shell", "text"), [script[1:] for script in scripts()], ids=[name for name, *_ in scripts()]
+)
 def test_shell_script_is_without_findings(shell: str, text: str) -> None:
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     done = subprocess.run(
-        ["shellcheck", "--shell", shell, "-"], input=text, capture_output=True, text=True, check=False
+        ["shellcheck", "--shell", shell, "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -12,15 +12,23 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from tests.small_catalogs import write_partition
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
-_NAMED_PATH = re.compile(r"`((?:surge_dagster|assets|resources|automation|tests|benchmarks|docs|deploy)/[\w./-]*)`")
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "deploy").rglob("*.md")),
+]
+_NAMED_PATH = re.compile(
+    r"`((?:surge_dagster|assets|resources|automation|tests|benchmarks|docs|deploy)/[\w./-]*)`"
+)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _IMPORT = re.compile(r"^from (surge_dagster[\w.]*) import (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -46,16 +54,22 @@ def test_pages_import_public_names_alone(page: Path) -> None:
     assert names <= set(public_names)
 
 
-def test_first_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_first_steps_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     page = (ROOT / "docs" / "first-steps.md").read_text()
     examples = [block.split("```")[0] for block in page.split("```python\n")[1:]]
     [example] = [each for each in examples if "EncodingSpec()" in each]
-    write_partition(tmp_path / "data" / "catalog", "shoes", [("1", "waterproof boots"), ("2", "sandals")])
+    write_partition(
+        tmp_path / "data" / "catalog", "shoes", [("1", "waterproof boots"), ("2", "sandals")]
+    )
     monkeypatch.chdir(tmp_path)
     exec(example.replace("EncodingSpec()", 'EncodingSpec("hash://8")'), {})
     published, _, verified, compared, *hits = capsys.readouterr().out.splitlines()
     assert published == "shoes 2"
-    assert verified.startswith("Verified(key='shoes', rows=2") and compared.startswith("Compared(vectors=2")
+    assert verified.startswith("Verified(key='shoes', rows=2") and compared.startswith(
+        "Compared(vectors=2"
+    )
     assert hits[0].endswith(" shoes 1 waterproof boots") and len(hits) == 2
     space = EncodingSpec("hash://8").resolve().name
     assert (tmp_path / "data" / "embeddings" / space / "shoes.parquet").is_file()

@@ -1,4 +1,5 @@
-"""Each page under docs/sources has a configuration, and it gives the files of the rows that the page is about."""
+"""Each page under docs/sources has a configuration, and it gives the files of the rows that the
+page is about."""
 
 from __future__ import annotations
 
@@ -21,13 +22,18 @@ from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, assert_embedded, write_rows
 
 PAGES = Path(__file__).parent.parent / "docs" / "sources"
-CATALOG: dict[str, Rows] = {"shoes": [("1", "waterproof boots"), ("2", "sandals")], "hats": [("3", "a straw hat")]}
+CATALOG: dict[str, Rows] = {
+    "shoes": [("1", "waterproof boots"), ("2", "sandals")],
+    "hats": [("3", "a straw hat")],
+}
 TABLE = [(*row, key) for key, rows in CATALOG.items() for row in rows]
 
 
 def blocks(page: str, language: str) -> list[str]:
     """The configurations or programs of a page."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
 class Shell:
@@ -58,7 +64,9 @@ def shell(tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch) -> Sh
 
 def test_pages_of_all_kinds_are_listed() -> None:
     listed = (PAGES.parent / "sources.md").read_text()
-    assert set(re.findall(r"\(sources/(\w+)\.md\)", listed)) == {page.stem for page in PAGES.glob("*.md")}
+    assert set(re.findall(r"\(sources/(\w+)\.md\)", listed)) == {
+        page.stem for page in PAGES.glob("*.md")
+    }
 
 
 def test_page_of_folders_embeds_its_rows(shell: Shell) -> None:
@@ -75,7 +83,11 @@ def test_page_of_folders_embeds_its_rows(shell: Shell) -> None:
 def test_page_of_tables_embeds_its_rows(shell: Shell) -> None:
     [settings] = map(yaml.safe_load, blocks("tables", "yaml"))
     rows = [(*row, "de") for row in TABLE]
-    write_csv(shell.root / settings["source"], rows, (settings["id"], settings["text"], "category", "lang"))
+    write_csv(
+        shell.root / settings["source"],
+        rows,
+        (settings["id"], settings["text"], "category", "lang"),
+    )
     shell.embed(settings)
     shell.assert_embedded({f"lang=de/category={key}": rows for key, rows in CATALOG.items()})
 
@@ -84,7 +96,9 @@ def test_page_of_buckets_embeds_its_rows(
     shell: Shell, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [text] = blocks("buckets", "yaml")
-    settings = yaml.safe_load(text.replace("my-bucket", BUCKET).replace("http://127.0.0.1:9000", object_server.url))
+    settings = yaml.safe_load(
+        text.replace("my-bucket", BUCKET).replace("http://127.0.0.1:9000", object_server.url)
+    )
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     for key, rows in CATALOG.items():
@@ -99,16 +113,21 @@ def test_page_of_bigquery_embeds_its_rows(shell: Shell) -> None:
     from tests.engine.tables.bigquery_fake import FakeBigQuery
 
     whole, query = (
-        yaml.safe_load(text.replace("my-project.shop.products", NAME)) for text in blocks("bigquery", "yaml")
+        yaml.safe_load(text.replace("my-project.shop.products", NAME))
+        for text in blocks("bigquery", "yaml")
     )
     columns = dict(zip(("sku", "title", "category"), zip(*TABLE, strict=True), strict=True))
     columns |= {"description": ["new"] * len(TABLE)}
-    with FakeBigQuery(pa.table({name: list(values) for name, values in columns.items()})).serve_by_default():
+    with FakeBigQuery(
+        pa.table({name: list(values) for name, values in columns.items()})
+    ).serve_by_default():
         shell.embed(whole | {"output": "described"})
         shell.embed(query)
     shell.assert_embedded(CATALOG)
     [space] = (shell.root / "described").glob("*/space.json")
-    assert_embedded(shell.root / "described", space.parent.name, "hats", [("3", "a straw hat. new")])
+    assert_embedded(
+        shell.root / "described", space.parent.name, "hats", [("3", "a straw hat. new")]
+    )
 
 
 def test_resource_of_the_page_of_bigquery_lists_its_partitions() -> None:
@@ -117,7 +136,10 @@ def test_resource_of_the_page_of_bigquery_lists_its_partitions() -> None:
 
     [program] = blocks("bigquery", "python")
     columns = dict(zip(("sku", "title", "category"), zip(*TABLE, strict=True), strict=True))
-    table = pa.table({name: list(values) for name, values in columns.items()} | {"description": ["new"] * len(TABLE)})
+    table = pa.table(
+        {name: list(values) for name, values in columns.items()}
+        | {"description": ["new"] * len(TABLE)}
+    )
     names: dict[str, Any] = {}
 
     exec(program.replace("my-project.shop.products", NAME), names)
@@ -133,8 +155,13 @@ def test_page_of_frames_embeds_its_rows(shell: Shell, monkeypatch: pytest.Monkey
         write_csv(shell.root / f"{name}.csv", TABLE, ("sku", "title", "category"))
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     exec(program, {})
-    shell.assert_embedded({key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()})
-    assert {path.stem for path in (shell.root / "data" / "by-key").glob("*/*.parquet")} == {"shoes", "hats"}
+    shell.assert_embedded(
+        {key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()}
+    )
+    assert {path.stem for path in (shell.root / "data" / "by-key").glob("*/*.parquet")} == {
+        "shoes",
+        "hats",
+    }
 
 
 def test_page_of_assets_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +175,16 @@ def test_page_of_assets_embeds_its_rows(shell: Shell, monkeypatch: pytest.Monkey
     job = dg.Definitions.merge(
         names["defs"], dg.Definitions(executor=dg.in_process_executor)
     ).resolve_implicit_global_asset_job_def()
-    keys = {"dagster/asset_partition_range_start": "hats", "dagster/asset_partition_range_end": "shoes"}
+    keys = {
+        "dagster/asset_partition_range_start": "hats",
+        "dagster/asset_partition_range_end": "shoes",
+    }
     with dg.DagsterInstance.ephemeral(str(shell.root)) as instance:
         instance.add_dynamic_partitions("catalog", sorted(CATALOG))
         for asset, tags in (("products", {}), ("embeddings", keys)):
-            assert job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey(asset)], tags=tags).success
-    shell.assert_embedded({key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()})
+            assert job.execute_in_process(
+                instance=instance, asset_selection=[dg.AssetKey(asset)], tags=tags
+            ).success
+    shell.assert_embedded(
+        {key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()}
+    )

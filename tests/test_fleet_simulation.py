@@ -1,4 +1,5 @@
-"""The simulator of fleets: no work is lost, no machine is faster than it is, and a seed gives one result."""
+"""The simulator of fleets: no work is lost, no machine is faster than it is, and a seed gives one
+result."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ SPEED = 700.0 * MEAN_BYTES
 WAYS = ("one by one", "two at a time")
 
 
-def fleet_of(way: str, catalog: Catalog, machines: int, faults: Faults, costs: FleetCosts, seed: int = 0) -> Fleet:
+def fleet_of(
+    way: str, catalog: Catalog, machines: int, faults: Faults, costs: FleetCosts, seed: int = 0
+) -> Fleet:
     return RayWay(catalog, machines, SPEED, costs, faults, seed, held=1 if way == WAYS[0] else 2)
 
 
@@ -33,17 +36,27 @@ def fleet_of(way: str, catalog: Catalog, machines: int, faults: Faults, costs: F
     seed=st.integers(0, 99),
 )
 def test_every_partition_is_done_or_fails_by_name_whatever_machines_are_lost(
-    way: str, machines: int, partitions: int, sigma: float, lost_per_hour: float, wave: float, seed: int
+    way: str,
+    machines: int,
+    partitions: int,
+    sigma: float,
+    lost_per_hour: float,
+    wave: float,
+    seed: int,
 ) -> None:
     catalog = Catalog.of(500_000, partitions, sigma)
-    fleet = fleet_of(way, catalog, machines, Faults(lost_per_hour=lost_per_hour, wave=wave), COSTS, seed)
+    fleet = fleet_of(
+        way, catalog, machines, Faults(lost_per_hour=lost_per_hour, wave=wave), COSTS, seed
+    )
     outcome = fleet.run()
     assert fleet.done | fleet.failed == catalog.partitions.keys() and not fleet.done & fleet.failed
     assert outcome.failed == 0 or outcome.lost >= 3, "a partition is given up after three machines"
     assert outcome.done_bytes == catalog.text_bytes or outcome.failed
     assert 0 < outcome.efficiency <= 1
     assert outcome.encoded_bytes >= outcome.done_bytes * (1 - 1e-9)
-    again = fleet_of(way, catalog, machines, Faults(lost_per_hour=lost_per_hour, wave=wave), COSTS, seed)
+    again = fleet_of(
+        way, catalog, machines, Faults(lost_per_hour=lost_per_hour, wave=wave), COSTS, seed
+    )
     assert again.run() == outcome
 
 

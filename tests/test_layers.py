@@ -18,10 +18,14 @@ from tests.small_catalogs import assert_embedded, numbered_rows, write_catalog
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "surge_dagster"
-FOLDERS = {ROOT / PACKAGE: PACKAGE, ROOT / "assets": f"{PACKAGE}.assets", ROOT / "resources": f"{PACKAGE}.resources"}
+FOLDERS = {
+    ROOT / PACKAGE: PACKAGE,
+    ROOT / "assets": f"{PACKAGE}.assets",
+    ROOT / "resources": f"{PACKAGE}.resources",
+}
 
-# Top to bottom. A room (a package or a module, without the leading `surge_dagster.`) may import itself, the rooms of
-# its own line and those of the lines below it.
+# Top to bottom. A room (a package or a module, without the leading `surge_dagster.`) may import
+# itself, the rooms of its own line and those of the lines below it.
 LAYERS = (
     "__main__",
     "component commands demo",
@@ -52,12 +56,21 @@ RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()
 def imports() -> dict[str, set[str]]:
     """What each product module imports of the product, also inside functions and for type checkers.
 
-    Names have no leading `surge_dagster.`. The packages that hold rooms, `surge_dagster` and `engine`, are left out.
+    Names have no leading `surge_dagster.`. The packages that hold rooms, `surge_dagster` and
+    `engine`, are left out.
     """
-    files = {_module(folder, name, path): path for folder, name in FOLDERS.items() for path in folder.rglob("*.py")}
+    files = {
+        _module(folder, name, path): path
+        for folder, name in FOLDERS.items()
+        for path in folder.rglob("*.py")
+    }
     found = {module: set(_imported(path, set(files))) - {module} for module, path in files.items()}
     short = {_short(module): {_short(name) for name in names} for module, names in found.items()}
-    return {module: {name for name in names if room(name)} for module, names in short.items() if module not in HOUSES}
+    return {
+        module: {name for name in names if room(name)}
+        for module, names in short.items()
+        if module not in HOUSES
+    }
 
 
 def _module(folder: Path, name: str, path: Path) -> str:
@@ -87,7 +100,9 @@ def room(module: str) -> str:
 
 
 def test_every_module_belongs_to_a_room() -> None:
-    assert [module for module in imports() if not room(module)] == [], "add the module's room to LAYERS"
+    assert [module for module in imports() if not room(module)] == [], (
+        "add the module's room to LAYERS"
+    )
 
 
 def test_no_module_imports_a_room_above_its_own() -> None:
@@ -105,7 +120,9 @@ def test_no_modules_and_no_rooms_import_each_other_in_a_circle() -> None:
     modules: dict[str, set[str]] = {}
     for module, found in imports().items():
         modules[module] = found
-        rooms.setdefault(room(module), set()).update({room(imported) for imported in found} - {room(module)})
+        rooms.setdefault(room(module), set()).update(
+            {room(imported) for imported in found} - {room(module)}
+        )
     for graph in (modules, rooms):
         try:
             TopologicalSorter(graph).prepare()
@@ -147,7 +164,9 @@ with EncoderPool(EncodingSpec("hash://16"), devices="cpu") as pool:
 
 @pytest.mark.processes
 def test_core_embeds_a_catalog_with_every_satellite_deleted(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__")
+    )
     for path in (tmp_path / PACKAGE).iterdir():
         if path.name not in ("engine", "__init__.py", "version.py"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

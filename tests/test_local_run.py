@@ -1,4 +1,5 @@
-"""`embed`: one call embeds any source, with the settings by their names, and failed partitions cannot be overlooked."""
+"""`embed`: one call embeds any source, with the settings by their names, and failed partitions
+cannot be overlooked."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from surge_dagster.engine.errors import ConfigError
 from tests.command import Command
 
 FRAME = pl.DataFrame(
-    {"kind": ["a", "b", "a"], "sku": ["1", "2", "3"], "title": ["Hüte", "Schuhe", "Stiefel"], "price": [1, 2, 3]}
+    {
+        "kind": ["a", "b", "a"],
+        "sku": ["1", "2", "3"],
+        "title": ["Hüte", "Schuhe", "Stiefel"],
+        "price": [1, 2, 3],
+    }
 )
 COLUMNS: dict[str, Any] = {"id": "sku", "text": "{title} ({price})", "columns": "price"}
 MODEL: dict[str, Any] = {"model": "hash://16", "devices": "cpu"}
@@ -33,7 +39,9 @@ def embedded(output: str) -> list[tuple[Any, ...]]:
     return sorted(open_embeddings(output).lazy().select("partition", "id", "text").collect().rows())
 
 
-def test_a_file_and_the_frame_of_its_rows_give_the_same_embeddings(tmp_path: Path, surge: Command) -> None:
+def test_a_file_and_the_frame_of_its_rows_give_the_same_embeddings(
+    tmp_path: Path, surge: Command
+) -> None:
     (tmp_path / "products.csv").write_bytes(FRAME.write_csv().encode("cp1252"))
     given = {"partition_by": "kind", **COLUMNS, **MODEL}
     report = embed(Path("products.csv"), Path("of-file"), encoding="cp1252", **given, quiet=True)
@@ -45,8 +53,12 @@ def test_a_file_and_the_frame_of_its_rows_give_the_same_embeddings(tmp_path: Pat
     assert (report.partitions_written, report.texts_encoded) == (2, 6)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     command = surge.json("embed", "products.csv", "of-file", "--encoding=cp1252", *flags)
-    assert (command["partitions_skipped"], command["partitions_written"]) == (2, 0), "the command goes on from there"
-    with pytest.raises(ConfigError, match=r"of the catalog '.*products.csv', and this run reads 'frame://python'"):
+    assert (command["partitions_skipped"], command["partitions_written"]) == (2, 0), (
+        "the command goes on from there"
+    )
+    with pytest.raises(
+        ConfigError, match=r"of the catalog '.*products.csv', and this run reads 'frame://python'"
+    ):
         embed(FRAME, "of-file", **given, force=True)
 
 
@@ -56,14 +68,18 @@ def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
         embed({key: FRAME}, "pieces", **quiet)
     assert len(embedded("pieces")) == 9
     embed(frames, "whole", catalog_name="shop", **quiet)
-    with pytest.raises(DeletionRefused, match="2 of 3 partitions were removed from the source") as refused:
+    with pytest.raises(
+        DeletionRefused, match="2 of 3 partitions were removed from the source"
+    ) as refused:
         embed({"a": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet)
     copy = pickle.loads(pickle.dumps(refused.value))
     assert (str(copy), copy.report) == (
         str(refused.value),
         refused.value.report,
     ) and copy.report.partitions_skipped == 1
-    embed({"a": FRAME, "b": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet)
+    embed(
+        {"a": FRAME, "b": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet
+    )
     assert len(embedded("whole")) == 6
 
 
@@ -71,7 +87,10 @@ def test_relative_paths_of_a_run_over_a_cluster_travel_as_absolute_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(address: str, runs: Any, *_: Any) -> None:
-        assert (runs.settings.source, runs.settings.output) == (str(tmp_path / "rows.csv"), str(tmp_path / "out"))
+        assert (runs.settings.source, runs.settings.output) == (
+            str(tmp_path / "rows.csv"),
+            str(tmp_path / "out"),
+        )
         assert runs.settings.model == "hash://24"
         raise ConfigError("as expected")
 
@@ -98,7 +117,13 @@ def test_frames_are_refused_where_a_cluster_encodes(tmp_path: Path) -> None:
 
 
 def test_functions_that_open_frames_are_not_called_to_find_removed_partitions() -> None:
-    shop: dict[str, Any] = {"output": "out", "catalog_name": "shop", "quiet": True, **COLUMNS, **MODEL}
+    shop: dict[str, Any] = {
+        "output": "out",
+        "catalog_name": "shop",
+        "quiet": True,
+        **COLUMNS,
+        **MODEL,
+    }
     calls = list[str]()
     embed({"a": FRAME, "b": FRAME}, **shop)
     embed({"a": lambda: calls.append("a") or FRAME}, **shop)
@@ -106,8 +131,16 @@ def test_functions_that_open_frames_are_not_called_to_find_removed_partitions() 
 
 
 @pytest.mark.parametrize("action", ["report", "delete"])
-def test_error_in_handling_removed_partitions_hides_no_report(action: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shop: dict[str, Any] = {"output": "out", "catalog_name": "shop", "quiet": True, **COLUMNS, **MODEL}
+def test_error_in_handling_removed_partitions_hides_no_report(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop: dict[str, Any] = {
+        "output": "out",
+        "catalog_name": "shop",
+        "quiet": True,
+        **COLUMNS,
+        **MODEL,
+    }
     embed({"a": FRAME, "b": FRAME}, **shop)
     embed({"a": FRAME}, **shop)
     [record] = Path("out").glob("*/removed_partitions.json")
@@ -118,11 +151,22 @@ def test_error_in_handling_removed_partitions_hides_no_report(action: str, capsy
         embed({"a": FRAME[:1]}, removed_partitions=action, **shop)
     assert bad.value.report.partitions_written == 1 and f"{bad.value}." in capsys.readouterr().err
     report = embed({"a": FRAME}, removed_partitions=action, **shop, raise_on_failure=False)
-    assert report.partitions_written == 1 and open_embeddings("out", removed=True).keys() == ["a", "b"]
+    assert report.partitions_written == 1 and open_embeddings("out", removed=True).keys() == [
+        "a",
+        "b",
+    ]
 
 
-def test_file_that_another_run_published_since_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop: dict[str, Any] = {"output": "out", "catalog_name": "shop", "quiet": True, **COLUMNS, **MODEL}
+def test_file_that_another_run_published_since_is_not_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop: dict[str, Any] = {
+        "output": "out",
+        "catalog_name": "shop",
+        "quiet": True,
+        **COLUMNS,
+        **MODEL,
+    }
     frames = dict.fromkeys((f"{number:02}" for number in range(20)), FRAME)
     embed(frames, **shop)
     record = local_run.record_removed
@@ -138,17 +182,27 @@ def test_file_that_another_run_published_since_is_not_deleted(monkeypatch: pytes
     assert open_embeddings("out").keys() == ["00", *list(frames)[2:]]
 
 
-def test_failed_partitions_raise_at_the_end_and_the_others_are_published(capsys: pytest.CaptureFixture[str]) -> None:
-    frames = {f"{number:02}": FRAME.with_columns(sku=pl.lit(None, pl.String)) for number in range(12)} | {"z": FRAME}
+def test_failed_partitions_raise_at_the_end_and_the_others_are_published(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    frames = {
+        f"{number:02}": FRAME.with_columns(sku=pl.lit(None, pl.String)) for number in range(12)
+    } | {"z": FRAME}
     with pytest.raises(PartitionsFailed) as failed:
         embed(frames, "out", **COLUMNS, **MODEL, quiet=True)
     report, message = failed.value.report, str(failed.value)
-    assert (len(report.partitions_failed), report.partitions_written, len(embedded("out"))) == (12, 1, 3)
+    assert (len(report.partitions_failed), report.partitions_written, len(embedded("out"))) == (
+        12,
+        1,
+        3,
+    )
     assert message.startswith("12 partitions failed (1 written, 0 fresh):\npartition '00', row ")
     assert message.endswith("\n… and 2 more in report.partitions_failed") and "'10'" not in message
     assert "refused: partition '11', row " in capsys.readouterr().err
     copy = pickle.loads(pickle.dumps(failed.value))
-    assert (type(copy), str(copy), copy.report) == (PartitionsFailed, message, report), "a process pool returns it"
+    assert (type(copy), str(copy), copy.report) == (PartitionsFailed, message, report), (
+        "a process pool returns it"
+    )
     again = embed(frames, "out", **COLUMNS, **MODEL, quiet=True, raise_on_failure=False)
     assert (len(again.partitions_failed), again.partitions_skipped) == (12, 1)
 
@@ -158,17 +212,37 @@ def test_failed_partitions_raise_at_the_end_and_the_others_are_published(capsys:
     [
         (FRAME, {}, "one frame needs partition_by, the columns whose values are its partitions"),
         ({"a": FRAME}, {"partition_by": "kind"}, "which partition_by cannot divide. Leave it out"),
-        (FRAME, {"partition_by": "kind", "query": "SELECT 1"}, "the setting query is for sources of BigQuery"),
-        (FRAME, {"partition_by": "kind", "id": "ean"}, "no column 'ean'; its columns are 'kind', 'sku', 'title'"),
-        (FRAME, {"partition_by": "kind", "output": 7}, "setting output: input should be a valid string"),
+        (
+            FRAME,
+            {"partition_by": "kind", "query": "SELECT 1"},
+            "the setting query is for sources of BigQuery",
+        ),
+        (
+            FRAME,
+            {"partition_by": "kind", "id": "ean"},
+            "no column 'ean'; its columns are 'kind', 'sku', 'title'",
+        ),
+        (
+            FRAME,
+            {"partition_by": "kind", "output": 7},
+            "setting output: input should be a valid string",
+        ),
         (FRAME, {"idd": "sku"}, "embed has no setting idd; it has b_max, b_min"),
         (FRAME, {"max_runs": 2}, "embed has no setting max_runs; it has"),
         ([{"id": 1}], {"partition_by": "kind"}, "its rows are a builtins list, which is no frame"),
         ("", {}, "setting source"),
         ("nowhere", {}, "there is no such file or folder"),
         ("p.csv", {}, "is one file: name with partition_by which of its columns divides it"),
-        ("p.csv", {"partition_by": ["kind"]}, "with the settings id, text, columns and partition_by."),
-        ("p.csv", {"partition_by": "kind", "encoding": "cp-1252"}, "encoding is 'cp-1252': the encoding 'cp-1252' is"),
+        (
+            "p.csv",
+            {"partition_by": ["kind"]},
+            "with the settings id, text, columns and partition_by.",
+        ),
+        (
+            "p.csv",
+            {"partition_by": "kind", "encoding": "cp-1252"},
+            "encoding is 'cp-1252': the encoding 'cp-1252' is",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_names_that_the_function_has(
@@ -178,7 +252,9 @@ def test_what_cannot_work_is_refused_by_names_that_the_function_has(
     with pytest.raises(ConfigError) as refused:
         embed(source, **{"output": "out", **settings}, model="hash://16")
     assert says in str(refused.value)
-    assert " --" not in str(refused.value).partition("`surge-dagster")[0] and not Path("out").exists()
+    assert (
+        " --" not in str(refused.value).partition("`surge-dagster")[0] and not Path("out").exists()
+    )
 
 
 def test_the_function_shows_the_settings_of_the_command(surge: Command) -> None:

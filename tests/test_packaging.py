@@ -24,7 +24,11 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ARROW_VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"
 GOOGLE = {"dagster_gcp", "google.auth", "google.cloud"}
 # Top-level folders and the names that they are imported by.
-FOLDERS = {"surge_dagster": "surge_dagster", "assets": "surge_dagster.assets", "resources": "surge_dagster.resources"}
+FOLDERS = {
+    "surge_dagster": "surge_dagster",
+    "assets": "surge_dagster.assets",
+    "resources": "surge_dagster.resources",
+}
 
 
 def modules_on_disk() -> set[str]:
@@ -39,15 +43,32 @@ def modules_on_disk() -> set[str]:
 
 def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> None:
     command = "import surge_dagster.assets, surge_dagster.resources, importlib.util as u; print(u.find_spec('assets'))"
-    result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True
+    )
     assert result.stdout.strip() == "None"
 
 
 def test_every_public_name_imports_first_and_importing_the_package_changes_nothing() -> None:
-    """Each name is imported in a process of its own, forked from one that has imported the package and libraries."""
-    names = {"EmbeddingRun", "EncoderPool", "EncodingSpec", "changes", "open_embeddings", "open_source", "open_store"}
+    """Each name is imported in a process of its own, forked from one that has imported the package
+    and libraries."""
+    names = {
+        "EmbeddingRun",
+        "EncoderPool",
+        "EncodingSpec",
+        "changes",
+        "open_embeddings",
+        "open_source",
+        "open_store",
+    }
     assert names | {"plan", "search", "verify"} <= set(__all__)
-    of_dagster = {"CatalogSource", "EmbeddingCatalog", "EmbeddingsInput", "EncoderResource", "OutputStore"}
+    of_dagster = {
+        "CatalogSource",
+        "EmbeddingCatalog",
+        "EmbeddingsInput",
+        "EncoderResource",
+        "OutputStore",
+    }
     of_dagster |= {"embedding_catalog", "failure_text"}
     command = f"""
 import os, sys
@@ -70,7 +91,9 @@ for name in sorted(surge_dagster.__all__, key=lambda name: name in {of_dagster!r
 
 COMMAND = "import surge_dagster.__main__, pyarrow"
 # In a process that had imported pyarrow before.
-DAGSTER_RUN = "import pyarrow; from surge_dagster.orchestration.refresh import _return_freed_memory as f; f()"
+DAGSTER_RUN = (
+    "import pyarrow; from surge_dagster.orchestration.refresh import _return_freed_memory as f; f()"
+)
 
 
 @pytest.mark.parametrize("started", [COMMAND, DAGSTER_RUN], ids=["command", "dagster run"])
@@ -82,7 +105,9 @@ def test_commands_and_dagster_runs_allocate_with_jemalloc_unless_the_environment
     if named is not None:
         monkeypatch.setenv(ARROW_VARIABLE, named)
     command = f"{started}; print(pyarrow.default_memory_pool().backend_name)"
-    shown = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", command], check=True, capture_output=True, text=True
+    )
     assert shown.stdout.strip() == allocator
 
 
@@ -91,10 +116,27 @@ def test_dagster_and_deployments_allocate_with_jemalloc() -> None:
         assert f"{ARROW_VARIABLE}=jemalloc" in (ROOT / path).read_text()
 
 
-def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_collecting: frozenset[str]) -> None:
-    """Each process of `make test` collects all tests; those that need such a package import it themselves."""
-    slow = {"torch", "sentence_transformers", "scipy", "openvino", "moto", "dagster_graphql.schema", "dagster_k8s"}
-    slow |= {"dagster_webserver", "google.cloud.bigquery_storage_v1", "lancedb", "datasets", "deltalake"}
+def test_collecting_tests_imports_no_package_that_takes_seconds(
+    imported_by_collecting: frozenset[str],
+) -> None:
+    """Each process of `make test` collects all tests; those that need such a package import it
+    themselves."""
+    slow = {
+        "torch",
+        "sentence_transformers",
+        "scipy",
+        "openvino",
+        "moto",
+        "dagster_graphql.schema",
+        "dagster_k8s",
+    }
+    slow |= {
+        "dagster_webserver",
+        "google.cloud.bigquery_storage_v1",
+        "lancedb",
+        "datasets",
+        "deltalake",
+    }
     assert not slow & imported_by_collecting
 
 
@@ -103,7 +145,15 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_coll
     [
         (
             "from surge_dagster import definitions as d; d.embedding_catalog(output='gs://b/out', devices='cuda')",
-            {*GOOGLE, "torch", "transformers", "pandas", "polars", "obstore", "sentence_transformers"},
+            {
+                *GOOGLE,
+                "torch",
+                "transformers",
+                "pandas",
+                "polars",
+                "obstore",
+                "sentence_transformers",
+            },
         ),
         (
             "import surge_dagster.engine.encoder.worker.main",
@@ -114,11 +164,19 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_coll
             {"obstore", "boto3", *GOOGLE},
         ),
     ],
-    ids=["definitions of every run, tick and server of Dagster", "worker of each GPU", "run with a local output"],
+    ids=[
+        "definitions of every run, tick and server of Dagster",
+        "worker of each GPU",
+        "run with a local output",
+    ],
 )
-def test_process_begins_without_packages_that_take_seconds_to_import(begin: str, slow: set[str]) -> None:
+def test_process_begins_without_packages_that_take_seconds_to_import(
+    begin: str, slow: set[str]
+) -> None:
     command = f"import sys; {begin}; print(*sorted({slow!r} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True
+    )
     assert result.stdout.split() == []
 
 
@@ -127,13 +185,18 @@ def test_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     source = tmp_path / "source"
     source.mkdir()
-    for name in (*FOLDERS, "pyproject.toml", "LICENSE", "README.md"):  # building leaves traces beside the sources
+    # building leaves traces beside the sources
+    for name in (*FOLDERS, "pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():
             subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
-    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True
+    )
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name for name in names if not name.split("/")[0].endswith(".dist-info")} == modules_on_disk()
+    assert {
+        name for name in names if not name.split("/")[0].endswith(".dist-info")
+    } == modules_on_disk()
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert __version__ in wheel.name
 
@@ -149,7 +212,9 @@ def imported_distributions() -> set[str]:
                 names.add(node.module.partition(".")[0])
     names -= sys.stdlib_module_names | {"surge_dagster"}
     known = packages_distributions()
-    return {"google-auth" if name == "google" else known.get(name, [name])[0].lower() for name in names}
+    return {
+        "google-auth" if name == "google" else known.get(name, [name])[0].lower() for name in names
+    }
 
 
 def test_every_imported_package_is_declared_and_that_of_s3_is_an_extra() -> None:
@@ -160,7 +225,9 @@ def test_every_imported_package_is_declared_and_that_of_s3_is_an_extra() -> None
     core = names(SETTINGS["project"]["dependencies"])
     assert names(extras["s3"]) - core == {"boto3"}
     product = [extra for extra in extras if extra not in ("bench", "dev", "integrations")]
-    assert imported_distributions() <= core | {name for extra in product for name in names(extras[extra])}
+    assert imported_distributions() <= core | {
+        name for extra in product for name in names(extras[extra])
+    }
 
 
 def test_constraints_pin_the_declared_dependencies() -> None:

@@ -1,4 +1,5 @@
-"""The same catalog in every kind of source gives the same ids, order, texts, content digests and vectors."""
+"""The same catalog in every kind of source gives the same ids, order, texts, content digests and
+vectors."""
 
 from __future__ import annotations
 
@@ -42,7 +43,21 @@ WORDS = (
     "\\n",
 )
 # What a reader of CSV or JSON may take for a null, a number, a date or a logical value.
-PLAIN = ("", " ", "null", "NULL", "NA", "nan", "true", "007", "1e5", "-0", "2020-01-01", "2020-01-01T00:00:00Z", "[]")
+PLAIN = (
+    "",
+    " ",
+    "null",
+    "NULL",
+    "NA",
+    "nan",
+    "true",
+    "007",
+    "1e5",
+    "-0",
+    "2020-01-01",
+    "2020-01-01T00:00:00Z",
+    "[]",
+)
 Catalog = dict[str, Rows]
 Found = dict[str, tuple[list[Any], list[str] | None, str, bytes]]
 
@@ -67,7 +82,9 @@ def shuffled(rows_of: Mapping[str, Rows]) -> list[Row]:
 
 
 def frame(rows_of: Catalog) -> pa.Table:
-    return pa.table({name: [row[place] for row in shuffled(rows_of)] for place, name in enumerate(NAMES)})
+    return pa.table(
+        {name: [row[place] for row in shuffled(rows_of)] for place, name in enumerate(NAMES)}
+    )
 
 
 def in_folders(rows_of: Catalog, folder: Path) -> Source:
@@ -75,7 +92,9 @@ def in_folders(rows_of: Catalog, folder: Path) -> Source:
 
 
 def in_parquet(rows_of: Catalog, folder: Path) -> Source:
-    return open_source(write_parquet(folder / "t.parquet", shuffled(rows_of)), partition_by=["category"])
+    return open_source(
+        write_parquet(folder / "t.parquet", shuffled(rows_of)), partition_by=["category"]
+    )
 
 
 def in_csv(rows_of: Catalog, folder: Path) -> Source:
@@ -83,7 +102,10 @@ def in_csv(rows_of: Catalog, folder: Path) -> Source:
 
 
 def in_json_lines(rows_of: Catalog, folder: Path) -> Source:
-    lines = [json.dumps(dict(zip(NAMES, row, strict=True)), ensure_ascii=False) + "\n" for row in shuffled(rows_of)]
+    lines = [
+        json.dumps(dict(zip(NAMES, row, strict=True)), ensure_ascii=False) + "\n"
+        for row in shuffled(rows_of)
+    ]
     path = folder / "t.jsonl.gz"
     path.write_bytes(gzip.compress("".join(lines).encode()))
     return open_source(path, partition_by=["category"])
@@ -112,7 +134,10 @@ def files(output: Path, keys: Collection[str]) -> Found:
 
 
 def embedded(source: Source, pool: EncoderPool, output: Path) -> Found:
-    return files(output, [receipt.key for receipt in finish_receipts(make_run(pool, source, output), "encoded")])
+    return files(
+        output,
+        [receipt.key for receipt in finish_receipts(make_run(pool, source, output), "encoded")],
+    )
 
 
 class Folders:
@@ -134,14 +159,27 @@ def folders(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) ->
 def test_table_or_frame_gives_what_folders_give(
     kind: str, folders: Folders, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    assert embedded(KINDS[kind](folders.rows_of, tmp_path), hash_pool, tmp_path / "out") == folders.found
+    assert (
+        embedded(KINDS[kind](folders.rows_of, tmp_path), hash_pool, tmp_path / "out")
+        == folders.found
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "write"), [(".", in_folders), ("t.parquet", in_parquet), ("t.csv", in_csv), ("t.jsonl.gz", in_json_lines)]
+    ("name", "write"),
+    [
+        (".", in_folders),
+        ("t.parquet", in_parquet),
+        ("t.csv", in_csv),
+        ("t.jsonl.gz", in_json_lines),
+    ],
 )
 def test_command_line_gives_what_folders_give(
-    name: str, write: Callable[[Catalog, Path], Source], folders: Folders, tmp_path: Path, surge: Command
+    name: str,
+    write: Callable[[Catalog, Path], Source],
+    folders: Folders,
+    tmp_path: Path,
+    surge: Command,
 ) -> None:
     (tmp_path / "source").mkdir()
     write(folders.rows_of, tmp_path / "source")
@@ -162,7 +200,11 @@ def storage(server: ObjectServer) -> dict[str, Any]:
 
 
 def test_bucket_gives_what_folders_give(
-    folders: Folders, hash_pool: EncoderPool, object_server: ObjectServer, tmp_path: Path, surge: Command
+    folders: Folders,
+    hash_pool: EncoderPool,
+    object_server: ObjectServer,
+    tmp_path: Path,
+    surge: Command,
 ) -> None:
     url = in_bucket(folders.rows_of, object_server, tmp_path / "catalog")
     source = open_source(url, storage_options=StorageOptions(**storage(object_server)))
@@ -178,16 +220,26 @@ def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path)
         return pl.DataFrame(frame(folders.rows_of))
 
     made = embedding_catalog(
-        source=products, output=str(tmp_path / "out"), model=f"hash://{DIMENSION}", partition_by="category"
+        source=products,
+        output=str(tmp_path / "out"),
+        model=f"hash://{DIMENSION}",
+        partition_by="category",
     )
-    defs = dg.Definitions.merge(made, dg.Definitions(assets=[products], executor=dg.in_process_executor))
+    defs = dg.Definitions.merge(
+        made, dg.Definitions(assets=[products], executor=dg.in_process_executor)
+    )
     job = defs.resolve_implicit_global_asset_job_def()
     keys = list(folders.rows_of)
-    every = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
+    every = {
+        "dagster/asset_partition_range_start": keys[0],
+        "dagster/asset_partition_range_end": keys[-1],
+    }
     with dg.DagsterInstance.ephemeral(str(tmp_path)) as instance:
         instance.add_dynamic_partitions("catalog", keys)
         for asset, tags in ((products.key, {}), (CatalogNames().embeddings, every)):
-            assert job.execute_in_process(instance=instance, asset_selection=[asset], tags=tags).success
+            assert job.execute_in_process(
+                instance=instance, asset_selection=[asset], tags=tags
+            ).success
     assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
 
 
@@ -204,5 +256,7 @@ def test_bigquery_gives_what_folders_with_sorted_ids_give(
         found = BigQueryCatalog(client, source, ["category"], open_storage=lambda: storage_client)
         assert embedded(found, hash_pool, tmp_path / "other") == folders.found
     with fake.serve_by_default():
-        surge.json("embed", source, "cli", "--model", f"hash://{DIMENSION}", "--partition-by", "category")
+        surge.json(
+            "embed", source, "cli", "--model", f"hash://{DIMENSION}", "--partition-by", "category"
+        )
     assert files(tmp_path / "cli", list(folders.rows_of)) == folders.found

@@ -1,13 +1,13 @@
 """What the pool costs besides encoding: the fixed cost of a call (c_ipc), and the start.
 
-c_ipc is the intercept of a straight line through the times of calls of 1 to 100,000 texts, with an encoder that
-computes nothing and the texts already in shared memory. Sizes take turns in random order, and the median of a size
-counts. A timing is off by a share of itself, so each point is weighted by 1 / seconds². sentence-transformers'
-multi-process pool goes through the same regression. The published system, which starts such a pool once and reuses it,
-reports 87 ms.
+c_ipc is the intercept of a straight line through the times of calls of 1 to 100,000 texts, with an
+encoder that computes nothing and the texts already in shared memory. Sizes take turns in random
+order, and the median of a size counts. A timing is off by a share of itself, so each point is
+weighted by 1 / seconds². sentence-transformers' multi-process pool goes through the same
+regression. The published system, which starts such a pool once and reuses it, reports 87 ms.
 
-The start is compared with loading the same model with sentence-transformers in a fresh process. Both find their files
-on disk, include the imports, and take turns.
+The start is compared with loading the same model with sentence-transformers in a fresh process.
+Both find their files on disk, include the imports, and take turns.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 
 SIZES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
-# sentence-transformers cuts a call into ten chunks per process; smaller calls have fewer chunks and lie on another
-# line.
+# sentence-transformers cuts a call into ten chunks per process; smaller calls have fewer chunks and
+# lie on another line.
 PEER_SIZES = (100, 200, 500, 1_000, 3_000, 10_000)
 PUBLISHED_MS = 87.0
 _LOAD = (
@@ -56,7 +56,9 @@ def call_cost_document(quick: bool) -> Document:
     """The fixed cost of a call of both pools, in milliseconds, and the timings behind it."""
     say("fixed cost of a call")
     ours = pool_call_cost(SIZES[:7] if quick else SIZES, 3 if quick else 25)
-    theirs = peer_call_cost(PEER_SIZES[:4] if quick else PEER_SIZES, 2 if quick else 9, usable_cores())
+    theirs = peer_call_cost(
+        PEER_SIZES[:4] if quick else PEER_SIZES, 2 if quick else 9, usable_cores()
+    )
     return {
         "pool": _milliseconds(ours),
         "sentence_transformers_pool": _milliseconds(theirs),
@@ -78,7 +80,8 @@ def pool_call_cost(sizes: Sequence[int], calls: int) -> CallCost:
 
 
 def peer_call_cost(sizes: Sequence[int], calls: int, processes: int) -> CallCost:
-    """The cost of a call of sentence-transformers' multi-process pool with a model that computes nothing."""
+    """The cost of a call of sentence-transformers' multi-process pool with a model that computes
+    nothing."""
     from sentence_transformers import SentenceTransformer
 
     from benchmarks.encode.null_module import NullModule
@@ -87,17 +90,22 @@ def peer_call_cost(sizes: Sequence[int], calls: int, processes: int) -> CallCost
     model = SentenceTransformer(modules=[NullModule()], device="cpu")
     pool = model.start_multi_process_pool(["cpu"] * processes)
     try:
-        for _ in range(processes):  # every process imports its libraries before the first call counts
+        # every process imports its libraries before the first call counts
+        for _ in range(processes):
             model.encode(texts[:100], pool=pool, chunk_size=1)
-        return measure_calls(lambda size: model.encode(texts[:size], pool=pool, batch_size=size), sizes, calls)
+        return measure_calls(
+            lambda size: model.encode(texts[:size], pool=pool, batch_size=size), sizes, calls
+        )
     finally:
-        for process in pool["processes"]:  # one that does not end when it is asked to would be waited for without end
+        # one that does not end when it is asked to would be waited for without end
+        for process in pool["processes"]:
             process.kill()
         model.stop_multi_process_pool(pool)
 
 
 def measure_calls(call: Callable[[int], object], sizes: Sequence[int], calls: int) -> CallCost:
-    """Time `call` over `sizes` in mixed order, after one call of each size to warm up, and fit the line."""
+    """Time `call` over `sizes` in mixed order, after one call of each size to warm up, and fit the
+    line."""
     order = random.Random(0)
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for size in sizes:
@@ -140,7 +148,9 @@ def start_cost_document(spec: EncodingSpec, device: str, repeats: int) -> Docume
     return {
         "pool_start_seconds": statistics.median(pools),
         "sentence_transformers_load_seconds": statistics.median(loads),
-        "ratio": statistics.median(ours / theirs for ours, theirs in zip(pools, loads, strict=True)),
+        "ratio": statistics.median(
+            ours / theirs for ours, theirs in zip(pools, loads, strict=True)
+        ),
         "repeats": repeats,
     }
 
@@ -157,5 +167,7 @@ def _load_seconds(folder: str, device: str) -> float:
     begun = time.perf_counter()
     command = [sys.executable, "-c", _LOAD, folder, device]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    subprocess.run(
+        command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     return time.perf_counter() - begun

@@ -92,14 +92,20 @@ def short_workload(texts: int, seed: int) -> Workload:
     """Synthetic texts of 47 bytes in partitions of log-normal sizes."""
     sizes = partition_sizes(texts, max(1, texts // _TEXTS_PER_PARTITION), seed=seed)
     drawn = draw_texts(seed, 1, np.arange(texts, dtype=np.uint64)).to_pylist()
-    return Workload("short", drawn, [(f"part-{number}", size) for number, size in enumerate(sizes.tolist())])
+    return Workload(
+        "short", drawn, [(f"part-{number}", size) for number, size in enumerate(sizes.tolist())]
+    )
 
 
 def long_workload(texts: int, seed: int, tokenizer: Tokenizer) -> Workload:
     """Texts of 16 to 512 tokens, special ones included, each cut from a longer one at a token's end."""
     low, high = LONG_TOKENS
-    targets = np.exp(np.random.default_rng(seed).uniform(np.log(low), np.log(high + 1), texts)).astype(np.int64)
-    pieces = draw_texts(seed, 2, np.arange(_PIECES * texts, dtype=np.uint64), _PIECE_BYTES).to_pylist()
+    targets = np.exp(
+        np.random.default_rng(seed).uniform(np.log(low), np.log(high + 1), texts)
+    ).astype(np.int64)
+    pieces = draw_texts(
+        seed, 2, np.arange(_PIECES * texts, dtype=np.uint64), _PIECE_BYTES
+    ).to_pylist()
     drawn = [" ".join(pieces[start : start + _PIECES]) for start in range(0, len(pieces), _PIECES)]
     special = tokenizer.num_special_tokens_to_add(False)
     cut = []
@@ -147,6 +153,8 @@ def write_model(name: str, folder: Path) -> str:
     BertModel(config).save_pretrained(plain)
     tokenizer.save_pretrained(plain)
     transformer = Transformer(str(plain), max_seq_length=512)
-    model = SentenceTransformer(modules=[transformer, Pooling(hidden, "mean"), Normalize()], device="cpu")
+    model = SentenceTransformer(
+        modules=[transformer, Pooling(hidden, "mean"), Normalize()], device="cpu"
+    )
     model.save(str(folder / name))
     return str(folder / name)

@@ -12,7 +12,8 @@ class NullModule(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unused = torch.nn.Parameter(torch.zeros(1))  # a model without a parameter has no device
+        # a model without a parameter has no device
+        self.unused = torch.nn.Parameter(torch.zeros(1))
 
     def preprocess(self, texts: list[str], **_: object) -> dict[str, torch.Tensor]:
         return {"rows": torch.zeros(len(texts), _DIMENSION)}

@@ -1,7 +1,8 @@
 """Other libraries on the same texts, each with the best of three batch sizes.
 
-A peer that is not installed or cannot run here raises `Unavailable`, which the table shows. All peers load one folder:
-the pool's model with the workload's maximum length in its files, so that they read equally many tokens of a text.
+A peer that is not installed or cannot run here raises `Unavailable`, which the table shows. All
+peers load one folder: the pool's model with the workload's maximum length in its files, so that
+they read equally many tokens of a text.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Unavailable(Exception):
 
 
 class Peer(Protocol):
-    """Text in, vectors in host memory, or seconds where there are none; `batch_size` is 0 where it cannot be chosen."""
+    """Text in, vectors in host memory, or seconds where there are none; `batch_size` is 0 where it
+    cannot be chosen."""
 
     precision: str
     batch_size: int
@@ -74,7 +76,10 @@ class Peer(Protocol):
 def peer_folder(space: Space, folder: Path) -> Path:
     """A copy of the space's model whose files name the space's maximum length."""
     shutil.copytree(space.model_path, folder)
-    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
         if (folder / name).exists():
             document = json.loads((folder / name).read_text()) | {key: space.max_length}
             (folder / name).write_text(json.dumps(document))
@@ -82,7 +87,8 @@ def peer_folder(space: Space, folder: Path) -> Path:
 
 
 class SentenceTransformers:
-    """`SentenceTransformer.encode`: in fp32, or on a GPU in fp16 with the fastest attention that is installed."""
+    """`SentenceTransformer.encode`: in fp32, or on a GPU in fp16 with the fastest attention that is
+    installed."""
 
     def __init__(self, setting: Setting, precision: str = "fp32") -> None:
         import torch
@@ -100,14 +106,17 @@ class SentenceTransformers:
         self.batch_size = _best_batch_size(setting, lambda size: self.encode(setting.pilot, size))
 
     def encode(self, texts: list[str], batch_size: int | None = None) -> np.ndarray:
-        return self._model.encode(texts, batch_size=batch_size or self.batch_size, show_progress_bar=False)
+        return self._model.encode(
+            texts, batch_size=batch_size or self.batch_size, show_progress_bar=False
+        )
 
     def close(self) -> None:
         del self._model
 
 
 class SentenceTransformersPool:
-    """sentence-transformers' multi-process pool: a process per GPU, or per CPU core with its share of the cores."""
+    """sentence-transformers' multi-process pool: a process per GPU, or per CPU core with its share
+    of the cores."""
 
     precision = "fp32"
 
@@ -115,7 +124,11 @@ class SentenceTransformersPool:
         import torch
 
         cores = usable_cores()
-        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if setting.device != "cpu" else []
+        gpus = (
+            [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+            if setting.device != "cpu"
+            else []
+        )
         devices = gpus or ["cpu"] * cores
         self._model = _load_model(setting.folder, "cpu", {"torch_dtype": torch.float32})
         with patch.dict(os.environ, OMP_NUM_THREADS=str(max(1, cores // len(devices)))):
@@ -132,7 +145,8 @@ class SentenceTransformersPool:
 
 
 class OnnxRuntime:
-    """onnxruntime on texts sorted by length, as sentence-transformers does it, with all cores in one pass."""
+    """onnxruntime on texts sorted by length, as sentence-transformers does it, with all cores in
+    one pass."""
 
     precision = "fp32"
 
@@ -144,7 +158,9 @@ class OnnxRuntime:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = usable_cores()
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
         self._tokenizer = load_tokenizer(setting.space)
         self._tokenizer.enable_truncation(setting.space.max_length)
         self._tokenizer.enable_padding(pad_id=self._tokenizer.token_to_id("[PAD]") or 0)
@@ -171,7 +187,8 @@ class OnnxRuntime:
 
 
 class Daft:
-    """Daft's `embed_text` with its provider "transformers", over a table in memory; its batch size is fixed."""
+    """Daft's `embed_text` with its provider "transformers", over a table in memory; its batch size
+    is fixed."""
 
     precision = "fp32"
     batch_size = 0
@@ -196,7 +213,8 @@ class Daft:
 
 
 class Products:
-    """The matrix products of the model's layers alone, on as many tokens: what no encoder is faster than."""
+    """The matrix products of the model's layers alone, on as many tokens: what no encoder is faster
+    than."""
 
     batch_size = 0
 
@@ -205,7 +223,11 @@ class Products:
 
         config = json.loads(next(setting.folder.glob("**/config.json")).read_text())
         hidden, inner = config["hidden_size"], config["intermediate_size"]
-        self.precision, self._space, self._layers = precision, setting.space, config["num_hidden_layers"]
+        self.precision, self._space, self._layers = (
+            precision,
+            setting.space,
+            config["num_hidden_layers"],
+        )
         kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
         shapes = ((hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden))
         self._products = [
@@ -240,11 +262,14 @@ def _load_model(folder: Path, device: str, options: dict[str, Any]) -> Any:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    return SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=options)
+    return SentenceTransformer(
+        str(folder), device=device, local_files_only=True, model_kwargs=options
+    )
 
 
 def _exported(setting: Setting) -> Path:
-    """Export the model as one ONNX file (transformer, pooling, normalization), unless it exists already."""
+    """Export the model as one ONNX file (transformer, pooling, normalization), unless it exists
+    already."""
     _require("onnxruntime", "onnx", "onnxscript")
     path = setting.onnx_file
     if not path.exists():
@@ -266,7 +291,9 @@ def _export(setting: Setting, path: Path) -> None:
             self.model = model
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return self.model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
+            return self.model({"input_ids": input_ids, "attention_mask": attention_mask})[
+                "sentence_embedding"
+            ]
 
     ids = torch.arange(14).reshape(2, 7)
     mask = torch.ones_like(ids)
@@ -274,7 +301,11 @@ def _export(setting: Setting, path: Path) -> None:
     axes = {0: "batch", 1: "length"}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     # The exporter prints to standard output, whose last line is the benchmark's document.
-    with torch.inference_mode(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        torch.inference_mode(),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             Whole().eval(),

@@ -52,12 +52,21 @@ def _cpu_targets(document: Document) -> Iterator[Target]:
         row = _row(document, workload, side)
         note = row.get("missing", "")
         yield Target(f"{workload}, {side}, ratio", ratio, row.get("ratio"), note=note)
-        yield Target(f"{workload}, {side}, lowest cosine", cosine, row.get("lowest_cosine"), note=note)
+        yield Target(
+            f"{workload}, {side}, lowest cosine", cosine, row.get("lowest_cosine"), note=note
+        )
         if workload == "short":
-            yield Target(f"{workload}, {side}, cold share of warm", 0.8, row.get("cold_share"), note=note)
+            yield Target(
+                f"{workload}, {side}, cold share of warm", 0.8, row.get("cold_share"), note=note
+            )
             precision = side.removeprefix("pool ")
             share = row.get("ratio_to", {}).get(f"products-{precision}")
-            yield Target(f"{workload}, {side}, share of matrix products", _CPU_SHARES[precision], share, note=note)
+            yield Target(
+                f"{workload}, {side}, share of matrix products",
+                _CPU_SHARES[precision],
+                share,
+                note=note,
+            )
 
 
 def _gpu_targets(document: Document) -> Iterator[Target]:
@@ -70,7 +79,9 @@ def _gpu_targets(document: Document) -> Iterator[Target]:
 
 
 def _row(document: Document, workload: str, side: str) -> Document:
-    rows = [row for each in document["workloads"] if each["input"] == workload for row in each["rows"]]
+    rows = [
+        row for each in document["workloads"] if each["input"] == workload for row in each["rows"]
+    ]
     return next((row for row in rows if row["side"] == side), {"missing": "not requested"})
 
 

@@ -1,8 +1,9 @@
-"""The sides of the encode benchmark: every peer, this engine's pool, and a whole run around the pool.
+"""The sides of the encode benchmark: every peer, this engine's pool, and a whole run around the
+pool.
 
-The pool's side begins with the list of strings that every peer gets and ends with vectors in host memory, so making
-the Arrow column and filling the slot count. A run's side goes from a Parquet catalog to published files, which no peer
-does.
+The pool's side begins with the list of strings that every peer gets and ends with vectors in host
+memory, so making the Arrow column and filling the slot count. A run's side goes from a Parquet
+catalog to published files, which no peer does.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class PoolCall:
         return self._slot.matrix(0, len(texts))
 
     def ratios(self) -> Document:
-        """Share of computed tokens that were padding, and of the workers' time without a forward pass."""
+        """Share of computed tokens that were padding, and of the workers' time without a forward
+        pass."""
         costs = self.metrics.costs
         idle_ratio = costs.worker_idle_ratio(self._workers, costs.encode_seconds)
         return {"padding_ratio": costs.padding_ratio, "worker_idle_ratio": idle_ratio}
@@ -123,11 +125,14 @@ def open_peer(name: str, setting: Setting, stack: ExitStack) -> Side:
 def open_pool(
     precision: str, spec: EncodingSpec, device: str, texts: list[str], stack: ExitStack
 ) -> tuple[Side, PoolCall | None]:
-    """A started pool after its first, timed pass over the texts; None where the device lacks the precision."""
+    """A started pool after its first, timed pass over the texts; None where the device lacks the
+    precision."""
     name = f"pool {precision}"
     say(f"  {name}")
     if device == "cpu" and precision == "bf16" and not _BF16.intersection(cpu_instructions()):
-        return Side(name, "pool", missing="this CPU has no bf16 arithmetic; libraries emulate it there"), None
+        return Side(
+            name, "pool", missing="this CPU has no bf16 arithmetic; libraries emulate it there"
+        ), None
     try:
         devices = "cpu" if device == "cpu" else "auto"
         pool = stack.enter_context(EncoderPool(spec, precision=precision, devices=devices))
@@ -149,7 +154,8 @@ def open_pool(
 
 
 def run_side(call: PoolCall, workload: Workload, scratch: Path) -> Side:
-    """Whole runs with the pool, each to an empty output; `idle_ratios` in the facts gets a value per run."""
+    """Whole runs with the pool, each to an empty output; `idle_ratios` in the facts gets a value
+    per run."""
     catalog, output = workload.write_catalog(scratch / "catalog"), scratch / "output"
     idle: list[float] = []
 

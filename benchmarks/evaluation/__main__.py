@@ -1,8 +1,10 @@
-"""Measures the tables and figures of the paper at this machine's scale, and writes docs/evaluation.md.
+"""Measures the tables and figures of the paper at this machine's scale, and writes
+docs/evaluation.md.
 
     python -m benchmarks.evaluation [--scale eval|full] [--only packing,scaling] [--render]
 
-What was measured is kept in docs/evaluation.json; experiments that are left out keep their rows there.
+What was measured is kept in docs/evaluation.json; experiments that are left out keep their rows
+there.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ _LIBRARIES = ("numpy", "pyarrow", "sentence-transformers", "torch", "openvino")
 
 
 def measure(arguments: argparse.Namespace, before: Document) -> Iterator[Document]:
-    """Run the requested experiments; gives the document after each, with the rows of the others as they were.
+    """Run the requested experiments; gives the document after each, with the rows of the others as
+    they were.
 
     Rows of another machine or of other libraries are dropped.
     """
     document = start_document("evaluation", argparse.Namespace(), _LIBRARIES)
     kept = before["experiments"] if _measured_with(before) == _measured_with(document) else {}
-    document["experiments"] = {name: experiment for name, experiment in kept.items() if name in EXPERIMENTS}
+    document["experiments"] = {
+        name: experiment for name, experiment in kept.items() if name in EXPERIMENTS
+    }
     for name in arguments.only:
         say(name)
         load, begun = os.getloadavg()[0], time.perf_counter()
@@ -62,16 +67,28 @@ def write(document: Document, path: Path) -> None:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--scale", choices=SCALES, default="eval", help="sizes of the experiments (eval)")
-    parser.add_argument("--only", type=names_of(EXPERIMENTS), default=list(EXPERIMENTS), help=",".join(EXPERIMENTS))
     parser.add_argument(
-        "--document", type=Path, default=DOCUMENT, help="page and charts beside it (docs/evaluation.json)"
+        "--scale", choices=SCALES, default="eval", help="sizes of the experiments (eval)"
     )
-    parser.add_argument("--render", action="store_true", help="write the page of the document, and measure nothing")
+    parser.add_argument(
+        "--only", type=names_of(EXPERIMENTS), default=list(EXPERIMENTS), help=",".join(EXPERIMENTS)
+    )
+    parser.add_argument(
+        "--document",
+        type=Path,
+        default=DOCUMENT,
+        help="page and charts beside it (docs/evaluation.json)",
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="write the page of the document, and measure nothing"
+    )
     arguments = parser.parse_args()
-    document = before = json.loads(arguments.document.read_text()) if arguments.document.exists() else {}
+    document = before = (
+        json.loads(arguments.document.read_text()) if arguments.document.exists() else {}
+    )
     for document in [before] if arguments.render else measure(arguments, before):
-        write(document, arguments.document)  # after each experiment: an interrupted evaluation goes on with --only
+        # after each experiment: an interrupted evaluation goes on with --only
+        write(document, arguments.document)
     for line in aim_lines(aims(rows_of(document))):
         print(line)
 

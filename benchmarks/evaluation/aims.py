@@ -19,22 +19,33 @@ def aims(rows: Rows) -> Iterator[Target]:
     ours, batched = grown.get(_BATCHED), _named(rows, "scaling", f"{_BATCHED}").get("FSB 100K")
     throughput = _ratio(ours, "throughput", batched, "encoding")
     yield Target("2 million texts: throughput, relative to FSB's encode calls", 0.97, throughput)
-    yield at_most("2 million texts: memory, relative to FSB's", 0.1, _ratio(ours, "memory", batched))
+    yield at_most(
+        "2 million texts: memory, relative to FSB's", 0.1, _ratio(ours, "memory", batched)
+    )
     yield at_most("2 million texts: first output, s", 1.0, ours["ttfo_seconds"] if ours else None)
     for texts in _BEYOND_FSB:
         name, row = f"{texts // 1_000_000} million texts", grown.get(texts)
         throughput = _ratio(row, "throughput", batched, "encoding")
-        yield Target(f"{name}: throughput, relative to FSB's encode calls", 0.97, throughput, note=_FULL)
+        yield Target(
+            f"{name}: throughput, relative to FSB's encode calls", 0.97, throughput, note=_FULL
+        )
         share = row["memory"] * 1e9 / (texts * _VECTOR_BYTES) if row else None
         yield at_most(f"{name}: memory, relative to FSB's vectors", 0.1, share, note=_FULL)
     small, large = (grown.get(texts) for texts in (_SMALLEST, _LARGEST))
     throughput = _ratio(large, "throughput", small)
-    yield Target("50 million texts: throughput, relative to one million's", 0.98, throughput, note=_FULL)
+    yield Target(
+        "50 million texts: throughput, relative to one million's", 0.98, throughput, note=_FULL
+    )
     yield at_most(
-        "50 million texts: memory, relative to one million's", 1.1, _ratio(large, "memory", small), note=_FULL
+        "50 million texts: memory, relative to one million's",
+        1.1,
+        _ratio(large, "memory", small),
+        note=_FULL,
     )
     real = _named(rows, "real_models", "minilm").get("SURGE async")
-    yield at_most("MiniLM on this machine: first output, s", 1.0, real["ttfo_seconds"] if real else None)
+    yield at_most(
+        "MiniLM on this machine: first output, s", 1.0, real["ttfo_seconds"] if real else None
+    )
     runs = [row for row in rows.get("profiles", ()) if row["name"] == "async"]
     exposed = [row["exposed"] / row["wall_seconds"] for row in runs]
     yield at_most("any store: exposed I/O, share of wall time", 0.01, max(exposed, default=None))

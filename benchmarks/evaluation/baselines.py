@@ -1,13 +1,16 @@
-"""The paper's baselines (SURGE, sections 2.2 and 5.3), with the product's files and any encoder of texts.
+"""The paper's baselines (SURGE, sections 2.2 and 5.3), with the product's files and any encoder of
+texts.
 
 - PBP, partition by partition: a call for each, then its file.
-- FSB, fixed-size batches: calls of B texts whatever partitions they belong to, and all vectors in memory until the last
-  one is there; then rows are regrouped by the labels of their partitions, and all files are written.
-- PB-PBP-LB, sorted first-fit-decreasing packing: whole partitions are packed into bins of B texts by their sizes, which
-  must be known before the first call; a call for each bin, then its files.
+- FSB, fixed-size batches: calls of B texts whatever partitions they belong to, and all vectors in
+  memory until the last one is there; then rows are regrouped by the labels of their partitions, and
+  all files are written.
+- PB-PBP-LB, sorted first-fit-decreasing packing: whole partitions are packed into bins of B texts
+  by their sizes, which must be known before the first call; a call for each bin, then its files.
 
-Each reads, checks the content of, and writes the same partitions as a run does. Where several files are ready they are
-written by as many threads as a run has, but the next call waits for them: the baselines overlap nothing.
+Each reads, checks the content of, and writes the same partitions as a run does. Where several files
+are ready they are written by as many threads as a run has, but the next call waits for them: the
+baselines overlap nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ _PILOT_TEXTS = 200
 
 
 class PoolTexts:
-    """Calls of this engine's pool for texts that lie in no slot: they are copied into one, which grows as needed."""
+    """Calls of this engine's pool for texts that lie in no slot: they are copied into one, which
+    grows as needed."""
 
     def __init__(self, pool: MeteredPool) -> None:
         self.space: Space = pool.space
@@ -69,7 +73,9 @@ class PoolTexts:
                 return self._slot
             texts, text_bytes = max(texts, 2 * free_texts), max(text_bytes, 2 * free_bytes)
         self.close()
-        self._arena = self._pool.arena(slots=1, max_texts=max(1, texts), max_bytes=max(1, text_bytes))
+        self._arena = self._pool.arena(
+            slots=1, max_texts=max(1, texts), max_bytes=max(1, text_bytes)
+        )
         self._slot = self._arena.acquire()
         return self._slot
 
@@ -127,12 +133,15 @@ class Files:
         self._space = claim_space(store, space)
         self._threads = ThreadPoolExecutor(_THREADS)
 
-    def write(self, gathered: Sequence[Gathered], vectors: np.ndarray, order: np.ndarray | None = None) -> None:
+    def write(
+        self, gathered: Sequence[Gathered], vectors: np.ndarray, order: np.ndarray | None = None
+    ) -> None:
         """Write partitions, and flush the folder.
 
         Args:
             vectors: of all their rows, [rows, dimension].
-            order: where in `vectors` those of each row are, int64 [rows]; None where they are in the same order.
+            order: where in `vectors` those of each row are, int64 [rows]; None where they are in
+                the same order.
         """
 
         def write(rows: Gathered, stop: int) -> None:
@@ -146,7 +155,16 @@ class Files:
     def _write(self, gathered: Gathered, matrix: np.ndarray) -> None:
         key, space, digest = gathered.partition.key, self._space.name, gathered.digest
         versions = (gathered.partition.source_version, digest, desired_version(digest, space))
-        facts = FileFacts(key, space, self._space.requested.model, "fp32", *versions, len(matrix), matrix.shape[1], 0)
+        facts = FileFacts(
+            key,
+            space,
+            self._space.requested.model,
+            "fp32",
+            *versions,
+            len(matrix),
+            matrix.shape[1],
+            0,
+        )
         id_type = gathered.ids[0].type if gathered.ids else pa.string()
         rows = FileRows(gathered.ids, id_type, gathered.texts, text_hashes(gathered.texts), matrix)
         with self._store.create(file_name(space, key)) as upload:
@@ -157,13 +175,17 @@ class Files:
         self._threads.shutdown()
 
 
-def partition_by_partition(partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int) -> None:
+def partition_by_partition(
+    partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int
+) -> None:
     """PBP; `batch` has no meaning."""
     for gathered in map(gather, partitions):
         files.write([gathered], encoder.encode(gathered.texts))
 
 
-def fixed_size_batches(partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int) -> None:
+def fixed_size_batches(
+    partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int
+) -> None:
     """FSB with B = `batch`; the files of a regrouped partition need one more copy of its vectors."""
     gathered = list(map(gather, partitions))
     texts = pa.chunked_array([rows.texts for rows in gathered], pa.large_string())
@@ -175,7 +197,9 @@ def fixed_size_batches(partitions: Iterable[Partition], encoder: Encoder, files:
     files.write(gathered, vectors, np.argsort(labels, kind="stable"))
 
 
-def packed_partitions(partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int) -> None:
+def packed_partitions(
+    partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int
+) -> None:
     """PB-PBP-LB with B = `batch`."""
     for packed in first_fit_decreasing(list(partitions), batch):
         gathered = list(map(gather, packed))

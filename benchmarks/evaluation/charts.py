@@ -1,4 +1,5 @@
-"""The chart of the page, as SVG by matplotlib: the paper's figures with this machine's values beside its own."""
+"""The chart of the page, as SVG by matplotlib: the paper's figures with this machine's values
+beside its own."""
 
 from __future__ import annotations
 
@@ -34,15 +35,27 @@ def draw(rows: Rows, folder: Path) -> None:
     if not rows.get("scaling"):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    titles = {"throughput": "texts/s at the paper's clock", "memory": "memory, GB", "ttfo": "first output, s"}
+    titles = {
+        "throughput": "texts/s at the paper's clock",
+        "memory": "memory, GB",
+        "ttfo": "first output, s",
+    }
     with mpl.rc_context(STYLE):
         figure = Figure(_SIZE)
         panels: list[Axes] = np.ravel(np.asarray(figure.subplots(1, len(titles)))).tolist()
         for axes, (value, title) in zip(panels, titles.items(), strict=True):
             for name, mark in (("SURGE async", "o"), ("FSB 100K", "s")):
-                ours = [(row["texts"] / 1e6, row[value]) for row in rows["scaling"] if row["name"] == name]
-                theirs = [(float(size), values[value]) for size, values in published.SCALING[name].items()]
-                axes.plot(*zip(*theirs, strict=True), f"{mark}-", color=THEIRS, label=f"{name}, paper")
+                ours = [
+                    (row["texts"] / 1e6, row[value])
+                    for row in rows["scaling"]
+                    if row["name"] == name
+                ]
+                theirs = [
+                    (float(size), values[value]) for size, values in published.SCALING[name].items()
+                ]
+                axes.plot(
+                    *zip(*theirs, strict=True), f"{mark}-", color=THEIRS, label=f"{name}, paper"
+                )
                 axes.plot(*zip(*ours, strict=True), f"{mark}-", color=OURS, label=f"{name}, here")
             axes.set(xscale="log", xlabel="million texts", title=title)
             axes.set(**{"ylim": (0, 31_000)} if value == "throughput" else {"yscale": "log"})

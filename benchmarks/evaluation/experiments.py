@@ -1,4 +1,5 @@
-"""The experiments: a function for each table of the paper that compares strategies; `EXPERIMENTS` has them all.
+"""The experiments: a function for each table of the paper that compares strategies; `EXPERIMENTS`
+has them all.
 
 Each gives rows with what was measured. What the paper published stands in `published`, and the
 page brings both together.
@@ -36,7 +37,8 @@ _PEER_SIZES = PEER_SIZES[:4]  # the larger ones take most of the time
 
 
 def calls(scale: Scale) -> Iterator[Document]:
-    """Section 4.1: c_ipc of this engine's pool and of sentence-transformers' with encoders that compute nothing.
+    """Section 4.1: c_ipc of this engine's pool and of sentence-transformers' with encoders that
+    compute nothing.
 
     In milliseconds, with its 95 % interval.
     """
@@ -60,13 +62,20 @@ def end_to_end(scale: Scale) -> Iterator[Document]:
         ("SURGE sync", "surge-sync", published.B_MIN),
         ("SURGE async", "surge-async", published.B_MIN),
     ):
-        yield _measured(name, strategy, case_of(published.MINILM, scale.end_to_end, clock=scale.clock, b_min=b_min))
-    divided = case_of(published.MINILM, scale.end_to_end, clock=scale.clock, processes=published.MINILM.workers)
+        yield _measured(
+            name,
+            strategy,
+            case_of(published.MINILM, scale.end_to_end, clock=scale.clock, b_min=b_min),
+        )
+    divided = case_of(
+        published.MINILM, scale.end_to_end, clock=scale.clock, processes=published.MINILM.workers
+    )
     yield _measured("SURGE async, 4 processes", "surge-async", divided)
 
 
 def packing(scale: Scale) -> Iterator[Document]:
-    """Tables 2 and 5, which share an encoder and a sigma: PB-PBP-LB, and partition sizes of three spreads."""
+    """Tables 2 and 5, which share an encoder and a sigma: PB-PBP-LB, and partition sizes of three
+    spreads."""
     case = case_of(published.MINILM_ON_TWO, scale.packing, clock=scale.clock)
     with opened(case) as pool:
         for sigma in published.SIGMAS:
@@ -74,12 +83,15 @@ def packing(scale: Scale) -> Iterator[Document]:
             yield _measured("PBP", "pbp", varied, sigma, pool)
             yield _measured("SURGE async", "surge-async", varied, sigma, pool)
         for thousands in (100, 200):
-            packed = case_of(published.MINILM_ON_TWO, scale.packing, clock=scale.clock, b_min=1_000 * thousands)
+            packed = case_of(
+                published.MINILM_ON_TWO, scale.packing, clock=scale.clock, b_min=1_000 * thousands
+            )
             yield _measured(f"PB-PBP-LB {thousands}K", "pb-pbp-lb", packed, "1.72", pool)
 
 
 def bound(scale: Scale) -> Iterator[Document]:
-    """Section 5.3 at sigma 2.5, where partitions pass B_max; at four times the speed, because the batches count."""
+    """Section 5.3 at sigma 2.5, where partitions pass B_max; at four times the speed, because the
+    batches count."""
     case = case_of(published.MINILM_ON_TWO, scale.bound, clock=4 * scale.clock, sigma=2.5)
     yield _measured("PB-PBP-LB 100K", "pb-pbp-lb", case, "2.5")
     yield _measured("SURGE async", "surge-async", case, "2.5")
@@ -102,15 +114,23 @@ def ablation(scale: Scale) -> Iterator[Document]:
 
 def models(scale: Scale) -> Iterator[Document]:
     """Table 4 with the paper's constants."""
-    for model, costs, dimension in (("bge-base", published.BGE_BASE, 768), ("E5-large", published.E5_LARGE, 1_024)):
+    for model, costs, dimension in (
+        ("bge-base", published.BGE_BASE, 768),
+        ("E5-large", published.E5_LARGE, 1_024),
+    ):
         case = case_of(costs, scale.simulated_models, clock=scale.clock, dimension=dimension)
         with opened(case) as pool:
-            for name, strategy in (("PBP", "pbp"), ("FSB 100K", "fsb"), ("SURGE async", "surge-async")):
+            for name, strategy in (
+                ("PBP", "pbp"),
+                ("FSB 100K", "fsb"),
+                ("SURGE async", "surge-async"),
+            ):
                 yield _measured(name, strategy, case, model, pool)
 
 
 def real_models(scale: Scale) -> Iterator[Document]:
-    """Table 4 with encoders that compute, on this machine; MiniLM also on sentence-transformers' pool."""
+    """Table 4 with encoders that compute, on this machine; MiniLM also on sentence-transformers'
+    pool."""
     for model, texts in scale.models.items():
         case = Case(texts, max(2, texts // scale.partition_texts), model=model)
         packed = replace(case, thresholds=Thresholds(b_min=max(1, texts // _BINS)))
@@ -120,17 +140,25 @@ def real_models(scale: Scale) -> Iterator[Document]:
             f"PB-PBP-LB, B = N/{_BINS}": ("pb-pbp-lb", packed),
         }
         with opened(case) as pool:
-            for name, (strategy, its_case) in {**baselines, "SURGE async": ("surge-async", case)}.items():
+            for name, (strategy, its_case) in {
+                **baselines,
+                "SURGE async": ("surge-async", case),
+            }.items():
                 yield _measured(name, strategy, its_case, model, pool)
         if model == "minilm":
             with opened(replace(case, library="sentence-transformers")) as library:
                 for name, (strategy, its_case) in baselines.items():
-                    yield _measured(f"{name}, sentence-transformers", strategy, its_case, model, library)
+                    yield _measured(
+                        f"{name}, sentence-transformers", strategy, its_case, model, library
+                    )
 
 
 def profiles(scale: Scale) -> Iterator[Document]:
     """Table 6."""
-    cases = {name: case_of(published.MINILM, scale.profiles, clock=scale.clock, profile=name) for name in PROFILES}
+    cases = {
+        name: case_of(published.MINILM, scale.profiles, clock=scale.clock, profile=name)
+        for name in PROFILES
+    }
     with opened(cases["null"]) as pool:
         for profile, case in cases.items():
             for name in ("sync", "async"):
@@ -147,7 +175,8 @@ def thresholds(scale: Scale) -> Iterator[Document]:
 
 
 def serialization(scale: Scale) -> Iterator[Document]:
-    """Table 8: a Python list of floats of every row (listing 1), beside the engine's writer; MB beside the matrix."""
+    """Table 8: a Python list of floats of every row (listing 1), beside the engine's writer; MB
+    beside the matrix."""
     for rows in scale.serialization:
         say(f"  {rows:,} rows")
         both = []
@@ -171,7 +200,9 @@ def _write_one(rows: int, is_naive: bool) -> tuple[float, float]:
 
         write_rows(path, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
         with Meter() as meter:
-            seconds = seconds_of(write_naively if is_naive else lambda: write_rows(path, ids, texts, matrix))
+            seconds = seconds_of(
+                write_naively if is_naive else lambda: write_rows(path, ids, texts, matrix)
+            )
         return seconds, meter.grown_bytes / 1e6
 
 
@@ -185,7 +216,12 @@ def scaling(scale: Scale) -> Iterator[Document]:
         case = replace(paced, call_seconds=0.0, thresholds=Thresholds())
         yield _measured("SURGE async", "surge-async", case, f"{texts}")
         if texts in scale.batched:
-            yield _measured("FSB 100K", "fsb", replace(case, thresholds=Thresholds(b_min=published.B_MIN)), f"{texts}")
+            yield _measured(
+                "FSB 100K",
+                "fsb",
+                replace(case, thresholds=Thresholds(b_min=published.B_MIN)),
+                f"{texts}",
+            )
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Document]]] = {

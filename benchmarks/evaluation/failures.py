@@ -1,7 +1,8 @@
-"""Table 10: what a failure costs, each made on purpose in a run of its own that is checked row by row afterwards.
+"""Table 10: what a failure costs, each made on purpose in a run of its own that is checked row by
+row afterwards.
 
-The encoder is simulated, and everything that fails is real: a process and a worker get SIGKILL, a file is cut short,
-and a bucket (moto) answers through a proxy that breaks 5 % of the requests.
+The encoder is simulated, and everything that fails is real: a process and a worker get SIGKILL, a
+file is cut short, and a bucket (moto) answers through a proxy that breaks 5 % of the requests.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Failed:
 
 def failures(texts: int) -> Iterator[Failed]:
     """A run without a failure, then one with each."""
-    with tempfile.TemporaryDirectory(prefix="surge-eval-", dir="/dev/shm") as folder, _pool() as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="surge-eval-", dir="/dev/shm") as folder,
+        _pool() as pool,
+    ):
         catalog, output = Path(folder) / "catalog", Path(folder) / "output"
         build_synthetic_catalog(catalog, texts=texts, partitions=max(4, texts // _PARTITION_TEXTS))
         for name, spoil in (
@@ -85,7 +89,9 @@ def failures(texts: int) -> Iterator[Failed]:
         yield _run("a partition cannot be read", pool, catalog, LocalStore(output))
 
 
-def _run(name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtHalf | None = None) -> Failed:
+def _run(
+    name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtHalf | None = None
+) -> Failed:
     source = open_source(str(catalog))
     texts = sum(partition.rows or 0 for partition in source)
     b_min = max(1, texts // _SUPERBATCHES)
@@ -107,7 +113,8 @@ def _run(name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtH
         repeated=report.costs.replays + sum(report.storage_retries.values()),
         refused=len(refused),
         wrong=sum(
-            isinstance(result, Violation) and result.key not in refused for result in verify(source, store, run.space)
+            isinstance(result, Violation) and result.key not in refused
+            for result in verify(source, store, run.space)
         ),
     )
 
@@ -134,7 +141,8 @@ def _die_at_half(catalog: Path, output: Path, sender: Connection) -> None:
 
 
 def _with_faults(pool: EncoderPool, catalog: Path) -> Failed:
-    from tests.engine.store.object_server import ObjectServer, RandomFaults, open_bucket  # imports of some seconds
+    # imports of some seconds
+    from tests.engine.store.object_server import ObjectServer, RandomFaults, open_bucket
 
     with ObjectServer() as server:
         server.reset()

@@ -1,8 +1,11 @@
-"""What every strategy is measured by, seen from outside of it: encode calls and memory; `stores` notes the files.
+"""What every strategy is measured by, seen from outside of it: encode calls and memory; `stores`
+notes the files.
 
-- Encode calls: from the submission of a call, or the end of the one before, until its vectors are there.
-- Memory: pages of this process that belong to no file, and those of the arenas, which it shares with its workers,
-  sampled every 20 ms. The workers' own memory, where the model is, does not count.
+- Encode calls: from the submission of a call, or the end of the one before, until its vectors are
+  there.
+- Memory: pages of this process that belong to no file, and those of the arenas, which it shares
+  with its workers, sampled every 20 ms. The workers' own memory, where the model is, does not
+  count.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class Meter:
     def __init__(self) -> None:
         self.calls: list[Span] = []
         self.call_texts: list[int] = []
-        self._arenas: list[tuple[int, int]] = []  # descriptor and inode, as descriptors are used again
+        # descriptor and inode, as descriptors are used again
+        self._arenas: list[tuple[int, int]] = []
         self._peak_bytes = 0
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="memory-samples", daemon=True)
@@ -61,7 +65,9 @@ class Meter:
 
     def add_call(self, begun: float, texts: int) -> None:
         """Enter an encode call that ended now."""
-        self.calls.append((max(begun, self.calls[-1][1] if self.calls else begun), time.perf_counter()))
+        self.calls.append(
+            (max(begun, self.calls[-1][1] if self.calls else begun), time.perf_counter())
+        )
         self.call_texts.append(texts)
 
     def add_arena(self, arena: Arena) -> None:
@@ -96,7 +102,9 @@ class MeteredPool:
         self._meter.add_arena(arena)
         return arena
 
-    def submit(self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> _MeteredCall:
+    def submit(
+        self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
+    ) -> _MeteredCall:
         begun, texts = time.perf_counter(), len(slot)
         return _MeteredCall(self._pool.submit(slot, borders, rows), self._meter, begun, texts)
 

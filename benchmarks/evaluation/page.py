@@ -34,7 +34,11 @@ def render(document: Document) -> str:
         if name in _OTHERS:
             return "\n".join(_OTHERS[name](document))
         table, experiments = TABLES[name]
-        return "\n".join(table(rows)) if all(map(rows.get, experiments)) else "Not measured in this run."
+        return (
+            "\n".join(table(rows))
+            if all(map(rows.get, experiments))
+            else "Not measured in this run."
+        )
 
     return _MARK.sub(put, _TEXT.read_text())
 
@@ -54,7 +58,9 @@ def _scale(document: Document) -> Iterator[str]:
 def _measured(document: Document) -> Iterator[str]:
     together: dict[str, list[str]] = {}
     for name, experiment in document["experiments"].items():
-        together.setdefault(f"`{experiment['scale']}`, {experiment['date']}", []).append(name.replace("_", " "))
+        together.setdefault(f"`{experiment['scale']}`, {experiment['date']}", []).append(
+            name.replace("_", " ")
+        )
     yield from (f"- {when}: {', '.join(names)}" for when, names in together.items())
 
 

@@ -1,7 +1,9 @@
-"""What the paper published (SURGE, arXiv:2605.01060v1), table by table, and the constants of its cost model.
+"""What the paper published (SURGE, arXiv:2605.01060v1), table by table, and the constants of its
+cost model.
 
-Throughput is in texts/s, memory in GB, times in seconds. Rows have the names that the experiments give to theirs, and
-columns those of the page. Where the paper disagrees with itself, the page says so.
+Throughput is in texts/s, memory in GB, times in seconds. Rows have the names that the experiments
+give to theirs, and columns those of the page. Where the paper disagrees with itself, the page says
+so.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ PRICE_PER_HOUR = 7.30  # of the node with four L4
 
 Values = Mapping[str, float]
 
-# c_ipc, c_enc and G as the paper back-solved them. It gives none for E5-large: these follow from its alpha of 0.34
-# (section 5.12) and the throughput of PBP in table 4.
+# c_ipc, c_enc and G as the paper back-solved them. It gives none for E5-large: these follow from
+# its alpha of 0.34 (section 5.12) and the throughput of PBP in table 4.
 MINILM = CostConstants(0.087, 0.149e-3, 4)
 MINILM_ON_TWO = CostConstants(0.067, 0.110e-3, 2)
 BGE_BASE = CostConstants(0.081, 0.215e-3, 2)
@@ -27,7 +29,9 @@ E5_LARGE = CostConstants(0.129, 0.608e-3, 4)
 def _rows(columns: str, rows: Mapping[str, tuple[float | None, ...]]) -> dict[str, Values]:
     names = columns.split()
     return {
-        name: {column: value for column, value in zip(names, values, strict=True) if value is not None}
+        name: {
+            column: value for column, value in zip(names, values, strict=True) if value is not None
+        }
         for name, values in rows.items()
     }
 

@@ -1,17 +1,18 @@
 """The sizes of the evaluation, and how the paper's workload is brought to this machine's scale.
 
-The simulated encoder is the paper's: c_ipc for each call, and c_enc / G for each text. One process sleeps for all G
-workers, because a call of few texts does not divide among more (a chunk has some 400 texts), and the paper's cost model
-divides every call. Two factors make it fit:
+The simulated encoder is the paper's: c_ipc for each call, and c_enc / G for each text. One process
+sleeps for all G workers, because a call of few texts does not divide among more (a chunk has some
+400 texts), and the paper's cost model divides every call. Two factors make it fit:
 
-- `CLOCK`: its times and those of the store are divided by this. Texts then come faster than the paper's, which is
-  against this engine: reading, serializing and writing take as long as they take.
-- `SHRINK`: partitions, thresholds and c_ipc are divided by this, so that a short run has as many SuperBatches per text
-  of a partition as the paper's. A file takes as long beside its encoding as in the paper.
+- `CLOCK`: its times and those of the store are divided by this. Texts then come faster than the
+  paper's, which is against this engine: reading, serializing and writing take as long as they take.
+- `SHRINK`: partitions, thresholds and c_ipc are divided by this, so that a short run has as many
+  SuperBatches per text of a partition as the paper's. A file takes as long beside its encoding as
+  in the paper.
 
-Catalogs that grow have neither factor, and the product's own thresholds and c_ipc. In the others alpha, phi, CV and F/P
-are those of the paper. Throughput is given at the paper's clock, divided by `CLOCK`; the time to first output times
-both, as that of a first SuperBatch of the paper's size.
+Catalogs that grow have neither factor, and the product's own thresholds and c_ipc. In the others
+alpha, phi, CV and F/P are those of the paper. Throughput is given at the paper's clock, divided by
+`CLOCK`; the time to first output times both, as that of a first SuperBatch of the paper's size.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Scale:
     packing: int = 200_000
     bound: int = 1_000_000
     ablation: int = 200_000
-    models: dict[str, int] = field(default_factory=lambda: {"minilm": 2_400, "bge-base": 300, "e5-large": 90})
+    models: dict[str, int] = field(
+        default_factory=lambda: {"minilm": 2_400, "bge-base": 300, "e5-large": 90}
+    )
     partition_texts: int = 9
     simulated_models: int = 80_000
     profiles: int = 260_000
@@ -107,7 +110,8 @@ def case_of(
     profile: str = "gcs",
     processes: int = 1,
 ) -> Case:
-    """A case whose simulated encoder and store are the paper's at this scale; `b_min` is the paper's.
+    """A case whose simulated encoder and store are the paper's at this scale; `b_min` is the
+    paper's.
 
     Args:
         processes: that the G workers are divided among.

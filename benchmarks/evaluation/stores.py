@@ -1,4 +1,5 @@
-"""Stores of a known slowness: an object appears after its profile's latency plus its bytes over the bandwidth."""
+"""Stores of a known slowness: an object appears after its profile's latency plus its bytes over the
+bandwidth."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ from surge_dagster.engine.store.store import StoredObject, Upload
 
 @dataclass(frozen=True, slots=True)
 class StorageProfile:
-    """A store's latency per object in seconds and its bandwidth per object in bytes per second (None: no limit)."""
+    """A store's latency per object in seconds and its bandwidth per object in bytes per second
+    (None: no limit)."""
 
     name: str
     latency_seconds: float
     bytes_per_second: float | None
 
 
-# The latencies of HDFS, GCS and cross-region, and the bandwidth of GCS, are the paper's; the others are chosen.
+# The latencies of HDFS, GCS and cross-region, and the bandwidth of GCS, are the paper's; the others
+# are chosen.
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -81,7 +84,8 @@ class _SlowUpload(Upload):
         stored = self._upload.publish(still_wanted)
         ended = time.perf_counter()
         self._store.files.append((self._begun, ended))
-        if is_output_file(stored.name) and not is_hidden(stored.name):  # others describe or are parts
+        # others describe or are parts
+        if is_output_file(stored.name) and not is_hidden(stored.name):
             self._store.published.append(ended)
             os.truncate(self._store.root / stored.name, 0)
         return stored
@@ -91,6 +95,9 @@ class _SlowUpload(Upload):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._upload.__exit__(kind, error, trace)

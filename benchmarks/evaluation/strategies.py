@@ -1,8 +1,10 @@
-"""The strategies of the evaluation: the paper's three baselines, and SURGE with and without each of its components.
+"""The strategies of the evaluation: the paper's three baselines, and SURGE with and without each of
+its components.
 
-All read the same partitions, encode with the same pool, and write the same files to the same store. The baselines also
-run on sentence-transformers' own multi-process pool. `measure_on` measures a strategy in this process; `measure` does
-so in a fresh one, so that memory which others left behind does not count.
+All read the same partitions, encode with the same pool, and write the same files to the same store.
+The baselines also run on sentence-transformers' own multi-process pool. `measure_on` measures a
+strategy in this process; `measure` does so in a fresh one, so that memory which others left behind
+does not count.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Case:
     Attributes:
         texts, partitions: N and P; sizes are log-normal with this sigma, scaled to N in all.
         model: "simulated", "minilm", or a shape with random weights.
-        library: whose pool; sentence-transformers' has a process per core and runs the baselines only.
+        library: whose pool; sentence-transformers' has a process per core and runs the baselines
+            only.
         workers: G.
         text_seconds: c_enc of the simulated model, of a text on one worker.
         call_seconds: c_ipc of the simulated model, in addition to the pool's own.
@@ -88,7 +91,8 @@ class Measured:
     """A strategy's run.
 
     Attributes:
-        group: what the run is one of: a model, a sigma, a profile, a number of texts. Empty where there is one group.
+        group: what the run is one of: a model, a sigma, a profile, a number of texts. Empty where
+            there is one group.
         throughput: texts/s at the paper's clock; with a real encoder, as measured.
         encoding: the same of the encode calls alone.
         duty: share of the wall time in which an encode call was running.
@@ -99,7 +103,8 @@ class Measured:
         calls: encode calls.
         largest: texts of one encode call.
         wall_seconds: from a pool that is ready to the last file.
-        exposed: seconds in which files were written and nothing was encoded, before the last call ended.
+        exposed: seconds in which files were written and nothing was encoded, before the last call
+            ended.
         tail: seconds after the last call.
     """
 
@@ -123,7 +128,9 @@ class Measured:
     tail: float
 
 
-def surge_sync(partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds) -> None:
+def surge_sync(
+    partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
+) -> None:
     """Each SuperBatch is published, file by file, before the next one is encoded."""
     front: Any = OneAtATime(pool)
     embed(front, partitions, store, thresholds, seen=front.seen, publish_threads=1)
@@ -140,7 +147,8 @@ class OneAtATime:
         return getattr(self._pool, name)
 
     def submit(self, *arguments: Any) -> EncodeCall:
-        """Wait until the previous SuperBatch is published, then encode; the returned call has ended."""
+        """Wait until the previous SuperBatch is published, then encode; the returned call has
+        ended."""
         self._may_encode.acquire()
         call: Any = self._pool.submit(*arguments)
         call.result()
@@ -162,7 +170,8 @@ def surge_without_superbatches(
 def surge_without_zero_copy(
     partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
 ) -> None:
-    """Vectors become Python lists of floats on their way into the Arrow column (the paper's listing 1)."""
+    """Vectors become Python lists of floats on their way into the Arrow column (the paper's listing
+    1)."""
 
     def from_lists(columns: pa.Schema, matrix: np.ndarray) -> pa.Array:
         return pa.array([row.tolist() for row in matrix], columns.field("embedding").type)
@@ -174,9 +183,15 @@ def surge_without_zero_copy(
 def _baseline(work: Callable[[Iterable[Partition], Encoder, Files, int], None]) -> Strategy:
     """A baseline with batches of B_min texts, on this engine's pool or on the library's."""
 
-    def strategy(partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds) -> None:
+    def strategy(
+        partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
+    ) -> None:
         with contextlib.ExitStack() as opened:
-            encoder = pool if isinstance(pool, LibraryTexts) else opened.enter_context(closing(PoolTexts(pool)))
+            encoder = (
+                pool
+                if isinstance(pool, LibraryTexts)
+                else opened.enter_context(closing(PoolTexts(pool)))
+            )
             files = opened.enter_context(closing(Files(store, encoder.space)))
             work(partitions, encoder, files, thresholds.b_min or published.B_MIN)
 
@@ -188,7 +203,9 @@ STRATEGIES: dict[str, Strategy] = {
     "fsb": _baseline(fixed_size_batches),
     "pb-pbp-lb": _baseline(packed_partitions),
     "surge-sync": surge_sync,
-    "surge-async": lambda partitions, store, pool, thresholds: embed(pool, partitions, store, thresholds),
+    "surge-async": lambda partitions, store, pool, thresholds: embed(
+        pool, partitions, store, thresholds
+    ),
     "surge-without-superbatches": surge_without_superbatches,
     "surge-without-zero-copy": surge_without_zero_copy,
 }
@@ -205,7 +222,9 @@ def _measure(name: str, strategy: str, case: Case, group: str) -> Measured:
         return measure_on(pool, name, strategy, case, group)
 
 
-def measure_on(pool: EncoderPool | LibraryTexts, name: str, strategy: str, case: Case, group: str) -> Measured:
+def measure_on(
+    pool: EncoderPool | LibraryTexts, name: str, strategy: str, case: Case, group: str
+) -> Measured:
     """Run a strategy in this process, on a pool of the case."""
     sizes = partition_sizes(case.texts, case.partitions, case.sigma, case.seed).tolist()
     meter = Meter()
@@ -218,7 +237,10 @@ def measure_on(pool: EncoderPool | LibraryTexts, name: str, strategy: str, case:
             STRATEGIES[strategy](drawn_partitions(sizes), store, front, case.thresholds)
     texts = sum(meter.call_texts)
     assert (texts, len(store.published)) == (case.texts, case.partitions)
-    wall_seconds, first_seconds = max(store.published) - meter.begun, min(store.published) - meter.begun
+    wall_seconds, first_seconds = (
+        max(store.published) - meter.begun,
+        min(store.published) - meter.begun,
+    )
     encode_seconds = covered(meter.calls)
     tail_seconds = max(0.0, max(store.published) - meter.calls[-1][1])
     exposed_seconds = covered([*meter.calls, *store.files]) - encode_seconds
@@ -246,9 +268,14 @@ def measure_on(pool: EncoderPool | LibraryTexts, name: str, strategy: str, case:
 
 def _first_output_factor(strategy: str, case: Case) -> float:
     """How much more the paper encodes before its first file: all texts, or a larger batch."""
-    if not case.call_seconds:  # nothing but the encoder's speed is simulated, at the paper's own clock
+    # nothing but the encoder's speed is simulated, at the paper's own clock
+    if not case.call_seconds:
         return 1.0
-    return published.TEXTS / case.texts if strategy == "fsb" else published.MEAN_SIZE * case.partitions / case.texts
+    return (
+        published.TEXTS / case.texts
+        if strategy == "fsb"
+        else published.MEAN_SIZE * case.partitions / case.texts
+    )
 
 
 @contextlib.contextmanager
@@ -256,15 +283,23 @@ def opened(case: Case) -> Iterator[EncoderPool | LibraryTexts]:
     """The encoder of a case."""
     if case.model == "simulated":
         speed = 1 / case.text_seconds if case.text_seconds else None
-        with paced_pool(speed, case.dimension, workers=case.workers, call_seconds=case.call_seconds) as pool:
+        with paced_pool(
+            speed, case.dimension, workers=case.workers, call_seconds=case.call_seconds
+        ) as pool:
             yield pool
         return
     with tempfile.TemporaryDirectory(prefix="surge-eval-", dir=MEMORY_FOLDER) as folder:
-        spec = EncodingSpec() if case.model == "minilm" else EncodingSpec(write_model(case.model, Path(folder)))
+        spec = (
+            EncodingSpec()
+            if case.model == "minilm"
+            else EncodingSpec(write_model(case.model, Path(folder)))
+        )
         if case.library == "sentence-transformers":
             with closing(LibraryTexts(spec.resolve())) as encoder:
                 yield encoder
         else:
-            with EncoderPool(spec, devices=",".join(["cpu"] * case.workers), precision="fp32") as pool:
+            with EncoderPool(
+                spec, devices=",".join(["cpu"] * case.workers), precision="fp32"
+            ) as pool:
                 pool.start()
                 yield pool

@@ -1,7 +1,8 @@
 """The tables of the page: what was measured, with the paper's value in italics behind it.
 
-Each function takes the document's rows by experiment and gives lines of Markdown; `TABLES` has all of them with the
-experiments that they need. Some follow from the cost model: theorem 1 and the decision table.
+Each function takes the document's rows by experiment and gives lines of Markdown; `TABLES` has all
+of them with the experiments that they need. Some follow from the cost model: theorem 1 and the
+decision table.
 """
 
 from __future__ import annotations
@@ -59,7 +60,15 @@ def theorem(rows: Rows) -> Iterator[str]:
         "bge-base, 2 workers": _group(rows, "models", "bge-base"),
         "E5-large, 4 workers": _group(rows, "models", "E5-large"),
     }
-    yield from head("", "alpha", "predicted", "*paper: alpha, predicted*", "*measured*", "calls alone here", "run here")
+    yield from head(
+        "",
+        "alpha",
+        "predicted",
+        "*paper: alpha, predicted*",
+        "*measured*",
+        "calls alone here",
+        "run here",
+    )
     for name, (costs, theirs, gain) in THEOREM.items():
         alpha = costs.alpha(published.PARTITIONS, published.TEXTS)
         predicted = speedup(alpha, _FLUSHES, published.PARTITIONS)
@@ -68,22 +77,37 @@ def theorem(rows: Rows) -> Iterator[str]:
         if ours:
             surge, pbp = ours["SURGE async"], ours["PBP"]
             measured = tuple(f"{surge[key] / pbp[key]:.2f}" for key in ("encoding", "throughput"))
-        yield line(name, f"{alpha:.3f}", f"{predicted:.2f}", f"*{theirs}*", f"*{gain:g}*", *measured)
+        yield line(
+            name, f"{alpha:.3f}", f"{predicted:.2f}", f"*{theirs}*", f"*{gain:g}*", *measured
+        )
 
 
 def calls(rows: Rows) -> Iterator[str]:
     """What a call costs, and what SuperBatches would gain on the paper's workload with it."""
     yield from head("pool", "c_ipc, ms", "95 % interval", "gain of SuperBatches")
-    costs = [(row["name"], row["milliseconds"], f"{row['low']:.2f} to {row['high']:.2f}") for row in rows["calls"]]
-    for name, milliseconds, interval in (*costs, ("*paper*", 1_000 * published.MINILM.call_seconds, "")):
+    costs = [
+        (row["name"], row["milliseconds"], f"{row['low']:.2f} to {row['high']:.2f}")
+        for row in rows["calls"]
+    ]
+    for name, milliseconds, interval in (
+        *costs,
+        ("*paper*", 1_000 * published.MINILM.call_seconds, ""),
+    ):
         model = replace(published.MINILM, call_seconds=max(0.0, milliseconds / 1_000))
         alpha = model.alpha(published.PARTITIONS, published.TEXTS)
-        yield line(name, f"{milliseconds:.2f}", interval, f"{speedup(alpha, _FLUSHES, published.PARTITIONS):.2f}")
+        yield line(
+            name,
+            f"{milliseconds:.2f}",
+            interval,
+            f"{speedup(alpha, _FLUSHES, published.PARTITIONS):.2f}",
+        )
 
 
 def end_to_end(rows: Rows) -> Iterator[str]:
     priced = [row | {"price": _price(row)} for row in rows["end_to_end"]]
-    theirs = {name: {**values, "price": _price(values)} for name, values in published.END_TO_END.items()}
+    theirs = {
+        name: {**values, "price": _price(values)} for name, values in published.END_TO_END.items()
+    }
     yield from _compared(
         priced,
         theirs,
@@ -102,16 +126,23 @@ def _price(values: Mapping[str, float]) -> float:
 
 
 def packing(rows: Rows) -> Iterator[str]:
-    yield from _compared(_group(rows, "packing", "1.72"), published.PACKING, _THROUGHPUT, _MEMORY, _TTFO)
+    yield from _compared(
+        _group(rows, "packing", "1.72"), published.PACKING, _THROUGHPUT, _MEMORY, _TTFO
+    )
 
 
 def bound(rows: Rows) -> Iterator[str]:
-    yield from _compared(rows["bound"], {}, ("largest call", "largest", ",d"), ("B_max", "b_max", ",d"))
+    yield from _compared(
+        rows["bound"], {}, ("largest call", "largest", ",d"), ("B_max", "b_max", ",d")
+    )
 
 
 def ablation(rows: Rows) -> Iterator[str]:
     full, *others = rows["ablation"]
-    changed = [full, *(row | {"change": row["throughput"] / full["throughput"] - 1} for row in others)]
+    changed = [
+        full,
+        *(row | {"change": row["throughput"] / full["throughput"] - 1} for row in others),
+    ]
     change: Column = ("change", "change", "+.1%")
     yield from _compared(changed, published.ABLATION, _THROUGHPUT, change, _MEMORY, _TTFO)
 
@@ -119,11 +150,15 @@ def ablation(rows: Rows) -> Iterator[str]:
 def models(rows: Rows) -> Iterator[str]:
     pbp = {row["group"]: row["throughput"] for row in rows["models"] if row["name"] == "PBP"}
     named = [
-        row | {"name": f"{row['group']} {row['name']}", "gain": row["throughput"] / pbp[row["group"]]}
+        row
+        | {"name": f"{row['group']} {row['name']}", "gain": row["throughput"] / pbp[row["group"]]}
         for row in rows["models"]
     ]
     theirs = {
-        name: {**values, "gain": values["throughput"] / published.MODELS[f"{name.split()[0]} PBP"]["throughput"]}
+        name: {
+            **values,
+            "gain": values["throughput"] / published.MODELS[f"{name.split()[0]} PBP"]["throughput"],
+        }
         for name, values in published.MODELS.items()
     }
     yield from _compared(named, theirs, _THROUGHPUT, _MEMORY, _TTFO, ("gain", "gain", ".2f"))
@@ -141,7 +176,9 @@ def sigmas(rows: Rows) -> Iterator[str]:
         ours = {row["name"]: row for row in _group(rows, "packing", sigma)}
         surge, pbp = ours["SURGE async"], ours["PBP"]["throughput"]
         cv = variation(partition_sizes(surge["texts"], surge["partitions"], float(sigma), SEED))
-        compared.append(surge | {"name": sigma, "cv": cv, "pbp": pbp, "speedup": surge["throughput"] / pbp})
+        compared.append(
+            surge | {"name": sigma, "cv": cv, "pbp": pbp, "speedup": surge["throughput"] / pbp}
+        )
     columns = (("CV", "cv", ".2f"), ("PBP", "pbp", ",.0f"), ("SURGE", "throughput", ",.0f"))
     gain: Column = ("gain", "speedup", ".2f")
     yield from _compared(compared, published.SIGMAS, *columns, gain, _MEMORY, heading="sigma")
@@ -154,14 +191,18 @@ def profiles(rows: Rows) -> Iterator[str]:
         sync, surge = ours["sync"], ours["async"]
         gain = {"gain": surge["throughput"] / sync["throughput"] - 1}
         speeds = {"name": profile, "sync": sync["throughput"], "async": surge["throughput"]}
-        compared.append(speeds | gain | {"exposed_sync": sync["exposed"], "exposed": surge["exposed"]})
+        compared.append(
+            speeds | gain | {"exposed_sync": sync["exposed"], "exposed": surge["exposed"]}
+        )
     columns = (("sync", "sync", ",.0f"), ("async", "async", ",.0f"), ("gain", "gain", "+.1%"))
     exposed = (("exposed I/O, s: sync", "exposed_sync", ".2f"), ("async", "exposed", ".2f"))
     yield from _compared(compared, published.PROFILES, *columns, *exposed, heading="store")
 
 
 def thresholds(rows: Rows) -> Iterator[str]:
-    yield from _compared(rows["thresholds"], published.THRESHOLDS, _THROUGHPUT, _TTFO, _MEMORY, heading="B_min")
+    yield from _compared(
+        rows["thresholds"], published.THRESHOLDS, _THROUGHPUT, _TTFO, _MEMORY, heading="B_min"
+    )
 
 
 def serialization(rows: Rows) -> Iterator[str]:
@@ -173,7 +214,11 @@ def serialization(rows: Rows) -> Iterator[str]:
         name: {**values, "gain": values["naive_seconds"] / values["seconds"]}
         for name, values in published.SERIALIZATION.items()
     }
-    seconds = (("naive, s", "naive_seconds", ",.2f"), ("engine, s", "seconds", ",.2f"), ("gain", "gain", ".1f"))
+    seconds = (
+        ("naive, s", "naive_seconds", ",.2f"),
+        ("engine, s", "seconds", ",.2f"),
+        ("gain", "gain", ".1f"),
+    )
     memory = (("naive, MB", "naive_mb", ",.0f"), ("engine, MB", "mb", ",.0f"))
     yield from _compared(gained, theirs, *seconds, *memory, heading="rows")
 
@@ -182,10 +227,20 @@ def scaling(rows: Rows) -> Iterator[str]:
     named, theirs = [], {}
     for row in rows["scaling"]:
         name, millions = f"{row['texts']:,}: {row['name']}", f"{row['texts'] / 1e6:g}"
-        bound = superbatch_bytes(row["largest"], 47, 384) / 1e9 if row["name"].startswith("SURGE") else None
+        bound = (
+            superbatch_bytes(row["largest"], 47, 384) / 1e9
+            if row["name"].startswith("SURGE")
+            else None
+        )
         named.append(row | {"name": name, "bound": bound})
         theirs[name] = published.SCALING[row["name"]].get(millions, {})
-    columns = (_THROUGHPUT, ("encode calls alone", "encoding", ",.0f"), _MEMORY, ("M(S), GB", "bound", ".2f"), _TTFO)
+    columns = (
+        _THROUGHPUT,
+        ("encode calls alone", "encoding", ",.0f"),
+        _MEMORY,
+        ("M(S), GB", "bound", ".2f"),
+        _TTFO,
+    )
     yield from _compared(named, theirs, *columns, heading="texts")
 
 
@@ -215,7 +270,17 @@ TABLES: dict[str, tuple[Callable[[Rows], Iterator[str]], tuple[str, ...]]] = {
     **{
         table.__name__: (table, (table.__name__,))
         for table in (
-            *(calls, end_to_end, packing, bound, ablation, models, real_models, profiles, thresholds),
+            *(
+                calls,
+                end_to_end,
+                packing,
+                bound,
+                ablation,
+                models,
+                real_models,
+                profiles,
+                thresholds,
+            ),
             *(serialization, scaling, failures),
         )
     },
@@ -233,11 +298,16 @@ def _compared(
     yield from head(heading, *(title for title, _, _ in columns))
     for row in rows:
         paper = theirs.get(row["name"], {})
-        yield line(row["name"], *(_beside(row.get(name), paper.get(name), form) for _, name, form in columns))
+        yield line(
+            row["name"],
+            *(_beside(row.get(name), paper.get(name), form) for _, name, form in columns),
+        )
 
 
 def _beside(ours: float | None, theirs: float | None, form: str) -> str:
     """Our value, with the paper's in italics behind it where it has one."""
     if ours is None:
         return ""
-    return format(ours, form) if theirs is None else f"{format(ours, form)} (*{format(theirs, form)}*)"
+    return (
+        format(ours, form) if theirs is None else f"{format(ours, form)} (*{format(theirs, form)}*)"
+    )

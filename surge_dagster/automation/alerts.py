@@ -1,4 +1,5 @@
-"""Alerts of failed runs, checks and ticks: sensors that post them to the URL of `alert_webhook`; a text for Slack.
+"""Alerts of failed runs, checks and ticks: sensors that post them to the URL of `alert_webhook`; a
+text for Slack.
 
 Slack needs no code of this project; its own package makes the sensor (pip install dagster-slack):
 
@@ -31,21 +32,27 @@ _FAILED_TICKS = 10  # of a sensor in a row before an alert: five minutes of `new
 
 def failure_text(context: dg.RunFailureSensorContext) -> str:
     """The text of an alert: the run's job, the errors of its steps, and the failed partitions."""
-    return _text(_message(context), _failed_keys(_failed_checks(context)), context.dagster_run.run_id)
+    return _text(
+        _message(context), _failed_keys(_failed_checks(context)), context.dagster_run.run_id
+    )
 
 
 def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDefinition]:
-    """The sensors that post an alert for each failed run of a catalog, each failed check, and lasting failed ticks.
+    """The sensors that post an alert for each failed run of a catalog, each failed check, and
+    lasting failed ticks.
 
-    The posted JSON object holds `catalog` (the catalog's name or ""), `run_id` (of ticks ""), `message`,
-    `failed_partitions` (the first 20 keys), `failed_count`, and `text`, which combines them. Runs that Dagster launches
-    again are left out, and so are checks of severity warn, except `encode_not_slow`. Without the setting
-    `alert_webhook` there are none.
+    The posted JSON object holds `catalog` (the catalog's name or ""), `run_id` (of ticks ""),
+    `message`, `failed_partitions` (the first 20 keys), `failed_count`, and `text`, which combines
+    them. Runs that Dagster launches again are left out, and so are checks of severity warn, except
+    `encode_not_slow`. Without the setting `alert_webhook` there are none.
     """
     if settings.alert_webhook is None:
         return []
     url = settings.alert_webhook.get_secret_value()
-    options = {"minimum_interval_seconds": _SENSOR_SECONDS, "default_status": dg.DefaultSensorStatus.RUNNING}
+    options = {
+        "minimum_interval_seconds": _SENSOR_SECONDS,
+        "default_status": dg.DefaultSensorStatus.RUNNING,
+    }
 
     def post(log: logging.Logger, message: str, keys: list[str], run_id: str) -> bool:
         alert = {
@@ -57,11 +64,13 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             "text": _text(message, keys, run_id),
         }
         if problem := _post(url, alert):
-            log.error(f"the alert of {f'run {run_id}' if run_id else 'failed ticks'} was not delivered: {problem}")
+            log.error(
+                f"the alert of {f'run {run_id}' if run_id else 'failed ticks'} was not delivered: {problem}"
+            )
         return not problem
 
-    # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's own job, belongs to no
-    # job of this catalog.
+    # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's
+    # own job, belongs to no job of this catalog.
     def is_ours(context: dg.RunStatusSensorContext) -> bool:
         run = context.dagster_run
         return run.job_name in names.jobs or embeds(names, context.instance, run)
@@ -93,11 +102,25 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             has_errors = any(each.severity == dg.AssetCheckSeverity.ERROR for each in wrong)
             what = "found errors" if has_errors else "was slow"
             message = "\n".join((f"{context.dagster_run.job_name} {what}.", *found))
-            post(context.log, message[:_MESSAGE_CHARACTERS], _failed_keys(wrong), context.dagster_run.run_id)
+            post(
+                context.log,
+                message[:_MESSAGE_CHARACTERS],
+                _failed_keys(wrong),
+                context.dagster_run.run_id,
+            )
 
-    # `lost_runs` is that of all catalogs, and each posts that it fails: each may have a URL of its own.
-    sensors = (names.sensor, names.hand_over_sensor, LOST_RUNS, names.failure_alerts, names.check_alerts)
-    watched = dict.fromkeys(sensors, _FAILED_TICKS) | dict.fromkeys((names.schedule, names.check_schedule), 1)
+    # `lost_runs` is that of all catalogs, and each posts that it fails: each may have a URL of its
+    # own.
+    sensors = (
+        names.sensor,
+        names.hand_over_sensor,
+        LOST_RUNS,
+        names.failure_alerts,
+        names.check_alerts,
+    )
+    watched = dict.fromkeys(sensors, _FAILED_TICKS) | dict.fromkeys(
+        (names.schedule, names.check_schedule), 1
+    )
 
     @dg.sensor(
         name=names.tick_alerts,
@@ -113,7 +136,8 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             tick = last_tick(context, name)
             if tick is None or tick.error is None or tick.consecutive_failure_count < fewest:
                 continue
-            error = (tick.error.cause or tick.error).message.strip()  # Dagster's own error names the sensor alone
+            # Dagster's own error names the sensor alone
+            error = (tick.error.cause or tick.error).message.strip()
             count = counted(tick.consecutive_failure_count, "tick")
             message = f"The last {count} of {name} failed.\n{error}"[:_MESSAGE_CHARACTERS]
             if name in posted or post(context.log, message, [], ""):  # else the next tick posts it
@@ -131,12 +155,15 @@ def _text(message: str, keys: list[str], run_id: str) -> str:
 
 
 def _post(url: str, alert: dict[str, Any]) -> str:
-    """Post once, without following redirections; returns what went wrong, never with the URL, which is a secret."""
+    """Post once, without following redirections; returns what went wrong, never with the URL, which
+    is a secret."""
     try:
         answer = requests.post(url, json=alert, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
     except (requests.RequestException, OSError, ValueError) as error:
         return f"the webhook cannot be reached ({type(error).__name__})"
-    return "" if answer.ok and not answer.is_redirect else f"the webhook answered {answer.status_code}"
+    return (
+        "" if answer.ok and not answer.is_redirect else f"the webhook answered {answer.status_code}"
+    )
 
 
 def _message(context: dg.RunFailureSensorContext) -> str:
@@ -151,7 +178,9 @@ def _message(context: dg.RunFailureSensorContext) -> str:
 
 def _failed_checks(context: dg.RunStatusSensorContext) -> list[dg.AssetCheckEvaluation]:
     """The checks of a run whose last result is that they failed."""
-    logs = context.instance.all_logs(context.dagster_run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    logs = context.instance.all_logs(
+        context.dagster_run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    )
     events = (entry.dagster_event for entry in logs)
     checks = (event.asset_check_evaluation_data for event in events if event is not None)
     last = {check.check_name: check for check in checks}
@@ -167,5 +196,9 @@ def _failed_keys(checks: Iterable[dg.AssetCheckEvaluation]) -> list[str]:
     keys: dict[str, None] = {}
     for check in checks:
         failed: Any = check.metadata.get("partitions_failed")
-        keys |= dict.fromkeys(str(partition["key"]) for partition in failed.value) if failed is not None else {}
+        keys |= (
+            dict.fromkeys(str(partition["key"]) for partition in failed.value)
+            if failed is not None
+            else {}
+        )
     return list(keys)

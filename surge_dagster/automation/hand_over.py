@@ -1,7 +1,8 @@
-"""The sensor `hand_over_changes`: derived spaces and tables follow the embeddings that runs have changed.
+"""The sensor `hand_over_changes`: derived spaces and tables follow the embeddings that runs have
+changed.
 
-Derived spaces come before tables, because a table may follow one. One that cannot be brought up to date keeps back no
-table.
+Derived spaces come before tables, because a table may follow one. One that cannot be brought up to
+date keeps back no table.
 """
 
 from __future__ import annotations
@@ -33,15 +34,23 @@ def hand_over_job(names: CatalogNames, tables: Sequence[dg.AssetsDefinition]) ->
     return [job] if tables else []
 
 
-def hand_over_changes(names: CatalogNames, settings: Settings, jobs: Sequence[Job]) -> list[dg.SensorDefinition]:
-    """The sensor that launches these jobs, of derived spaces and of tables, once no run embeds any more."""
+def hand_over_changes(
+    names: CatalogNames, settings: Settings, jobs: Sequence[Job]
+) -> list[dg.SensorDefinition]:
+    """The sensor that launches these jobs, of derived spaces and of tables, once no run embeds any
+    more."""
     if not jobs:
         return []
     job_names = [job.name for job in jobs]
     derived = [names.derived(each.label) for each in settings.derived]
-    follows = {names.derive_job: [names.embeddings], names.hand_over_job: [names.embeddings, *derived]}
+    follows = {
+        names.derive_job: [names.embeddings],
+        names.hand_over_job: [names.embeddings, *derived],
+    }
     delete = settings.removed_partitions == "delete"
-    configs = {names.derive_job: {"ops": {names.derive_all_op: {"config": {"delete_removed": delete}}}}}
+    configs = {
+        names.derive_job: {"ops": {names.derive_all_op: {"config": {"delete_removed": delete}}}}
+    }
 
     @dg.sensor(
         name=names.hand_over_sensor,
@@ -58,7 +67,10 @@ def hand_over_changes(names: CatalogNames, settings: Settings, jobs: Sequence[Jo
         reasons = list[str]()
         # The one whose turn is longer ago: embeddings that change all the time keep no job back.
         for job_name in sorted(job_names, key=lambda name: _last_time(instance, name)):
-            events = [instance.fetch_materializations(asset, limit=1).records for asset in follows[job_name]]
+            events = [
+                instance.fetch_materializations(asset, limit=1).records
+                for asset in follows[job_name]
+            ]
             if not events[0]:
                 return dg.SkipReason("nothing is embedded")
             newest = str(max(records[0].storage_id for records in events if records))

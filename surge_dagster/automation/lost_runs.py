@@ -1,7 +1,7 @@
 """The sensor `lost_runs`: declares runs failed whose heartbeat stands still.
 
-A killed run keeps its slot of the pool until Dagster records its end, so this sensor is on from the start. It looks at
-all runs of the instance, so all catalogs of a code location share it.
+A killed run keeps its slot of the pool until Dagster records its end, so this sensor is on from the
+start. It looks at all runs of the instance, so all catalogs of a code location share it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _SENSOR_SECONDS = 15  # a tick without an active run costs two short queries
 class _SharedSensor(dg.SensorDefinition):
     """A sensor that stays the same object in a project of components.
 
-    Dagster gives what each component defines the metadata of its file, on copies, and refuses two of one name.
+    Dagster gives what each component defines the metadata of its file, on copies, and refuses two
+    of one name.
     """
 
     def with_attributes(self, *, jobs: Any = None, metadata: Any = None) -> dg.SensorDefinition:

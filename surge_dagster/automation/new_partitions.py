@@ -1,13 +1,17 @@
-"""The sensor `new_partitions`: registers and reports partitions, and requests runs for those that need one.
+"""The sensor `new_partitions`: registers and reports partitions, and requests runs for those that
+need one.
 
-It is written by hand: Dagster's declarative conditions take seconds per tick at tens of thousands of partitions and do
-not consider which partitions an active run holds. A tick costs two listings and a few bulk queries.
+It is written by hand: Dagster's declarative conditions take seconds per tick at tens of thousands
+of partitions and do not consider which partitions an active run holds. A tick costs two listings
+and a few bulk queries.
 
-A partition is requested when it has no fresh file, no active run holds it, its content was not refused as it is, and it
-does not wait after a failure. One that fails waits 1, 2, 4 … minutes, at most a day, whether its source changes or not.
-A refused one is requested when its source changes, and those of a canceled run when their source or a setting does.
+A partition is requested when it has no fresh file, no active run holds it, its content was not
+refused as it is, and it does not wait after a failure. One that fails waits 1, 2, 4 … minutes, at
+most a day, whether its source changes or not. A refused one is requested when its source changes,
+and those of a canceled run when their source or a setting does.
 
-A tick fails when the source or the output does not answer, or a setting means no space of this output.
+A tick fails when the source or the output does not answer, or a setting means no space of this
+output.
 """
 
 from __future__ import annotations
@@ -33,7 +37,13 @@ from surge_dagster.orchestration.failures import refusal_fingerprint, still_refu
 from surge_dagster.orchestration.launch import POOL, Unattended, config_of, record_pool_limit
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.removed_partitions import removed_keys
-from surge_dagster.orchestration.requests import Undone, find_undone, next_attempt, request_for, request_tags
+from surge_dagster.orchestration.requests import (
+    Undone,
+    find_undone,
+    next_attempt,
+    request_for,
+    request_tags,
+)
 from surge_dagster.resources.upstream_asset import NotListed
 
 _SENSOR_SECONDS = 30
@@ -54,8 +64,11 @@ _TEXTS = {
 }
 
 
-def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
-    """The sensor that embeds what is new, and with the setting `refresh_stale` also what has changed."""
+def new_partitions(
+    names: CatalogNames, settings: Settings, job: dg.JobDefinition
+) -> dg.SensorDefinition:
+    """The sensor that embeds what is new, and with the setting `refresh_stale` also what has
+    changed."""
     wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
 
     @dg.sensor(
@@ -65,10 +78,13 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         description="Registers new partitions, reports changed ones, and requests runs that embed what is missing.",
         required_resource_keys=names.resource_keys,
     )
-    def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
+    def sensor(
+        context: dg.SensorEvaluationContext,
+    ) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
         instance, resources = context.instance, names.resources(context)
         fingerprint, limited = refusal_fingerprint(resources), record_pool_limit(instance)
-        held = held_by_active_runs(names, instance)  # before the output is listed: a run may end meanwhile
+        # before the output is listed: a run may end meanwhile
+        held = held_by_active_runs(names, instance)
         try:
             listing = list_catalog(names, instance, resources.catalog)
         except NotListed as unlisted:
@@ -78,13 +94,17 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             options = {} if settings.refresh_stale else {"select": "missing"}
             config = config_of(names.embeddings_op, options)
             tags = _unattended(space).tags | settings.run_tags
-            return request_for(instance, names.embed_job, f"{unlisted.version} {fingerprint}", config, tags)
+            return request_for(
+                instance, names.embed_job, f"{unlisted.version} {fingerprint}", config, tags
+            )
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
         space = known_space(names, resources, store)
         states = states_of_unfinished(listing, store, space)
         refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
-        needed = {key: None for key, state in states.items() if state in wanted and key not in refused}
+        needed = {
+            key: None for key, state in states.items() if state in wanted and key not in refused
+        }
         undone = find_undone(names, instance, needed, listing.catalogued, fingerprint)
         free = (key for key in needed if key not in held and key not in unreported)
         attempt, keys = next_attempt(free, undone)
@@ -97,12 +117,16 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue starts any number of "
                 "runs, each with an encoder of its own: use the dagster.yaml that comes with surge-dagster"
             )
-        pieces = cut(keys[: settings.max_runs * _KEYS_PER_RUN], listing.partitions, settings.max_runs)
+        pieces = cut(
+            keys[: settings.max_runs * _KEYS_PER_RUN], listing.partitions, settings.max_runs
+        )
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
         return [
             dg.RunRequest(
                 run_config=config_of(names.embeddings_op, {"keys": piece}),
-                tags=tags | _unattended(space).tags | piece_tags(number, len(pieces), settings.run_tags),
+                tags=tags
+                | _unattended(space).tags
+                | piece_tags(number, len(pieces), settings.run_tags),
             )
             for number, piece in enumerate(pieces, 1)
         ]
@@ -111,7 +135,8 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
 
 
 def _unattended(space: Space | None) -> Unattended:
-    """Return what a run keeps to that is requested now: it fills this space, or begins the first one."""
+    """Return what a run keeps to that is requested now: it fills this space, or begins the first
+    one."""
     return Unattended(space.name if space else None)
 
 
@@ -166,10 +191,13 @@ def _state_of(
 
 
 def _until(undone: Iterable[Undone]) -> str:
-    """Return how often partitions were tried that wait, and when the first of them is requested again."""
+    """Return how often partitions were tried that wait, and when the first of them is requested
+    again."""
     waiting = [each for each in undone if each.due is not None and not each.is_due]
     if not waiting:
         return ""
     first = min(each.due for each in waiting if each.due is not None)
     attempt = max(each.attempt for each in waiting)
-    return f" (attempt {attempt}), the next ones until {first.isoformat(sep=' ', timespec='seconds')}"
+    return (
+        f" (attempt {attempt}), the next ones until {first.isoformat(sep=' ', timespec='seconds')}"
+    )

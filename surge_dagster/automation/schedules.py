@@ -1,9 +1,10 @@
 """The schedules: the nightly refresh, and the weekly check of the whole catalog.
 
-No schedule begins a second vector space: the nightly tick names the space in the config of its runs. After an error,
-also where the settings describe a space that the output does not have, the tick requests the run all the same, which
-tries again and whose failure is alerted. A schedule is on from the start if the settings
-contain its cron; the check of the catalog also if they contain that of the nightly refresh.
+No schedule begins a second vector space: the nightly tick names the space in the config of its
+runs. After an error, also where the settings describe a space that the output does not have, the
+tick requests the run all the same, which tries again and whose failure is alerted. A schedule is on
+from the start if the settings contain its cron; the check of the catalog also if they contain that
+of the nightly refresh.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from surge_dagster.orchestration.divided import refresh_requests
 from surge_dagster.orchestration.names import CatalogNames
 
 
-def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:
+def nightly_refresh(
+    names: CatalogNames, settings: Settings, job: dg.JobDefinition
+) -> dg.ScheduleDefinition:
     """The schedule of the nightly refresh, which embeds missing and stale partitions."""
 
     @dg.schedule(
@@ -30,7 +33,8 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         resources = names.resources(context)
-        # The next tick is a day away, so this one leaves partitions only to runs that embed everything they hold.
+        # The next tick is a day away, so this one leaves partitions only to runs that embed
+        # everything they hold.
         held = held_by_active_runs(names, context.instance, entirely=True)
         requests = refresh_requests(names, context.instance, resources, settings, held)
         return requests or dg.SkipReason(f"Every partition to embed is held by {held.by}.")
@@ -52,7 +56,10 @@ def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.Schedule
         default_status=_on_if_set(settings, "nightly_cron", "check_cron"),
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        active = [run.run_id for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)]
+        active = [
+            run.run_id
+            for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)
+        ]
         if active:  # no pool makes checks wait for each other
             return dg.SkipReason(f"a check is active already: run {', '.join(active)}")
         return dg.RunRequest()

@@ -1,1 +1,2 @@
-"""Catalogs that the project builds itself, as folders of Parquet files: demo (real text) and synthetic (any size)."""
+"""Catalogs that the project builds itself, as folders of Parquet files: demo (real text) and
+synthetic (any size)."""

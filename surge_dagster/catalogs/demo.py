@@ -1,13 +1,14 @@
 """The demo catalog: public docstrings of the Python packages that are installed here.
 
-Every machine that can run this project has this text: partitions of very different sizes that change when packages are
-upgraded. A partition is an installed distribution. A row is a public class, function or method; its id is the qualified
-name, its text the first paragraph of the docstring, and rows follow the files' paths and the lines in them. The
-project's own dependencies give about 60,000 texts in 140 partitions of 1 to 14,600 texts.
+Every machine that can run this project has this text: partitions of very different sizes that
+change when packages are upgraded. A partition is an installed distribution. A row is a public
+class, function or method; its id is the qualified name, its text the first paragraph of the
+docstring, and rows follow the files' paths and the lines in them. The project's own dependencies
+give about 60,000 texts in 140 partitions of 1 to 14,600 texts.
 
-Files are read with `ast` and never imported; those that do not parse are skipped. Python parses 6 MB of sources per
-second, and 260 MB are installed. So a limit gives each distribution a share in proportion to the size of its public
-sources, and its files are parsed until the share is reached.
+Files are read with `ast` and never imported; those that do not parse are skipped. Python parses 6
+MB of sources per second, and 260 MB are installed. So a limit gives each distribution a share in
+proportion to the size of its public sources, and its files are parsed until the share is reached.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def build_demo_catalog(
         raise ConfigError(f"a demo catalog needs a limit of at least 1 text, not {limit}")
     clear_catalog(out, "demo")
     installed = _installed(search_path)
-    sizes = {distribution.name: sum(file.size for file in distribution.files) for distribution in installed}
+    sizes = {
+        distribution.name: sum(file.size for file in distribution.files)
+        for distribution in installed
+    }
     total = max(1, sum(sizes.values()))
     partitions = texts = done = 0
     for distribution in installed:
@@ -98,13 +102,17 @@ def module_name(path: str) -> str | None:
 def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[tuple[str, str]]:
     """The rows (qualified name, text) of several files, in the files' order.
 
-    With a limit, files are parsed in an order that is scattered over the package and the same on every machine, until
-    there are enough rows. When two rows have one id, the first is kept.
+    With a limit, files are parsed in an order that is scattered over the package and the same on
+    every machine, until there are enough rows. When two rows have one id, the first is kept.
     """
     order = range(len(files))
     rows_by_file: dict[int, list[tuple[str, str]]] = {}
     count = 0
-    for index in order if limit is None else sorted(order, key=lambda index: zlib.crc32(files[index].module.encode())):
+    for index in (
+        order
+        if limit is None
+        else sorted(order, key=lambda index: zlib.crc32(files[index].module.encode()))
+    ):
         if count == limit:
             break
         rows = _rows(files[index])
@@ -118,7 +126,8 @@ def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[tuple
 
 
 def extract_source(module: str, source: bytes) -> list[tuple[str, str]]:
-    """The rows of one module, as `ast` parses it; of several definitions with one name, the first with a docstring."""
+    """The rows of one module, as `ast` parses it; of several definitions with one name, the first
+    with a docstring."""
     rows: dict[str, str] = {}
     for name, node in _public_definitions(ast.parse(source).body, module):
         if name not in rows and (text := first_paragraph(ast.get_docstring(node) or "")):
@@ -134,15 +143,21 @@ def first_paragraph(docstring: str) -> str:
 
 
 def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
-    """The distributions in `search_path`, sorted by name, without the operating system's, which have no RECORD."""
+    """The distributions in `search_path`, sorted by name, without the operating system's, which
+    have no RECORD."""
     distributions: dict[str, Distribution] = {}
-    for installed in metadata.distributions() if search_path is None else metadata.distributions(path=[*search_path]):
+    for installed in (
+        metadata.distributions()
+        if search_path is None
+        else metadata.distributions(path=[*search_path])
+    ):
         record = installed.read_text("RECORD")
         if not record or "Name" not in installed.metadata:
             continue
         name = installed.metadata["Name"]
         version = f"{installed.version}+{hashlib.sha256(record.encode('utf-8')).hexdigest()[:16]}"
-        # An import takes the first on the path; other spellings of a name mean the same distribution.
+        # An import takes the first on the path; other spellings of a name mean the same
+        # distribution.
         distributions.setdefault(
             re.sub(r"[-_.]+", "-", name).lower(),
             Distribution(name, version, _files(record, Path(str(installed.locate_file(""))))),
@@ -153,7 +168,9 @@ def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
 def _files(record: str, folder: Path) -> tuple[SourceFile, ...]:
     """The public modules of a RECORD, a CSV table of paths (from this folder), hashes and sizes."""
     return tuple(
-        SourceFile(module, folder / row[0], int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0)
+        SourceFile(
+            module, folder / row[0], int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
+        )
         for row in sorted(row for row in csv.reader(record.splitlines()) if row)
         if (module := module_name(row[0]))
     )

@@ -1,10 +1,11 @@
-"""Writes a catalog folder: one Parquet file per partition, and a file that names the kind of the catalog.
+"""Writes a catalog folder: one Parquet file per partition, and a file that names the kind of the
+catalog.
 
     <folder>/_catalog.json
     <folder>/partition=<encoded key>/part-0.parquet
 
-A build replaces what an earlier build of the same kind wrote, and nothing else. Each file names its source version, so
-that an output stays fresh after a build that wrote the same rows again.
+A build replaces what an earlier build of the same kind wrote, and nothing else. Each file names its
+source version, so that an output stays fresh after a build that wrote the same rows again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_
 from surge_dagster.engine.support.keys import encode_key
 
 _MANIFEST = "_catalog.json"
-_COLUMNS = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("text", pa.string(), nullable=False)])
+_COLUMNS = pa.schema(
+    [pa.field("id", pa.string(), nullable=False), pa.field("text", pa.string(), nullable=False)]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,14 @@ def clear_catalog(root: Path, kind: str) -> None:
         raise ConfigError(f"the catalog folder {root} can't be used: {error}") from error
 
 
-def write_partition(root: Path, key: str, version: str, row_groups: Iterable[tuple[pa.Array, pa.Array]]) -> None:
+def write_partition(
+    root: Path, key: str, version: str, row_groups: Iterable[tuple[pa.Array, pa.Array]]
+) -> None:
     """Write a partition's file; each pair of ids and texts becomes a row group."""
     path = root / f"partition={encode_key(key)}" / "part-0.parquet"
-    schema = _COLUMNS.with_metadata({KEY_METADATA: key.encode(), SOURCE_VERSION_METADATA: version.encode()})
+    schema = _COLUMNS.with_metadata(
+        {KEY_METADATA: key.encode(), SOURCE_VERSION_METADATA: version.encode()}
+    )
     try:
         path.parent.mkdir()
         # Ids and texts seldom repeat, so that dictionaries would only cost time.

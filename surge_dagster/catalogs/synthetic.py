@@ -1,15 +1,16 @@
-"""The synthetic catalog: log-normal partition sizes and short product titles, the same on every machine.
+"""The synthetic catalog: log-normal partition sizes and short product titles, the same on every
+machine.
 
-The sizes are P draws from a log-normal distribution with mu 9.03 and sigma (default: 1.72), scaled by one factor so
-that they sum to exactly N, rounded by largest remainders, each at least 1. The published parameters need that scaling:
-their median is exp(9.03) = 8,350 and their mean exp(9.03 + 1.72²/2) = 36,600, but 10M texts in 4,000 partitions leave
-2,500 each. Scaling keeps the ratios and so the coefficient of variation, sqrt(exp(sigma²) - 1) or 4.27 at sigma 1.72;
-mu has no effect.
+The sizes are P draws from a log-normal distribution with mu 9.03 and sigma (default: 1.72), scaled
+by one factor so that they sum to exactly N, rounded by largest remainders, each at least 1. The
+published parameters need that scaling: their median is exp(9.03) = 8,350 and their mean exp(9.03 +
+1.72²/2) = 36,600, but 10M texts in 4,000 partitions leave 2,500 each. Scaling keeps the ratios and
+so the coefficient of variation, sqrt(exp(sigma²) - 1) or 4.27 at sigma 1.72; mu has no effect.
 
-A text consists of words from a small vocabulary, like the title of a product; `mean_bytes` is its mean length. Row r of
-partition p (from 1) is a function of (seed, p, r, mean_bytes) alone, computed in integers by splitmix64. numpy draws
-one row group at a time (1 µs per text), so that memory does not grow with the catalog, and a partition that grows keeps
-its rows.
+A text consists of words from a small vocabulary, like the title of a product; `mean_bytes` is its
+mean length. Row r of partition p (from 1) is a function of (seed, p, r, mean_bytes) alone, computed
+in integers by splitmix64. numpy draws one row group at a time (1 µs per text), so that memory does
+not grow with the catalog, and a partition that grows keeps its rows.
 """
 
 from __future__ import annotations
@@ -67,19 +68,31 @@ _MEAN_WORD_BYTES = sum(len(word.as_py()) for word in _WORDS) / len(_WORDS)
 _U64 = npt.NDArray[np.uint64]
 
 
-def partition_sizes(texts: int, partitions: int, sigma: float = LOG_SIGMA, seed: int = 0) -> npt.NDArray[np.int64]:
+def partition_sizes(
+    texts: int, partitions: int, sigma: float = LOG_SIGMA, seed: int = 0
+) -> npt.NDArray[np.int64]:
     """The number of texts of each partition, as the top of this module describes."""
     if partitions < 1 or texts < partitions:
-        raise ConfigError(f"{texts} texts can't fill {partitions} partitions with at least one text each")
+        raise ConfigError(
+            f"{texts} texts can't fill {partitions} partitions with at least one text each"
+        )
     if not 0 <= sigma <= 5:
-        raise ConfigError(f"sigma, the spread of the partition sizes, must be within 0 and 5, not {sigma}")
-    uniform = (_mixed(seed, np.arange(partitions, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) + 0.5
+        raise ConfigError(
+            f"sigma, the spread of the partition sizes, must be within 0 and 5, not {sigma}"
+        )
+    uniform = (_mixed(seed, np.arange(partitions, dtype=np.uint64)) >> np.uint64(11)).astype(
+        np.float64
+    ) + 0.5
     normal = NormalDist()
-    drawn = np.array([math.exp(LOG_MEAN + sigma * normal.inv_cdf(u)) for u in (uniform / 2.0**53).tolist()])
+    drawn = np.array(
+        [math.exp(LOG_MEAN + sigma * normal.inv_cdf(u)) for u in (uniform / 2.0**53).tolist()]
+    )
     # Each partition has one text; the distribution divides the rest.
     exact = drawn * ((texts - partitions) / drawn.sum())
     sizes = np.floor(exact).astype(np.int64)
-    largest_remainders = np.argsort(-(exact - sizes), kind="stable")[: texts - partitions - int(sizes.sum())]
+    largest_remainders = np.argsort(-(exact - sizes), kind="stable")[
+        : texts - partitions - int(sizes.sum())
+    ]
     sizes[largest_remainders] += 1
     return sizes + 1
 
@@ -105,7 +118,12 @@ def build_synthetic_catalog(
     done = 0
     for number, size in enumerate(sizes.tolist(), start=1):
         version = _version(seed, number, size, mean_bytes)
-        write_partition(out, f"category-{number:0{digits}d}", version, _row_groups(seed, number, size, mean_bytes))
+        write_partition(
+            out,
+            f"category-{number:0{digits}d}",
+            version,
+            _row_groups(seed, number, size, mean_bytes),
+        )
         done += size
         if progress is not None:
             progress(done, texts)
@@ -117,7 +135,9 @@ def _version(seed: int, number: int, size: int, mean_bytes: int) -> str:
     return f"synthetic-{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
 
 
-def _row_groups(seed: int, number: int, size: int, mean_bytes: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+def _row_groups(
+    seed: int, number: int, size: int, mean_bytes: int
+) -> Iterator[tuple[pa.Array, pa.Array]]:
     step = min(_ROW_GROUP_ROWS, max(1, _ROW_GROUP_BYTES // mean_bytes))
     for start in range(0, size, step):
         rows = np.arange(start, min(start + step, size), dtype=np.uint64)
@@ -127,7 +147,8 @@ def _row_groups(seed: int, number: int, size: int, mean_bytes: int) -> Iterator[
 
 def draw_texts(seed: int, number: int, rows: _U64, mean_bytes: int = MEAN_BYTES) -> pa.StringArray:
     """The texts of the given rows of partition `number`; the same row always has the same text."""
-    # The number of words is uniform between half and one and a half of the mean; a random extra word corrects the mean.
+    # The number of words is uniform between half and one and a half of the mean; a random extra
+    # word corrects the mean.
     mean_words = (mean_bytes + 1) / (_MEAN_WORD_BYTES + 1)
     middle = math.floor(mean_words)
     least = max(1, middle // 2)
@@ -135,7 +156,9 @@ def draw_texts(seed: int, number: int, rows: _U64, mean_bytes: int = MEAN_BYTES)
     bits = _mixed(int(_mixed(seed, np.array([number], dtype=np.uint64))[0]), rows)
     extra_word = np.uint64(round((mean_words - middle) * 2**16))
     words = (bits & np.uint64(0xFFFF_FFFF)) * np.uint64(choices) >> np.uint64(32)
-    words = (words + np.uint64(least) + ((bits >> np.uint64(32) & np.uint64(0xFFFF)) < extra_word)).astype(np.int64)
+    words = (
+        words + np.uint64(least) + ((bits >> np.uint64(32) & np.uint64(0xFFFF)) < extra_word)
+    ).astype(np.int64)
 
     # One byte of random bits per word, taken from the row's own sequence.
     most = least + choices
@@ -143,12 +166,16 @@ def draw_texts(seed: int, number: int, rows: _U64, mean_bytes: int = MEAN_BYTES)
     drawn = _scrambled(bits[:, None] + blocks).astype("<u8").view(np.uint8)[:, :most]
     position = np.arange(most)
     # The first word's kind is random too, because the kinds' words differ in length.
-    kind = (position.astype(np.uint8) + (bits >> np.uint64(56)).astype(np.uint8)[:, None]) & np.uint8(3)
+    kind = (
+        position.astype(np.uint8) + (bits >> np.uint64(56)).astype(np.uint8)[:, None]
+    ) & np.uint8(3)
     chosen = (drawn & np.uint8(63)) | (kind << np.uint8(6))
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(words, out=offsets[1:])
     flat = pa.array(chosen[position < words[:, None]])
-    return pc.call_function("binary_join", [pa.ListArray.from_arrays(offsets, _WORDS.take(flat)), " "])
+    return pc.call_function(
+        "binary_join", [pa.ListArray.from_arrays(offsets, _WORDS.take(flat)), " "]
+    )
 
 
 def _mixed(seed: int, counters: _U64) -> _U64:

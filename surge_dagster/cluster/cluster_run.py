@@ -16,14 +16,27 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, CatalogRuns, MachineFacts, StretchOutcome, listed_outputs
+from surge_dagster.cluster.machine import (
+    STRETCHES_AT_ONCE,
+    CatalogRuns,
+    MachineFacts,
+    StretchOutcome,
+    listed_outputs,
+)
 from surge_dagster.cluster.machine_work import MachineWork, require_shared
 from surge_dagster.cluster.stretches import Stretch, Stretches
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.deciding import decide
-from surge_dagster.engine.run.report import Event, Failure, OldVectorSample, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import (
+    Event,
+    Failure,
+    OldVectorSample,
+    Receipt,
+    RunReport,
+    SuperBatchReport,
+)
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
@@ -41,7 +54,8 @@ class MachineLost(SurgeError):
 
 
 class Cluster(Protocol[T]):
-    """Machines that come and go, and a task for each stretch that one of them has; `T` is such a task."""
+    """Machines that come and go, and a task for each stretch that one of them has; `T` is such a
+    task."""
 
     def machines(self) -> dict[str, MachineFacts]:
         """Those that can encode now, by name; others are started meanwhile."""
@@ -160,7 +174,9 @@ class ClusterRun(Generic[T]):
                 outputs = listed_outputs(self._runs, self._local)
                 due, fresh_keys = list[Partition](), set[str]()
                 with contextlib.suppress(Cancelled):
-                    for decision in decide(self._partitions, outputs, self._stop, force=self._force):
+                    for decision in decide(
+                        self._partitions, outputs, self._stop, force=self._force
+                    ):
                         if isinstance(decision, Receipt):
                             fresh_keys.add(decision.key)
                         if isinstance(decision, Receipt | Failure):
@@ -262,7 +278,9 @@ class ClusterRun(Generic[T]):
         else:
             yield from self._end(cluster, under, left, outcome)
 
-    def _put_back_lost(self, cluster: Cluster[T], under: _Under, left: Stretches, lost: MachineLost) -> Iterator[Event]:
+    def _put_back_lost(
+        self, cluster: Cluster[T], under: _Under, left: Stretches, lost: MachineLost
+    ) -> Iterator[Event]:
         """Put back what a machine was lost with; yield failures if it was lost too often."""
         stretch = under.stretch
         if self._told.issuperset(stretch.keys):  # another range of the partition failed
@@ -295,7 +313,9 @@ class ClusterRun(Generic[T]):
         if is_new_loss and self._has_other(cluster, under.machine):
             self._count_failure(cluster, under.machine, str(lost))
 
-    def _end(self, cluster: Cluster[T], under: _Under, left: Stretches, outcome: StretchOutcome) -> Iterator[Event]:
+    def _end(
+        self, cluster: Cluster[T], under: _Under, left: Stretches, outcome: StretchOutcome
+    ) -> Iterator[Event]:
         """Yield the events of a stretch, unless its machine may be why all its partitions failed."""
         stretch = under.stretch
         work = self.work[under.machine]
@@ -354,7 +374,8 @@ class ClusterRun(Generic[T]):
             )
 
     def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
-        """Those that nobody has told of; a fresh partition was published by a machine that could not say so."""
+        """Those that nobody has told of; a fresh partition was published by a machine that could
+        not say so."""
         for event in events:
             if isinstance(event, SuperBatchReport):
                 yield self._counted(replace(event, index=self.report.superbatches))
@@ -374,8 +395,16 @@ class ClusterRun(Generic[T]):
 
     def _describe(self, facts: MachineFacts) -> None:
         report, space = self.report, self.space
-        report.space, report.space_title, report.dimension = space.name, space.title, space.dimension
-        report.device, report.hardware, report.precision = facts.device, facts.hardware, facts.precision
+        report.space, report.space_title, report.dimension = (
+            space.name,
+            space.title,
+            space.dimension,
+        )
+        report.device, report.hardware, report.precision = (
+            facts.device,
+            facts.hardware,
+            facts.precision,
+        )
         report.workers = sum(work.facts.workers for work in self.work.values())
         log.info("%s encodes: %s, %s", facts.host, facts.device, counted(facts.workers, "worker"))
 

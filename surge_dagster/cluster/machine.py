@@ -1,4 +1,5 @@
-"""What a machine of a cluster does: it owns an encoder pool, reads from the source and publishes to the store itself.
+"""What a machine of a cluster does: it owns an encoder pool, reads from the source and publishes to
+the store itself.
 
 Texts and vectors never travel between machines: keys come, and receipts go.
 """
@@ -27,7 +28,8 @@ STRETCHES_AT_ONCE = 2
 
 
 class CatalogRuns(Protocol):
-    """How runs over a catalog are made, on any machine that has the package; it travels, so it holds settings alone."""
+    """How runs over a catalog are made, on any machine that has the package; it travels, so it
+    holds settings alone."""
 
     @property
     def refused(self) -> Sequence[PublishedFile]:
@@ -39,9 +41,15 @@ class CatalogRuns(Protocol):
     def list_partitions(self) -> Iterable[Partition]: ...
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        *,
+        at_once: int = 1,
+        **options: Any,
     ) -> EmbeddingRun:
-        """`options` go to `EmbeddingRun`, beside the settings; so many runs share the memory (`memory_limit`)."""
+        """`options` go to `EmbeddingRun`, beside the settings; so many runs share the memory
+        (`memory_limit`)."""
         ...
 
 
@@ -60,7 +68,8 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class StretchOutcome:
-    """The events of a stretch, in the order of their commits, and whether it was stopped before its end."""
+    """The events of a stretch, in the order of their commits, and whether it was stopped before its
+    end."""
 
     events: list[Event]
     stopped: bool
@@ -83,21 +92,31 @@ class Machine:
 
     def facts(self) -> MachineFacts:
         pool, host, key = self._pool, socket.gethostname(), self._pool.space.vectors_key
-        return MachineFacts(host, __version__, key, pool.precision, pool.device, pool.hardware, pool.workers)
+        return MachineFacts(
+            host, __version__, key, pool.precision, pool.device, pool.hardware, pool.workers
+        )
 
     def embed(
-        self, number: int, keys: Sequence[str], ranges: Sequence[PartitionRange] = (), *, again: bool = False
+        self,
+        number: int,
+        keys: Sequence[str],
+        ranges: Sequence[PartitionRange] = (),
+        *,
+        again: bool = False,
     ) -> StretchOutcome:
         """Embed these partitions of the source.
 
         Args:
             number: for `stop`; never given twice.
             ranges: of partitions that are not meant as a whole.
-            again: another machine had them, and may have published some; else the output is not listed each time.
+            again: another machine had them, and may have published some; else the output is not
+                listed each time.
         """
         partitions = self._partitions
         if not partitions.keys() >= set(keys):
-            partitions = self._partitions = {partition.key: partition for partition in self._runs.list_partitions()}
+            partitions = self._partitions = {
+                partition.key: partition for partition in self._runs.list_partitions()
+            }
         gone = [
             Failure(key, f"{key!r}: the source no longer has this partition", transient=True)
             for key in keys
@@ -131,7 +150,8 @@ class Machine:
 
 
 def listed_outputs(runs: CatalogRuns, run: EmbeddingRun) -> OutputState:
-    """The files of a run's space; those that were refused are no valid ones, unless somebody has replaced them."""
+    """The files of a run's space; those that were refused are no valid ones, unless somebody has
+    replaced them."""
     outputs = run.listed_outputs()
     for file in runs.refused:
         found = outputs.files([file.facts.partition_key]).get(file.stored.name)
@@ -141,7 +161,8 @@ def listed_outputs(runs: CatalogRuns, run: EmbeddingRun) -> OutputState:
 
 
 def memory_limit(setting: int | None, at_once: int) -> int | None:
-    """The `memory_limit_bytes` of each of so many runs of a machine, of which `setting` is meant for all."""
+    """The `memory_limit_bytes` of each of so many runs of a machine, of which `setting` is meant
+    for all."""
     return setting if at_once == 1 else (setting or memory_bytes() // 2) // at_once
 
 
@@ -154,7 +175,11 @@ def require_alike(facts: MachineFacts, space: Space, precision: str | None) -> N
     Raises:
         ConfigError: names the machine and the difference.
     """
-    wanted = {"version": __version__, "vectors_key": space.vectors_key, "precision": precision or facts.precision}
+    wanted = {
+        "version": __version__,
+        "vectors_key": space.vectors_key,
+        "precision": precision or facts.precision,
+    }
     for name, value in wanted.items():
         if getattr(facts, name) != value:
             what = {"vectors_key": "model or another of its settings"}.get(name, name)

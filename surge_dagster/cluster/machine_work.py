@@ -1,4 +1,5 @@
-"""What the driver knows of a machine: what it has done, how fast, and whether its files are those that all see."""
+"""What the driver knows of a machine: what it has done, how fast, and whether its files are those
+that all see."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class MachineWork:
         """Enter the time of a stretch, in the order of their ends; that of two at once counts once."""
         last = self.spans[-1] if self.spans else Span(begun, begun, 0.0)
         if begun <= last.ended + _JOINED_SECONDS:
-            self.spans[-1:] = [Span(last.begun, ended, last.busy_seconds + ended - max(begun, last.ended))]
+            self.spans[-1:] = [
+                Span(last.begun, ended, last.busy_seconds + ended - max(begun, last.ended))
+            ]
         else:
             self.spans.append(Span(begun, ended, ended - begun))
 

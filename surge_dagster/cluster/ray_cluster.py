@@ -35,7 +35,8 @@ _MOST_RESTARTS = 10  # of an actor whose process ended, by Ray
 _PATIENCE_SECONDS = 120.0  # without any machine that encodes
 _START_SECONDS = 900.0  # likewise if there is no node, which an autoscaler may be starting
 _CLOSE_SECONDS = 5.0
-_KINDS: dict[str | None, str] = {"cuda": "GPU", "cpu": "CPU"}  # of Ray's resources, by kind of device
+# of Ray's resources, by kind of device
+_KINDS: dict[str | None, str] = {"cuda": "GPU", "cpu": "CPU"}
 _MOST_REQUESTED = 1_000  # an autoscaler has a limit of its own
 
 
@@ -50,10 +51,12 @@ class RayTask:
 
 
 class RayCluster:
-    """The nodes of a Ray cluster that can encode: those of the setting `devices`, for auto those with GPUs or else all.
+    """The nodes of a Ray cluster that can encode: those of the setting `devices`, for auto those
+    with GPUs or else all.
 
     Args:
-        address: "auto" is the cluster of this machine, or of RAY_ADDRESS; else such as `ray://head:10001`.
+        address: "auto" is the cluster of this machine, or of RAY_ADDRESS; else such as
+            `ray://head:10001`.
         runs: makes the runs of each machine.
         space: that all must encode into.
         warn: takes a line about each machine that is not used.
@@ -64,7 +67,12 @@ class RayCluster:
     """
 
     def __init__(
-        self, address: str, runs: CatalogRuns, space: Space, warn: Callable[[str], None], devices: str
+        self,
+        address: str,
+        runs: CatalogRuns,
+        space: Space,
+        warn: Callable[[str], None],
+        devices: str,
     ) -> None:
         try:
             import ray  # of an extra  # pyright: ignore[reportMissingImports]
@@ -77,9 +85,13 @@ class RayCluster:
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except ValueError as error:
-            raise ConfigError(f"{address!r} is no address of a Ray cluster: {_in_a_line(error)}") from None
+            raise ConfigError(
+                f"{address!r} is no address of a Ray cluster: {_in_a_line(error)}"
+            ) from None
         except (ConnectionError, RuntimeError) as error:
-            raise TransientError(f"the Ray cluster {address!r} cannot be reached: {_in_a_line(error)}") from None
+            raise TransientError(
+                f"the Ray cluster {address!r} cannot be reached: {_in_a_line(error)}"
+            ) from None
         self._runs = runs
         self._space = space
         self._warn = warn
@@ -90,7 +102,8 @@ class RayCluster:
         self._left_out = set[str]()
         self._addresses: dict[str, str] = {}
         self._precision: str | None = None  # of the first machine, and so of all
-        self._kind = _KINDS.get(device_kind(device_names(devices)[0]))  # None: by what the nodes have
+        # None: by what the nodes have
+        self._kind = _KINDS.get(device_kind(device_names(devices)[0]))
         self._machine = {self._kind or "CPU": 1.0}  # the resources of one
         self._patience_seconds = _PATIENCE_SECONDS
         self._requested = 0
@@ -114,7 +127,9 @@ class RayCluster:
         elif self._starting and seconds > _PATIENCE_SECONDS:
             self._without_since = time.monotonic()  # for the next warning
             starting = counted(len(self._starting), "machine")
-            self._warn(f"{starting} starting for {seconds:.0f} s: another run may have all of them; this one waits")
+            self._warn(
+                f"{starting} starting for {seconds:.0f} s: another run may have all of them; this one waits"
+            )
         elif not self._starting and seconds > self._patience_seconds:
             raise EncoderError(
                 f"no machine of the cluster has been able to encode for {seconds:.0f} s; the "
@@ -149,8 +164,11 @@ class RayCluster:
             time.sleep(seconds)
             return []
         with self._asking():
-            ready, left = self._ray.wait([task.outcome for task in tasks], num_returns=1, timeout=seconds)
-            ready, _ = self._ray.wait(ready + left, num_returns=len(tasks), timeout=0)  # all that are done by now
+            ready, left = self._ray.wait(
+                [task.outcome for task in tasks], num_returns=1, timeout=seconds
+            )
+            # all that are done by now
+            ready, _ = self._ray.wait(ready + left, num_returns=len(tasks), timeout=0)
         done = set(ready)
         return [task for task in tasks if task.outcome in done]
 
@@ -229,7 +247,9 @@ class RayCluster:
 
         patience = _PATIENCE_SECONDS if able else _START_SECONDS
         if patience > self._patience_seconds:
-            self._warn(f"no node of the cluster has a {kind}; this run waits {patience:.0f} s for one that joins")
+            self._warn(
+                f"no node of the cluster has a {kind}; this run waits {patience:.0f} s for one that joins"
+            )
         self._patience_seconds = patience
         self._machine = {kind: max((resources[kind] for resources in able.values()), default=1)}
 
@@ -312,6 +332,8 @@ def _no_answer(reason: str) -> TransientError:
 
 def _in_a_line(error: Exception) -> str:
     """What Ray says in many lines: the first one, or the last one of another process' error."""
-    lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [
+        type(error).__name__
+    ]
     is_remote = "creation task" in lines[0] or "Traceback (most recent call last):" in lines
     return (lines[-1] if is_remote else lines[0]).removesuffix(".")

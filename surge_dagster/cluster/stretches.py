@@ -49,23 +49,29 @@ class Stretch:
 
 
 class Stretches:
-    """The partitions that no machine has, the largest last, or the one of which machines have the first rows.
+    """The partitions that no machine has, the largest last, or the one of which machines have the
+    first rows.
 
-    All ranges of a partition are handed out before another one is, since it is assembled after the last of them.
+    All ranges of a partition are handed out before another one is, since it is assembled after the
+    last of them.
 
     Args:
         divides: whether large partitions are divided.
         at_once: stretches that a machine has at the same time.
     """
 
-    def __init__(self, partitions: Iterable[Partition], *, divides: bool = True, at_once: int = 1) -> None:
+    def __init__(
+        self, partitions: Iterable[Partition], *, divides: bool = True, at_once: int = 1
+    ) -> None:
         self._partitions = {partition.key: partition for partition in partitions}
-        self._weights = {key: weight_of(partition) for key, partition in self._partitions.items()}  # not handed out yet
+        # not handed out yet
+        self._weights = {key: weight_of(partition) for key, partition in self._partitions.items()}
         self._left = sorted(self._weights, key=self._weights.__getitem__)
         self._left_weight = sum(self._weights.values())
         self._returned: list[Stretch] = []
         self._divides, self._at_once = divides, at_once
-        # The next row, and the row groups, of partitions whose first rows are handed out and whose last are not.
+        # The next row, and the row groups, of partitions whose first rows are handed out and whose
+        # last are not.
         self._in_part: dict[str, tuple[int, Sequence[int]]] = {}
         self._ranges_under_way = Counter[str]()
 
@@ -110,7 +116,11 @@ class Stretches:
     def _take_range(self, most: float) -> Stretch | None:
         """The next rows of the largest partition; None where it is done as a whole."""
         key = self._left[-1]
-        partition, weight, (start, groups) = self._partitions[key], self._weights[key], self._in_part.get(key, (0, ()))
+        partition, weight, (start, groups) = (
+            self._partitions[key],
+            self._weights[key],
+            self._in_part.get(key, (0, ())),
+        )
         is_long = weight >= _DIVIDED * most
         rows, can_divide = partition.rows or 0, self._divides and partition.read_range is not None
         count = max(1, round((rows - start) * most / weight))
@@ -130,7 +140,8 @@ class Stretches:
         return Stretch((key,), taken, ranges=(part,))
 
     def end_range(self, key: str) -> None:
-        """A range of a partition is staged; after the last one the partition is handed out as a whole."""
+        """A range of a partition is staged; after the last one the partition is handed out as a
+        whole."""
         self._ranges_under_way[key] -= 1
         if not self._ranges_under_way[key] and key not in self._in_part:
             self._returned.append(Stretch((key,), FILE_BYTES, is_again=True))

@@ -2,6 +2,7 @@
 
 import os
 
-# Read when pyarrow is imported. Mimalloc, Arrow's own choice, keeps what each thread has freed: over 100 MB in a run,
-# and more the longer it takes. Dagster's processes get the variable from `.env` and from deploy/.
+# Read when pyarrow is imported. Mimalloc, Arrow's own choice, keeps what each thread has freed:
+# over 100 MB in a run, and more the longer it takes. Dagster's processes get the variable from
+# `.env` and from deploy/.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")

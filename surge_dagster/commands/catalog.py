@@ -46,7 +46,13 @@ def catalog_synthetic(
 
     with progress_bar("texts") as report:
         summary = build_synthetic_catalog(
-            out, texts=texts, partitions=partitions, sigma=sigma, mean_bytes=mean_bytes, seed=seed, progress=report
+            out,
+            texts=texts,
+            partitions=partitions,
+            sigma=sigma,
+            mean_bytes=mean_bytes,
+            seed=seed,
+            progress=report,
         )
     _print_catalog(summary, out, as_json)
 

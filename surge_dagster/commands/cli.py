@@ -1,8 +1,9 @@
 """The command line: each command reads settings, makes one engine call and prints the result.
 
-Exit codes: 0 done, 1 something is wrong with the data or the run, 2 wrong usage (a setting, a path, a model). With
-`--json` the last line of standard output is one JSON document, that of an error has `error`; progress and messages go
-to standard error. The options that set a setting are made from `Settings`.
+Exit codes: 0 done, 1 something is wrong with the data or the run, 2 wrong usage (a setting, a path,
+a model). With `--json` the last line of standard output is one JSON document, that of an error has
+`error`; progress and messages go to standard error. The options that set a setting are made from
+`Settings`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from surge_dagster.commands.derive import derive
 from surge_dagster.commands.plan import cost_text, plan
 from surge_dagster.commands.serve import serve
 from surge_dagster.commands.settings import CATALOG, RUN, SPACE, start_pool, takes_settings
-from surge_dagster.commands.spaces import describes_space, existing_space, recorded_source, space_to_read
+from surge_dagster.commands.spaces import (
+    describes_space,
+    existing_space,
+    recorded_source,
+    space_to_read,
+)
 from surge_dagster.config.settings import Settings, require_text
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.output.current_space import named_space, read_current
@@ -63,8 +69,12 @@ app.command()(plan)
 app.command()(derive)
 app.command()(serve)
 
-SpaceName = Annotated[str | None, typer.Option("--space", help="Name of the space, derived ones too.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")]
+SpaceName = Annotated[
+    str | None, typer.Option("--space", help="Name of the space, derived ones too.")
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Load the model that the output names without asking.")
+]
 
 
 @app.command()
@@ -79,7 +89,9 @@ def embed(
     catalog, store = settings.open_source(), settings.open_store()
     with terminable():
         try:
-            ended = run_catalog(settings, catalog, store, settings.catalog_record(), force=force, quiet=quiet)
+            ended = run_catalog(
+                settings, catalog, store, settings.catalog_record(), force=force, quiet=quiet
+            )
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
@@ -92,7 +104,10 @@ def embed(
 def verify(
     settings: Settings,
     reencode: Annotated[
-        str, typer.Option(help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all")
+        str,
+        typer.Option(
+            help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all"
+        ),
     ] = "3",
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept partitions without a file; only count them.")
@@ -102,13 +117,16 @@ def verify(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Prove that every partition has a file with its rows, in order, each with its own vector. Changes nothing.
+    """Prove that every partition has a file with its rows, in order, each with its own vector.
+    Changes nothing.
 
     Reads the space that the settings describe; where they describe none, the current or only one.
     """
     rows = _rows_to_reencode(reencode)
     store = settings.open_store()
-    space, spec = space_to_read(settings, store, describes_space(settings), yes or rows == 0, space_name)
+    space, spec = space_to_read(
+        settings, store, describes_space(settings), yes or rows == 0, space_name
+    )
     catalog = recorded_source(settings, store, space)
     pool = start_pool(settings, spec) if rows != 0 and not space.derived else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
@@ -156,7 +174,10 @@ def verify(
 def switch(
     settings: Settings,
     space_name: Annotated[
-        str | None, typer.Option("--space", help="Name of the space. Default: the one that the settings describe.")
+        str | None,
+        typer.Option(
+            "--space", help="Name of the space. Default: the one that the settings describe."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -167,7 +188,9 @@ def switch(
     switched = switch_space(catalog, store, space)
     release(catalog)
     before = f"; before it, {switched.current.previous}" if switched.current.previous else ""
-    print(f"{space.name} {'is now' if switched.changed else 'was already'} the current space of {store.url}{before}")
+    print(
+        f"{space.name} {'is now' if switched.changed else 'was already'} the current space of {store.url}{before}"
+    )
     if as_json:
         print_json(asdict(switched))
 
@@ -181,7 +204,8 @@ def search(
     k: Annotated[int, typer.Option("-k", help="Number of results.", min=1)] = 5,
     space_name: SpaceName = None,
     removed: Annotated[
-        bool, typer.Option("--removed", help="Search partitions too that were removed from the source.")
+        bool,
+        typer.Option("--removed", help="Search partitions too that were removed from the source."),
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -202,7 +226,9 @@ def search(
     if not described and space_name is None and describes_space(settings):
         asked = find_space(store, settings.encoding_spec())
         if asked is None or asked.spec_sha256 != space.encoder_sha256:
-            complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
+            complain(
+                f"searching the current space {space.name}, which differs from the one that the settings describe"
+            )
     with start_pool(settings, spec, task="query") as pool:
         if pool.space.spec_sha256 != space.encoder_sha256:
             held = space.derived.parent if space.derived else space.name
@@ -212,19 +238,24 @@ def search(
             )
         hits = search_space(store, pool, [text], k, space, removed=removed)[0]
     for hit in hits:
-        print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}")
+        print(
+            f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}"
+        )
     if as_json:
         print_json({"query": text, "space": space.name, "hits": [asdict(hit) for hit in hits]})
 
 
 @app.command()
 def demo(
-    limit: Annotated[int | None, typer.Option(help="Texts of the demo catalog, about.", min=1)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Texts of the demo catalog, about.", min=1)
+    ] = None,
     catalog: Annotated[str | None, typer.Option(help="Folder of the demo catalog.")] = None,
     output: Annotated[str | None, typer.Option(help="Folder or bucket of the embeddings.")] = None,
 ) -> None:
     """Embed the docstrings of the installed Python packages through Dagster, and search them."""
-    from surge_dagster.demo import run_demo  # importing Dagster takes a second, and only this command needs it
+    # importing Dagster takes a second, and only this command needs it
+    from surge_dagster.demo import run_demo
 
     raise typer.Exit(run_demo(catalog=catalog, output=output, limit=limit))
 
@@ -233,9 +264,13 @@ def demo(
 def _global(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the encoder pool does.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what the encoder pool does.")
+    ] = False,
 ) -> None:
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr
+    )
     if version:
         print(f"surge-dagster {__version__}")
         raise typer.Exit
@@ -255,7 +290,8 @@ def main() -> None:
     except Terminated:  # before there was anything to publish
         sys.exit(TERMINATED_CODE)
     except SystemExit as end:
-        if end.code in (130, TERMINATED_CODE):  # a store that does not answer must not keep a stopped process alive
+        # a store that does not answer must not keep a stopped process alive
+        if end.code in (130, TERMINATED_CODE):
             sys.stdout.flush()
             os._exit(int(end.code))
         raise
@@ -272,11 +308,16 @@ def _rows_to_reencode(value: str) -> int | None:
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
 
 
-def _print_report(report: RunReport, removed: Sequence[str], store: Store, quiet: bool, as_json: bool) -> None:
+def _print_report(
+    report: RunReport, removed: Sequence[str], store: Store, quiet: bool, as_json: bool
+) -> None:
     seconds = report.predicted_wall_seconds
     predicted = f"; {seconds:.1f} s were predicted" if seconds is not None else ""
     costs = report.costs
-    not_encoded = {"kept their vectors": costs.rows_reused, "equal to another text": costs.texts_deduplicated}
+    not_encoded = {
+        "kept their vectors": costs.rows_reused,
+        "equal to another text": costs.texts_deduplicated,
+    }
     done = (
         f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
         f"({report.texts_per_second:,.0f} texts/s{predicted}) on {report.device} in {report.precision}, "
@@ -292,6 +333,8 @@ def _print_report(report: RunReport, removed: Sequence[str], store: Store, quiet
             f"{len(report.partitions_failed):,} failed{gone}; {done}\nfiles are in {store.location(report.space)}"
         )
         if report.cost is not None and report.price_per_hour is not None:
-            print(f"cost {cost_text(report.cost, report.price_per_hour, report.cost_per_million_texts)}")
+            print(
+                f"cost {cost_text(report.cost, report.price_per_hour, report.cost_per_million_texts)}"
+            )
     if as_json:
         print_json(report.as_dict() | {"partitions_removed": removed})

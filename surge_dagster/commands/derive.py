@@ -20,21 +20,29 @@ from surge_dagster.terminal import Json, Quiet, complain, print_json, progress_b
 def derive(
     settings: Settings,
     dtype: Annotated[DerivedDtype, typer.Option(help="Type of the derived vectors.")] = "float32",
-    dimension: Annotated[int | None, typer.Option(help="Leading dimensions to keep. Default: all.", min=1)] = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="Leading dimensions to keep. Default: all.", min=1)
+    ] = None,
     space_name: Annotated[
         str | None,
-        typer.Option("--space", help="Name of the space to derive from. Default: the settings' or the current one."),
+        typer.Option(
+            "--space",
+            help="Name of the space to derive from. Default: the settings' or the current one.",
+        ),
     ] = None,
     removed: Annotated[
-        Literal["report", "delete"], typer.Option(help="What to do with files whose partition was removed there.")
+        Literal["report", "delete"],
+        typer.Option(help="What to do with files whose partition was removed there."),
     ] = "report",
     recall: Annotated[
-        bool, typer.Option("--recall", help="Measure how many of the ten nearest rows are still found.")
+        bool,
+        typer.Option("--recall", help="Measure how many of the ten nearest rows are still found."),
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compute smaller vectors from the float32 files of a space, without its model: what is missing or stale."""
+    """Compute smaller vectors from the float32 files of a space, without its model: what is missing
+    or stale."""
     store = settings.open_store()
     parent, _ = space_to_read(settings, store, describes_space(settings), yes=True, name=space_name)
     if parent.derived and space_name is None:
@@ -49,7 +57,9 @@ def derive(
         if recall:
             run.measure_recall()
     for key in report.partitions_removed if removed == "report" else ():
-        complain(f"partition {key!r} was removed from {parent.name}; --removed delete deletes its file")
+        complain(
+            f"partition {key!r} was removed from {parent.name}; --removed delete deletes its file"
+        )
     if not quiet:
         print(f"{report.in_words()}\nfiles are in {store.location(report.space)}")
     if as_json:

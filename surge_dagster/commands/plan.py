@@ -1,4 +1,5 @@
-"""The command `plan`: what a run will take, in a few lines, before it is started; `--explain` has the rest."""
+"""The command `plan`: what a run will take, in a few lines, before it is started; `--explain` has
+the rest."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ _NOT_MEASURED = "not measured yet on this output, counted as free"
 _MORE = "--explain has the costs, SuperBatches, storage and memory that this follows from."
 _SHOWN_REASONS = 3
 _ALL_REFUSED = "Every partition that is left to encode is refused."
-_SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are counted when they are read."
+_SIZES_UNKNOWN = (
+    "There is nothing to predict: the rows of these partitions are counted when they are read."
+)
 
 
 @takes_settings(
@@ -40,13 +43,18 @@ _SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are 
 def plan(
     settings: Settings,
     calibrate_first: Annotated[
-        bool, typer.Option("--calibrate", help="Measure on some of the texts first; takes about half a minute.")
+        bool,
+        typer.Option(
+            "--calibrate", help="Measure on some of the texts first; takes about half a minute."
+        ),
     ] = False,
     deadline: Annotated[
-        str | None, typer.Option(help="Size the workers and machines for it: 90s, 30m, 2h.", metavar="TIME")
+        str | None,
+        typer.Option(help="Size the workers and machines for it: 90s, 30m, 2h.", metavar="TIME"),
     ] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(help="Bytes per second to the output. Default: as measured.", min=1)
+        float | None,
+        typer.Option(help="Bytes per second to the output. Default: as measured.", min=1),
     ] = None,
     texts_per_second: Annotated[
         float | None, typer.Option(help="Plan for another machine: speed of one worker.", min=0.001)
@@ -54,13 +62,20 @@ def plan(
     call_seconds: Annotated[
         float, typer.Option(help="c_ipc in seconds, with --texts-per-second.", min=0)
     ] = CALL_SECONDS,
-    workers: Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)] = 1,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what the prediction follows from.")] = False,
+    workers: Annotated[
+        int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)
+    ] = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what the prediction follows from.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict what a run takes, from the partitions that are not fresh, some of their texts and what was measured."""
+    """Predict what a run takes, from the partitions that are not fresh, some of their texts and
+    what was measured."""
     if calibrate_first and texts_per_second is not None:
-        raise ConfigError("--calibrate measures this machine, and --texts-per-second describes another: give one.")
+        raise ConfigError(
+            "--calibrate measures this machine, and --texts-per-second describes another: give one."
+        )
     seconds = None if deadline is None else _seconds(deadline)
     goals: dict[str, Any] = {
         "price_per_hour": settings.price_per_hour,
@@ -102,7 +117,11 @@ def plan(
         "of unknown size": planned.partitions_uncounted,
         "refused": len(planned.partitions_refused),
     }
-    lines = [f"{counted(number, 'partition')} {why}: not in this plan" for why, number in left_out.items() if number]
+    lines = [
+        f"{counted(number, 'partition')} {why}: not in this plan"
+        for why, number in left_out.items()
+        if number
+    ]
     lines += [failure.reason for failure in planned.partitions_refused[:_SHOWN_REASONS]]
     if planned.partitions:
         lines = [*_lines(planned, settings.price_per_hour), *lines]
@@ -113,7 +132,9 @@ def plan(
     print("\n".join(lines))
     if as_json:
         of_pool = (
-            {name: getattr(pool, name) for name in ("device", "hardware", "precision", "dimension")} if pool else {}
+            {name: getattr(pool, name) for name in ("device", "hardware", "precision", "dimension")}
+            if pool
+            else {}
         )
         print_json(planned.as_dict() | of_pool)
 
@@ -128,7 +149,9 @@ def _lines(planned: Plan, price_per_hour: float | None) -> list[str]:
         f"the first files after {_time(forecast.time_to_first_output_seconds)}",
     ]
     if planned.cost is not None and price_per_hour is not None:
-        lines.append(f"cost           {cost_text(planned.cost, price_per_hour, planned.cost_per_million_texts)}")
+        lines.append(
+            f"cost           {cost_text(planned.cost, price_per_hour, planned.cost_per_million_texts)}"
+        )
     lines += [
         f"work           {counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
         + (f", {about}{planned.texts_encoded:,} of them to encode" if planned.rows_reused else "")
@@ -141,7 +164,8 @@ def _lines(planned: Plan, price_per_hour: float | None) -> list[str]:
 
 
 def cost_text(cost: float, price_per_hour: float, of_million: float | None) -> str:
-    """Return what a run costs, at which price, and what a million of its texts cost if it encodes any."""
+    """Return what a run costs, at which price, and what a million of its texts cost if it encodes
+    any."""
     text = f"{_rounded(cost, 4)} at {price_per_hour:g} an hour"
     return text if of_million is None else f"{text}; {_rounded(of_million, 4)} per million texts"
 
@@ -151,24 +175,33 @@ def _evidence(planned: Plan) -> str:
     tokens = "tokens counted" if planned.tokens_counted else "tokens per byte as in earlier runs"
     compared = ", compared with the old files" if planned.rows_reused else ""
     sampled = f"{counted(planned.texts_sampled, 'text')} of {counted(planned.partitions_sampled, 'partition')}"
-    margin = "costs as given" if planned.forecast.margin_seconds is None else "± is that of the measured costs alone"
+    margin = (
+        "costs as given"
+        if planned.forecast.margin_seconds is None
+        else "± is that of the measured costs alone"
+    )
     storage = "" if planned.forecast.publish_seconds else f"; storage {_NOT_MEASURED}"
     return f"{sampled}: {tokens}{compared}; {margin}{storage}"
 
 
-def _explained(planned: Plan, costs: RunCosts, pool: EncoderPool | None, calibrated_on: str) -> list[str]:
+def _explained(
+    planned: Plan, costs: RunCosts, pool: EncoderPool | None, calibrated_on: str
+) -> list[str]:
     """What the plan follows from: costs, SuperBatches, storage, memory, and the paper's model."""
     bounds = planned.bounds
     mean = f"; texts of {planned.text_bytes / planned.texts:,.0f} bytes" if planned.texts else ""
     where = f"{pool.device} ({pool.hardware}), {pool.precision}, " if pool else ""
     call = _with_margin(planned.call_seconds, planned.call_margin)
     text = _with_margin(planned.text_seconds, planned.text_margin)
-    lengths = ", ".join(f"{_time(cost)} of {tokens}" for tokens, (cost, _) in planned.text_seconds_by_tokens.items())
+    lengths = ", ".join(
+        f"{_time(cost)} of {tokens}" for tokens, (cost, _) in planned.text_seconds_by_tokens.items()
+    )
     return [
         f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}, "
         f"the largest has {planned.largest_partition_texts:,}{mean}",
         f"{where}{counted(planned.workers, 'worker')}{calibrated_on}",
-        f"a call costs {call}, a text {text} of a worker" + (f"; by tokens: {lengths}" if pool else ""),
+        f"a call costs {call}, a text {text} of a worker"
+        + (f"; by tokens: {lengths}" if pool else ""),
         "",
         f"SuperBatches   {planned.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, the first of "
         f"{bounds.first_b_min or bounds.b_min:,}; the mean is {planned.fill_ratio:.2f} of b_min",
@@ -218,7 +251,9 @@ def _fleet(fleet: Fleet) -> str:
 
 
 def _with_margin(seconds: float, margin: float | None) -> str:
-    return f"{_rounded(1e3 * seconds, 3)} ms" + (f" ± {_rounded(1e3 * margin, 2)}" if margin is not None else "")
+    return f"{_rounded(1e3 * seconds, 3)} ms" + (
+        f" ± {_rounded(1e3 * margin, 2)}" if margin is not None else ""
+    )
 
 
 def _time(seconds: float) -> str:

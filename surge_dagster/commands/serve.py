@@ -20,36 +20,57 @@ def serve(
     settings: Settings,
     context: typer.Context,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; one that other machines reach needs --api-keys.")
+        str,
+        typer.Option(help="Address to listen on; one that other machines reach needs --api-keys."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is a free one.", min=0, max=65535)] = 8080,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 is a free one.", min=0, max=65535)
+    ] = 8080,
     uds: Annotated[
-        Path | None, typer.Option(help="Unix socket to listen on, in place of --host and --port.", metavar="PATH")
+        Path | None,
+        typer.Option(
+            help="Unix socket to listen on, in place of --host and --port.", metavar="PATH"
+        ),
     ] = None,
     api_keys: Annotated[
-        Path | None, typer.Option(help="File with the SHA-256 of an API key, in hex, in each line.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="File with the SHA-256 of an API key, in hex, in each line.", metavar="FILE"
+        ),
     ] = None,
     promise_ms: Annotated[
         float | None,
-        typer.Option(help="Milliseconds within which an accepted query is answered. Default: from the model's speed."),
+        typer.Option(
+            help="Milliseconds within which an accepted query is answered. Default: from the model's speed."
+        ),
     ] = None,
     bulk_share: Annotated[
-        float, typer.Option(help="Share of a CPU that documents keep while queries wait; of a GPU, half.")
+        float,
+        typer.Option(help="Share of a CPU that documents keep while queries wait; of a GPU, half."),
     ] = 0.1,
     batches: Annotated[
-        Path | None, typer.Option(help="Folder for files and batches; without one there are none.", metavar="FOLDER")
+        Path | None,
+        typer.Option(
+            help="Folder for files and batches; without one there are none.", metavar="FOLDER"
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Load models that only the output names without asking.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Load models that only the output names without asking.")
+    ] = False,
 ) -> None:
-    """Answer queries over HTTP within a promised time, in the output's current space, as OpenAI's API does.
+    """Answer queries over HTTP within a promised time, in the output's current space, as OpenAI's
+    API does.
 
-    Follows the output to another space when readers are switched to it. Ends on SIGTERM or Ctrl-C, when what was
-    accepted is answered.
+    Follows the output to another space when readers are switched to it. Ends on SIGTERM or Ctrl-C,
+    when what was accepted is answered.
     """
     needed = ("fastapi", "prometheus_client", "python_multipart")
     if missing := [package for package in needed if find_spec(package) is None]:
-        raise ConfigError(f"the service needs {', '.join(missing)}. Run: pip install 'surge-dagster[serve]'")
-    from surge_dagster.service.server import run_service  # a web server, and only this command needs it
+        raise ConfigError(
+            f"the service needs {', '.join(missing)}. Run: pip install 'surge-dagster[serve]'"
+        )
+    # a web server, and only this command needs it
+    from surge_dagster.service.server import run_service
     from surge_dagster.service.settings import ServiceSettings
     from surge_dagster.service.space_lanes import LaneSettings
     from surge_dagster.service.spaces import ServedSpaces
@@ -64,10 +85,15 @@ def serve(
         bulk_share=bulk_share,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
-    # Not of one in the settings file, which may be that of the next space before a run has begun it.
+    # Not of one in the settings file, which may be that of the next space before a run has begun
+    # it.
     named = settings.encoding_spec().resolve() if context.params["model"] is not None else None
     with terminable():
         try:
-            run_service(ServedSpaces(store, lanes, named), address, lambda text: messages.print(text, markup=False))
+            run_service(
+                ServedSpaces(store, lanes, named),
+                address,
+                lambda text: messages.print(text, markup=False),
+            )
         except KeyboardInterrupt:  # before it listened
             raise typer.Exit(130) from None

@@ -1,4 +1,5 @@
-"""The options of commands that set a setting, made from `Settings`, and the encoder pool that they describe."""
+"""The options of commands that set a setting, made from `Settings`, and the encoder pool that they
+describe."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from surge_dagster.terminal import messages
 # Settings that commands take, in the order in which their help lists them.
 CATALOG = tuple(CatalogSettings.model_fields)
 SPACE = (*(field.name for field in fields(EncodingSpec)), "precision")
-RUN = tuple(name for name in (*EncoderSettings.model_fields, *FileSettings.model_fields) if name not in SPACE)
+RUN = tuple(
+    name
+    for name in (*EncoderSettings.model_fields, *FileSettings.model_fields)
+    if name not in SPACE
+)
 _ARGUMENTS = ("source", "output")
 # The groups of options in the help of a command, beside those that are its own.
 _GROUPS = {
@@ -34,11 +39,13 @@ _GROUPS = {
 }
 
 
-def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_settings(
+    *names: str, leading: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option (or argument) for each of these settings.
 
-    The command's first parameter is the `Settings` that result; an option that is not given is left to the environment
-    and the file.
+    The command's first parameter is the `Settings` that result; an option that is not given is left
+    to the environment and the file.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -48,20 +55,28 @@ def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callabl
             if leading is not None:
                 before = given.pop(leading) or [None]
                 if len(before) > 1:
-                    raise ConfigError(f"too many arguments: {', '.join(map(repr, before))} were given as {leading}.")
+                    raise ConfigError(
+                        f"too many arguments: {', '.join(map(repr, before))} were given as {leading}."
+                    )
                 [chosen[leading]] = before
             command(load_settings(**chosen), **given)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
         annotations = {name: _option(name) for name in names}
-        if leading is not None:  # an argument of any number of values leaves one for each argument after it
-            several = Annotated[list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))]
+        # an argument of any number of values leaves one for each argument after it
+        if leading is not None:
+            several = Annotated[
+                list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))
+            ]
             annotations = {leading: several} | annotations
         options = [
-            inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in annotations.items()
+            inspect.Parameter(name, keyword, default=None, annotation=kind)
+            for name, kind in annotations.items()
         ]
-        signature = inspect.Signature([*options, *(parameter.replace(kind=keyword) for parameter in own)])
+        signature = inspect.Signature(
+            [*options, *(parameter.replace(kind=keyword) for parameter in own)]
+        )
         run.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return run
 
@@ -69,7 +84,8 @@ def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callabl
 
 
 def _option(name: str) -> Any:
-    """The annotation from which typer makes the option of a setting; `Settings` validates the value."""
+    """The annotation from which typer makes the option of a setting; `Settings` validates the
+    value."""
     field = Settings.model_fields[name]
     kinds = {field.annotation, *get_args(field.annotation)}
     kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
@@ -85,7 +101,9 @@ def _help(name: str) -> str:
     return f"{described[0].upper()}{described[1:]}.{default}"
 
 
-def start_pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
+def start_pool(
+    settings: Settings, spec: EncodingSpec | None = None, task: Task = "document"
+) -> EncoderPool:
     spec = spec or settings.encoding_spec()
     pool = settings.encoder_pool(spec, task)
     with messages.status(f"starting the encoder for {spec.model}"):

@@ -1,4 +1,5 @@
-"""The space and the source that a command reads: those that the settings describe, else those on record."""
+"""The space and the source that a command reads: those that the settings describe, else those on
+record."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def existing_space(settings: Settings, store: Store) -> Space:
     for space in known:
         if space.spec_sha256 == expected.spec_sha256:
             return space
-    before = find_space(store, expected.requested)  # made with other prompts of the same model in a folder
+    # made with other prompts of the same model in a folder
+    before = find_space(store, expected.requested)
     if before is not None and before.model_digest == expected.model_digest:
         return before
     held = ", ".join(space.name for space in known) or "none"
@@ -38,12 +40,15 @@ def existing_space(settings: Settings, store: Store) -> Space:
 
 
 def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
-    """Open the source as the last run of the space read it; says so where that run read another catalog."""
+    """Open the source as the last run of the space read it; says so where that run read another
+    catalog."""
     recorded = recorded_catalog(store, space)
     settings = settings.as_recorded(recorded)
     given = settings.catalog_record().for_output(store)
     if recorded is not None and not given.is_same(recorded):
-        complain(f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read")
+        complain(
+            f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read"
+        )
     return settings.open_source()
 
 
@@ -52,15 +57,23 @@ def describes_space(settings: Settings) -> bool:
 
 
 def space_to_read(
-    settings: Settings, store: Store, described: bool, yes: bool, name: str | None = None, *, queries: bool = False
+    settings: Settings,
+    store: Store,
+    described: bool,
+    yes: bool,
+    name: str | None = None,
+    *,
+    queries: bool = False,
 ) -> tuple[Space, EncodingSpec]:
-    """The space of this name, else the one that the settings describe, else the current one, else the only one.
+    """The space of this name, else the one that the settings describe, else the current one, else
+    the only one.
 
     Args:
         queries: whether the model encodes queries; documents of a derived space need no model.
 
     Returns:
-        The space, and the request that loads its model. Before a model that only the output names is loaded, the user
+        The space, and the request that loads its model. Before a model that only the output names
+            is loaded, the user
         is asked: somebody else may have written it.
     """
     spec = settings.encoding_spec()
@@ -75,7 +88,9 @@ def space_to_read(
         return space, space.loadable_from(spec)
     if space.derived and not queries:  # its vectors are computed without a model
         return space, space.loadable
-    if (trusted := space.loadable.trust_remote_code) != settings.trust_remote_code and trusted is not None:
+    if (
+        trusted := space.loadable.trust_remote_code
+    ) != settings.trust_remote_code and trusted is not None:
         raise ConfigError(
             f"the output {store.url!r} names code of the model {space.loadable.model!r}. If you trust that code, load "
             f"it with --trust-remote-code {trusted} and --model {space.loadable.model}."

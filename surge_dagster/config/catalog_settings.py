@@ -7,7 +7,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_settings import NoDecode
 
 from surge_dagster.engine.errors import ConfigError
@@ -27,7 +34,10 @@ _ColumnNames = Annotated[
     list[str],
     NoDecode,
     BeforeValidator(lambda value: column_names(value) if isinstance(value, str) else value),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, mode="validation"),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+        mode="validation",
+    ),
 ]
 
 
@@ -51,9 +61,13 @@ class CatalogSettings(BaseModel):
         "the rows, for which BigQuery reads and bills the columns)",
     )
     id: str = Field("id", description="column that identifies a row within its partition")
-    text: str = Field("text", description='column that is embedded, or a template such as "{title}. {description}"')
+    text: str = Field(
+        "text",
+        description='column that is embedded, or a template such as "{title}. {description}"',
+    )
     columns: _ColumnNames = Field(
-        [], description="further columns of the source that travel with the rows into the output, such as sku,price"
+        [],
+        description="further columns of the source that travel with the rows into the output, such as sku,price",
     )
     missing_text: MissingText = Field(
         "refuse_nulls",
@@ -61,12 +75,16 @@ class CatalogSettings(BaseModel):
         "empty text), or refuse_nulls, which embeds blank texts",
     )
     max_text_bytes: int = Field(
-        DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
+        DEFAULT_MAX_TEXT_BYTES,
+        ge=1,
+        description="bytes of a text; a longer one refuses its partition",
     )
     encoding: str = Field("utf-8", description="encoding of CSV files, such as cp1252 or utf-16")
 
     catalog_name: str | None = Field(
-        None, min_length=1, description="name of the catalog, which an output accepts at any place (unset: its place)"
+        None,
+        min_length=1,
+        description="name of the catalog, which an output accepts at any place (unset: its place)",
     )
 
     @field_validator("partition_by")
@@ -86,22 +104,30 @@ class CatalogSettings(BaseModel):
         return value
 
     def selection(self) -> Selection:
-        return selected(None, {name: getattr(self, name) for name in FileColumnSettings.__annotations__})
+        return selected(
+            None, {name: getattr(self, name) for name in FileColumnSettings.__annotations__}
+        )
 
     def record(self, place: str) -> CatalogRecord:
         """The catalog at a path or URL as a space records it."""
         local = "://" not in place or place.startswith("file:")
-        location = os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
+        location = (
+            os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
+        )
         if self.query:  # two queries of one project are two catalogs
             location += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
-        chosen = CatalogSettings.model_validate(self.model_dump(include=set(CatalogSettings.model_fields)))
+        chosen = CatalogSettings.model_validate(
+            self.model_dump(include=set(CatalogSettings.model_fields))
+        )
         settings = chosen.model_dump(mode="json", exclude_defaults=True, exclude={"catalog_name"})
         return CatalogRecord(location, self.catalog_name, settings=settings)
 
     def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
         if place.startswith(ASSET_SCHEME):
-            raise ConfigError(f"{place} is an asset, which Dagster alone can load: run `dagster dev` and its jobs.")
+            raise ConfigError(
+                f"{place} is an asset, which Dagster alone can load: run `dagster dev` and its jobs."
+            )
         return open_source(
             place,
             selection=self.selection(),
@@ -122,7 +148,9 @@ class CatalogSettings(BaseModel):
                 )
             return FrameTable(frames, self.partition_by, self.selection())
         if self.partition_by:
-            raise ConfigError("frames by partition key are partitions, which partition_by cannot divide. Leave it out.")
+            raise ConfigError(
+                "frames by partition key are partitions, which partition_by cannot divide. Leave it out."
+            )
         return FrameCatalog(frames, self.selection())
 
     def require_no_bigquery(self, place: str) -> None:

@@ -40,7 +40,8 @@ MAX_TRUNCATED_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """Severities of the checks, where not the default, and the share (0 to 1) of texts that may be truncated."""
+    """Severities of the checks, where not the default, and the share (0 to 1) of texts that may be
+    truncated."""
 
     severities: Mapping[AnyCheckName, Severity] = field(default_factory=dict)
     max_truncated_share: float = MAX_TRUNCATED_SHARE

@@ -15,7 +15,8 @@ from surge_dagster.engine.support.urls import is_bare
 
 
 class StorageSettings(BaseModel):
-    """Settings of an object store; see `StorageOptions`. Secrets are never shown, not even in errors about them."""
+    """Settings of an object store; see `StorageOptions`. Secrets are never shown, not even in
+    errors about them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -42,7 +43,8 @@ class StorageSettings(BaseModel):
 
 
 class GcpSettings(BaseModel):
-    """Settings of Google Cloud; see `GcpOptions`. The key is never shown, not even in errors about it."""
+    """Settings of Google Cloud; see `GcpOptions`. The key is never shown, not even in errors about
+    it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -73,4 +75,8 @@ class DerivedSettings(BaseModel):
     @property
     def title(self) -> str:
         """The space for people."""
-        return self.dtype if self.dimension is None else f"{self.dtype} with {self.dimension} dimensions"
+        return (
+            self.dtype
+            if self.dimension is None
+            else f"{self.dtype} with {self.dimension} dimensions"
+        )

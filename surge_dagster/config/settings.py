@@ -1,8 +1,10 @@
-"""Settings: from one YAML file, `SURGE_…` environment variables and arguments; later ones override earlier ones.
+"""Settings: from one YAML file, `SURGE_…` environment variables and arguments; later ones override
+earlier ones.
 
-The names are the same everywhere: `b_min: 5000` in `surge.yaml` is `SURGE_B_MIN=5000` in the environment and
-`--b-min 5000` on the command line. The file is `surge.yaml` in the working folder, or the one that `SURGE_CONFIG`
-names. Reading settings opens nothing and loads no model, so that definitions load before a catalog exists.
+The names are the same everywhere: `b_min: 5000` in `surge.yaml` is `SURGE_B_MIN=5000` in the
+environment and `--b-min 5000` on the command line. The file is `surge.yaml` in the working folder,
+or the one that `SURGE_CONFIG` names. Reading settings opens nothing and loads no model, so that
+definitions load before a catalog exists.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from surge_dagster.config.catalog_settings import ASSET_SCHEME, CatalogSettings
-from surge_dagster.config.check_policy import MAX_TRUNCATED_SHARE, RUN_CHECK, AnyCheckName, CheckPolicy, Severity
+from surge_dagster.config.check_policy import (
+    MAX_TRUNCATED_SHARE,
+    RUN_CHECK,
+    AnyCheckName,
+    CheckPolicy,
+    Severity,
+)
 from surge_dagster.config.nested_settings import DerivedSettings, GcpSettings, StorageSettings
 from surge_dagster.config.settings_input import (
     config_file,
@@ -76,13 +84,20 @@ def _none_if_empty(value: Any) -> Any:
 
 
 _Severity = Annotated[
-    Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
+    Severity,
+    BeforeValidator(_unquoted_off),
+    WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation"),
 ]
 
 
 # Dagster's own tags, and those of this project, are not an operator's to set, except for these.
 PRIORITY_TAG = "dagster/priority"
-_SETTABLE_TAGS = (PRIORITY_TAG, "dagster/max_retries", "dagster/max_runtime", "dagster/retry_strategy")
+_SETTABLE_TAGS = (
+    PRIORITY_TAG,
+    "dagster/max_retries",
+    "dagster/max_runtime",
+    "dagster/retry_strategy",
+)
 _OWNED_TAGS = ("dagster/", ".dagster/", "surge/")
 
 
@@ -97,51 +112,85 @@ _TagValue = Annotated[
 ]
 
 
-_OWNER = re.compile(r"[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}|team:.+", re.ASCII)  # as Dagster takes them
+# as Dagster takes them
+_OWNER = re.compile(r"[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}|team:.+", re.ASCII)
 
 
 class EncoderSettings(BaseModel):
-    """Settings of the vectors and the encoder pool; part of `Settings` and of the resource `EncoderResource`."""
+    """Settings of the vectors and the encoder pool; part of `Settings` and of the resource
+    `EncoderResource`."""
 
-    model: str = Field(DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name or local folder")
+    model: str = Field(
+        DEFAULT_MODEL,
+        min_length=1,
+        description="sentence-transformers model: hub name or local folder",
+    )
     trust_remote_code: str | None = Field(
         None,
         description="commit of the model's repository whose own code may run; for a local folder the digest of its "
         "code (unset: no code of a model runs)",
     )
     document_prompt: str | None = Field(
-        None, description="text put before each text of the catalog (unset: the model's own prompt for documents)"
+        None,
+        description="text put before each text of the catalog (unset: the model's own prompt for documents)",
     )
     query_prompt: str | None = Field(
-        None, description="text put before each query of a search (unset: the model's own prompt for queries)"
+        None,
+        description="text put before each query of a search (unset: the model's own prompt for queries)",
     )
-    max_length: int | None = Field(None, ge=1, description="tokens read of a text (unset: the model's own limit)")
-    normalize: bool | None = Field(None, description="scale vectors to length 1 (unset: as the model's modules say)")
-    dimension: int | None = Field(None, ge=1, description="leading dimensions that are kept (unset: all)")
+    max_length: int | None = Field(
+        None, ge=1, description="tokens read of a text (unset: the model's own limit)"
+    )
+    normalize: bool | None = Field(
+        None, description="scale vectors to length 1 (unset: as the model's modules say)"
+    )
+    dimension: int | None = Field(
+        None, ge=1, description="leading dimensions that are kept (unset: all)"
+    )
     dtype: Literal["float32", "float16"] = Field(
         "float32", description="type of the stored vectors: float32 or float16"
     )
-    devices: str = Field("auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1")
-    precision: Literal["auto", "fp32", "fp16", "bf16"] = Field("auto", description="arithmetic: auto, fp32, fp16, bf16")
+    devices: str = Field(
+        "auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1"
+    )
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = Field(
+        "auto", description="arithmetic: auto, fp32, fp16, bf16"
+    )
     cluster: str = Field(
-        "none", min_length=1, description="Ray cluster that encodes: none, auto for that of this machine, or ray://…"
+        "none",
+        min_length=1,
+        description="Ray cluster that encodes: none, auto for that of this machine, or ray://…",
     )
     b_min: int | None = Field(
-        None, ge=1, description="fewest texts of a SuperBatch (unset: the texts of about five seconds)"
+        None,
+        ge=1,
+        description="fewest texts of a SuperBatch (unset: the texts of about five seconds)",
     )
     first_b_min: int | None = Field(
-        None, ge=1, description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)"
+        None,
+        ge=1,
+        description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)",
     )
-    b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: twice b_min, at least 5000)")
+    b_max: int | None = Field(
+        None, ge=1, description="most texts of a SuperBatch (unset: twice b_min, at least 5000)"
+    )
     memory_limit_bytes: int | None = Field(
-        None, ge=1, description="bytes of data that a run may hold at any time (unset: half of the memory)"
+        None,
+        ge=1,
+        description="bytes of data that a run may hold at any time (unset: half of the memory)",
     )
-    grace_seconds: float = Field(8.0, ge=0, description="seconds in which a stopped run may publish what is encoded")
+    grace_seconds: float = Field(
+        8.0, ge=0, description="seconds in which a stopped run may publish what is encoded"
+    )
     hang_timeout_seconds: float = Field(
-        DEFAULT_HANG_TIMEOUT_SECONDS, gt=0, description="seconds without progress after which a worker is replaced"
+        DEFAULT_HANG_TIMEOUT_SECONDS,
+        gt=0,
+        description="seconds without progress after which a worker is replaced",
     )
     price_per_hour: float | None = Field(
-        None, ge=0, description="price of a machine per hour in any currency (unset: no run reports its cost)"
+        None,
+        ge=0,
+        description="price of a machine per hour in any currency (unset: no run reports its cost)",
     )
 
     @field_validator("trust_remote_code", mode="before")
@@ -156,18 +205,27 @@ class EncoderSettings(BaseModel):
     def _require_devices(cls, value: str) -> str:
         kinds = set(map(device_kind, device_names(value)))
         if len(kinds) != 1 or None in kinds:
-            raise ValueError('expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"')
+            raise ValueError(
+                'expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"'
+            )
         return value
 
     def encoding_spec(self) -> EncodingSpec:
-        return EncodingSpec(**{field.name: getattr(self, field.name) for field in fields(EncodingSpec)})
+        return EncodingSpec(
+            **{field.name: getattr(self, field.name) for field in fields(EncodingSpec)}
+        )
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
         """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
-        return Thresholds(self.b_min, self.b_max, max_text_bytes=max_text_bytes, first_b_min=self.first_b_min)
+        return Thresholds(
+            self.b_min, self.b_max, max_text_bytes=max_text_bytes, first_b_min=self.first_b_min
+        )
 
-    def encoder_pool(self, spec: EncodingSpec | Space | None = None, task: Task = "document") -> EncoderPool:
-        """A pool for this spec or another one, which starts when it is needed; close it, or use `with`."""
+    def encoder_pool(
+        self, spec: EncodingSpec | Space | None = None, task: Task = "document"
+    ) -> EncoderPool:
+        """A pool for this spec or another one, which starts when it is needed; close it, or use
+        `with`."""
         return EncoderPool(
             spec or self.encoding_spec(),
             task=task,
@@ -176,8 +234,11 @@ class EncoderSettings(BaseModel):
             hang_timeout_seconds=self.hang_timeout_seconds,
         )
 
-    def pool_of_run(self, spec: EncodingSpec | Space | None = None, task: Task = "document") -> EncoderPool:
-        """The pool of a run's own process; with a cluster on any device, as `devices` are those of its machines."""
+    def pool_of_run(
+        self, spec: EncodingSpec | Space | None = None, task: Task = "document"
+    ) -> EncoderPool:
+        """The pool of a run's own process; with a cluster on any device, as `devices` are those of
+        its machines."""
         if self.cluster == "none":
             return self.encoder_pool(spec, task)
         return EncoderPool(spec or self.encoding_spec(), task=task)
@@ -187,12 +248,18 @@ class FileSettings(BaseModel):
     """Settings of output files; part of `Settings` and of the resource `OutputStore`."""
 
     # The defaults stand outside of `Field`: type checkers see them so in a resource, too.
-    include_text: Annotated[bool, Field(description="whether output files contain the texts beside the vectors")] = True
+    include_text: Annotated[
+        bool, Field(description="whether output files contain the texts beside the vectors")
+    ] = True
     changes: Annotated[
-        bool, Field(description="whether runs record which rows change, even if no consumer has a name in the output")
+        bool,
+        Field(
+            description="whether runs record which rows change, even if no consumer has a name in the output"
+        ),
     ] = False
     keep_changes_days: Annotated[
-        float, Field(ge=0, description="days for which changes are kept for consumers that do not come")
+        float,
+        Field(ge=0, description="days for which changes are kept for consumers that do not come"),
     ] = DEFAULT_KEEP_DAYS
 
 
@@ -200,14 +267,20 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     """All settings of one catalog; `load_settings` reads them and explains what is wrong with them."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SURGE_", extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True
+        env_prefix="SURGE_",
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
     )
 
     source: str = Field(
         "data/catalog",
         description="catalog: a path or URL, or a pattern such as products/{category}.parquet",
     )
-    output: str = Field("data/embeddings", description="folder or bucket of the embedding files: a path or URL")
+    output: str = Field(
+        "data/embeddings", description="folder or bucket of the embedding files: a path or URL"
+    )
     storage_options: StorageSettings = Field(
         default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
         description="how a bucket is reached, where the cloud's own environment variables do not say it",
@@ -217,17 +290,25 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         description="project, location and gcp_credentials of Google Cloud, where its environment does not say them",
     )
 
-    lancedb: LanceDBSettings | None = Field(None, description="a table of LanceDB that follows the vectors")
-    pgvector: PgVectorSettings | None = Field(None, description="a table of Postgres that follows the vectors")
+    lancedb: LanceDBSettings | None = Field(
+        None, description="a table of LanceDB that follows the vectors"
+    )
+    pgvector: PgVectorSettings | None = Field(
+        None, description="a table of Postgres that follows the vectors"
+    )
     derived: list[DerivedSettings] = Field(
         [],
         description="smaller vectors that are assets of their own",
         examples=[[{"dtype": "int8"}, {"dtype": "binary", "dimension": 256}]],
     )
 
-    max_runs: int = Field(1, ge=1, description="most runs into which a sensor or schedule divides its work")
+    max_runs: int = Field(
+        1, ge=1, description="most runs into which a sensor or schedule divides its work"
+    )
     max_partitions_per_run: int | None = Field(
-        None, ge=1, description="most partitions of a run of a backfill (unset: a backfill is one run)"
+        None,
+        ge=1,
+        description="most partitions of a run of a backfill (unset: a backfill is one run)",
     )
     run_tags: dict[str, _TagValue] = Field(
         {},
@@ -238,7 +319,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         "report",
         description="what happens to partitions that were removed from the source: report or delete",
     )
-    refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
+    refresh_stale: bool = Field(
+        False, description="whether the sensor also requests partitions that changed"
+    )
     nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")
     check_cron: Annotated[
         str,
@@ -248,7 +331,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     timezone: str = Field("UTC", description="time zone of the schedules")
 
     checks: dict[AnyCheckName, _Severity] = Field(
-        {}, description="severity of asset checks, by name: error, warn or off", examples=[{"texts_match": "warn"}]
+        {},
+        description="severity of asset checks, by name: error, warn or off",
+        examples=[{"texts_match": "warn"}],
     )
     max_truncated_share: float = Field(
         MAX_TRUNCATED_SHARE,
@@ -256,7 +341,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         le=1,
         description="share of a partition's texts that may be truncated before few_texts_are_truncated fails",
     )
-    owners: list[str] = Field([], description="owners of the assets: e-mail addresses, or teams such as team:search")
+    owners: list[str] = Field(
+        [], description="owners of the assets: e-mail addresses, or teams such as team:search"
+    )
     alert_webhook: SecretStr | None = Field(
         None, description="http(s) URL that alerts of failed runs are posted to; a secret"
     )
@@ -272,11 +359,15 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
             )
         if what == "source" and value.startswith(ASSET_SCHEME):
             if not all(value.removeprefix(ASSET_SCHEME).split("/")):
-                raise ValueError("expected the key of an asset, as in asset://products or asset://shop/products")
+                raise ValueError(
+                    "expected the key of an asset, as in asset://products or asset://shop/products"
+                )
             return value
         if what == "source" and value.startswith(BIGQUERY_SCHEME):
             if value.count(".") == 1 or value == BIGQUERY_SCHEME:
-                raise ValueError("expected bigquery://project.dataset.table, or bigquery://project with a query")
+                raise ValueError(
+                    "expected bigquery://project.dataset.table, or bigquery://project with a query"
+                )
             return value
         if not is_object_store(value):
             try:
@@ -306,7 +397,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     @classmethod
     def _require_owners(cls, value: list[str]) -> list[str]:
         if wrong := [owner for owner in value if not _OWNER.fullmatch(owner)]:
-            raise ValueError(f"expected e-mail addresses, or teams such as team:search; not {wrong[0]!r}")
+            raise ValueError(
+                f"expected e-mail addresses, or teams such as team:search; not {wrong[0]!r}"
+            )
         return value
 
     @field_validator("run_tags")
@@ -318,19 +411,24 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
                     f"{name!r} is set by Dagster or by this project; of its tags expected {', '.join(_SETTABLE_TAGS)}"
                 )
         if not re.fullmatch(r"-?\d+", value.get(PRIORITY_TAG, "0"), re.ASCII):
-            raise ValueError(f"{PRIORITY_TAG!r} is {value[PRIORITY_TAG]!r}; expected a whole number")
+            raise ValueError(
+                f"{PRIORITY_TAG!r} is {value[PRIORITY_TAG]!r}; expected a whole number"
+            )
         return value
 
     @field_validator("checks")
     @classmethod
     def _keep_run_check(cls, value: dict[AnyCheckName, Severity]) -> dict[AnyCheckName, Severity]:
         if value.get(RUN_CHECK) == "off":
-            raise ValueError(f"{RUN_CHECK} ends every run and cannot be off; expected error or warn")
+            raise ValueError(
+                f"{RUN_CHECK} ends every run and cannot be off; expected error or warn"
+            )
         return value
 
     @model_validator(mode="after")
     def _require_agreement(self) -> Self:
-        """Refuse settings that contradict each other, and options that a `hash://` model does not have."""
+        """Refuse settings that contradict each other, and options that a `hash://` model does not
+        have."""
         if self.max_runs > 1 and self.cluster != "none":
             raise ValueError(
                 f"a run over a cluster has all machines, so max_runs is 1 with cluster, not {self.max_runs}"
@@ -351,7 +449,11 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments over environment over file; there is no other source."""
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config_file())
+        return (
+            init_settings,
+            env_settings,
+            YamlConfigSettingsSource(settings_cls, yaml_file=config_file()),
+        )
 
     def thresholds(self) -> Thresholds:
         """The bounds of a SuperBatch as far as they are set."""
@@ -374,12 +476,21 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     def as_recorded(self, catalog: CatalogRecord | None) -> Settings:
         """These settings, where those of the catalog that nobody gave are the recorded ones."""
         known = set(CatalogSettings.model_fields) - self.model_fields_set
-        recorded = {name: value for name, value in (catalog.settings if catalog else {}).items() if name in known}
+        recorded = {
+            name: value
+            for name, value in (catalog.settings if catalog else {}).items()
+            if name in known
+        }
         try:
             taken = CatalogSettings.model_validate(recorded).model_dump(include=set(recorded))
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, each['loc'])) or '?'}: {each['msg']}" for each in error.errors())
-            raise ConfigError(f"the settings of the catalog in {SPACE_FILE} cannot be used: {wrong}") from None
+            wrong = "; ".join(
+                f"{'.'.join(map(str, each['loc'])) or '?'}: {each['msg']}"
+                for each in error.errors()
+            )
+            raise ConfigError(
+                f"the settings of the catalog in {SPACE_FILE} cannot be used: {wrong}"
+            ) from None
         return self.model_copy(update=taken)
 
     def open_store(self) -> Store:
@@ -408,8 +519,18 @@ def load_settings(**arguments: Any) -> Settings:
     except ValidationError as error:
         # Without its cause, which quotes every value, secrets too.
         nested = {"storage_options": StorageSettings.model_fields, "gcp": GcpSettings.model_fields}
-        problems = [problem(detail, given, Settings.model_fields, nested) for detail in error.errors()]
+        problems = [
+            problem(detail, given, Settings.model_fields, nested) for detail in error.errors()
+        ]
         raise ConfigError("\n".join(problems)) from None
-    except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
+    except (
+        SettingsError,
+        YAMLError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:  # the last two: not a mapping
         where = config_file() or "the SURGE_… environment variables"
-        raise ConfigError(f"the settings in {where} cannot be read: {without_quotes(error)}") from None
+        raise ConfigError(
+            f"the settings in {where} cannot be read: {without_quotes(error)}"
+        ) from None

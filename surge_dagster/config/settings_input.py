@@ -1,4 +1,5 @@
-"""Where settings are read from, and how an error about one is said: by the place it came from, without secrets."""
+"""Where settings are read from, and how an error about one is said: by the place it came from,
+without secrets."""
 
 from __future__ import annotations
 
@@ -22,11 +23,14 @@ _NOT_SHOWN = ("alert_webhook", "gcp", "lancedb", "output", "pgvector", "source",
 
 
 def require_text(name: str, value: str) -> None:
-    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that are not UTF-8."""
+    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that
+    are not UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8.") from error
+        raise ConfigError(
+            f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8."
+        ) from error
 
 
 def warn_of_unknown_variables(fields: Iterable[str]) -> None:
@@ -48,7 +52,12 @@ def config_file() -> Path | None:
     return path if path.is_file() else None
 
 
-def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], nested: Mapping[str, Iterable[str]]) -> str:
+def problem(
+    detail: Any,
+    given: Mapping[str, Any],
+    fields: Iterable[str],
+    nested: Mapping[str, Iterable[str]],
+) -> str:
     """Return one validation error as a sentence that says which source it came from.
 
     Args:
@@ -85,5 +94,7 @@ def without_quotes(error: Exception) -> str:
     """What went wrong and where; YAML's messages also quote the line, which may hold a secret."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return f"{error.problem or 'it is not YAML'} (line {mark.line + 1}, column {mark.column + 1})"
+        return (
+            f"{error.problem or 'it is not YAML'} (line {mark.line + 1}, column {mark.column + 1})"
+        )
     return str(error)

@@ -1,4 +1,5 @@
-"""Comparison of a target with the files: rows of every partition, and vectors bit for bit, all or a sample."""
+"""Comparison of a target with the files: rows of every partition, and vectors bit for bit, all or a
+sample."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ class Comparison:
     """What a comparison found.
 
     Attributes:
-        rows_expected, rows_found: of the files and of the table, in the partitions that were judged.
+        rows_expected, rows_found: of the files and of the table, in the partitions that were
+            judged.
         not_judged: partitions that could not be handed over.
-        partitions_compared: whose vectors were compared, of a sample that is drawn anew each time; None: all of them.
+        partitions_compared: whose vectors were compared, of a sample that is drawn anew each time;
+            None: all of them.
         wrong: what is wrong, by partition.
         interrupted: which vectors could not be compared, and why; "" where all of them were.
     """
@@ -37,7 +40,8 @@ class Comparison:
 
 
 def compare(feed: Changes, target: Target, *, everything: bool = False) -> Comparison:
-    """Compare a target with the files of the partitions that it has; one that it has beyond the feed's is wrong.
+    """Compare a target with the files of the partitions that it has; one that it has beyond the
+    feed's is wrong.
 
     Where a vector of the sample is wrong, others are: then everything is compared.
     """
@@ -56,7 +60,8 @@ def compare(feed: Changes, target: Target, *, everything: bool = False) -> Compa
 
 
 def _differs(feed: Changes, target: Target, compared: Comparison, sample: Sample | None) -> bool:
-    """Whether a row is missing, or its vector is not that of its file; `compared` gets what was found."""
+    """Whether a row is missing, or its vector is not that of its file; `compared` gets what was
+    found."""
     differs, unread, partitions = False, list[str](), dict[str, None]()
     compared.vectors_compared = 0
     try:
@@ -68,7 +73,9 @@ def _differs(feed: Changes, target: Target, compared: Comparison, sample: Sample
                 unread.append(str(rows))
             else:
                 compared.vectors_compared += len(rows)
-                if (reason := _difference(rows, target.vectors(key, rows.column("id").to_pylist()))) is not None:
+                if (
+                    reason := _difference(rows, target.vectors(key, rows.column("id").to_pylist()))
+                ) is not None:
                     compared.wrong[key], differs = reason, True
     except TransientError as error:  # the store does not answer
         unread.append(str(error))

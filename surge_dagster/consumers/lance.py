@@ -1,10 +1,11 @@
 """A table of an embedded LanceDB that has the rows of the files.
 
-A first load is written as one stream in one commit, and gets an index on `partition`. Later, one `merge_insert` inserts
-and replaces rows in one commit, as long as they fit into `_MERGED_BYTES`: LanceDB holds what it merges in memory.
-Deletes are a commit of their own, after it, so that readers between the two never miss a row. LanceDB can do both in
-one commit, but holds the whole table in memory for that. At the end it compacts the table, extends its indexes, and
-drops versions older than seven days.
+A first load is written as one stream in one commit, and gets an index on `partition`. Later, one
+`merge_insert` inserts and replaces rows in one commit, as long as they fit into `_MERGED_BYTES`:
+LanceDB holds what it merges in memory. Deletes are a commit of their own, after it, so that readers
+between the two never miss a row. LanceDB can do both in one commit, but holds the whole table in
+memory for that. At the end it compacts the table, extends its indexes, and drops versions older
+than seven days.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit: they are named in its condition
 _KEY = ["partition", "id"]
 _INT64_MIN = -(2**63)
-_OWNER, _SPACE = b"surge.owner", b"surge.space"  # in the schema of each table that a hand-over has made
+# in the schema of each table that a hand-over has made
+_OWNER, _SPACE = b"surge.owner", b"surge.space"
 
 
 class LanceTable:
-    """A table of an embedded LanceDB, made where there is none; only a folder is locked against other hand-overs."""
+    """A table of an embedded LanceDB, made where there is none; only a folder is locked against
+    other hand-overs."""
 
     def __init__(self, uri: str, table: str = "embeddings") -> None:
         self._uri = uri
@@ -59,9 +62,12 @@ class LanceTable:
             feed = open_feed()
             made = {} if table is None else table.schema.metadata or {}
             if table is not None and made.get(_OWNER) != owner_of(feed).encode():
-                raise other_owner(self.place, made[_OWNER].decode() if _OWNER in made else None, feed)
+                raise other_owner(
+                    self.place, made[_OWNER].decode() if _OWNER in made else None, feed
+                )
             if made.get(_SPACE) != feed.space.name.encode():
-                feed = open_feed(since={})  # confirmations say nothing of a table that has other vectors, or is gone
+                # confirmations say nothing of a table that has other vectors, or is gone
+                feed = open_feed(since={})
             done = HandOver(feed)
             with self._errors():
                 if table is None or feed.is_new:
@@ -83,7 +89,9 @@ class LanceTable:
             if table is not None:
                 for batch in table.search().select(["partition"]).to_batches():
                     for counted in batch.column("partition").value_counts().to_pylist():
-                        counts[counted["values"]] = counts.get(counted["values"], 0) + counted["counts"]
+                        counts[counted["values"]] = (
+                            counts.get(counted["values"], 0) + counted["counts"]
+                        )
             return counts
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
@@ -91,23 +99,35 @@ class LanceTable:
             table = self._open()
             if table is None:
                 return {}
-            rows = table.search().where(_rows_of(partition, ids)).select(["id", "embedding"]).to_arrow()
+            rows = (
+                table.search()
+                .where(_rows_of(partition, ids))
+                .select(["id", "embedding"])
+                .to_arrow()
+            )
             return {
                 row: vector
                 for batch in rows.to_batches()
-                for row, vector in zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
+                for row, vector in zip(
+                    batch.column("id").to_pylist(), matrix_of(batch), strict=True
+                )
             }
 
     def _load(self, done: HandOver, table: Any | None) -> None:
         """Make the table anew from the whole feed, in one commit."""
         columns = done.feed.columns
         if columns is not None:
-            columns = columns.with_metadata({_OWNER: owner_of(done.feed), _SPACE: done.feed.space.name})
+            columns = columns.with_metadata(
+                {_OWNER: owner_of(done.feed), _SPACE: done.feed.space.name}
+            )
             steps = done.steps(lambda batch: self._conformed(batch, columns))
-            reader = pa.RecordBatchReader.from_batches(columns, (step.rows for step in steps if step.rows is not None))
+            reader = pa.RecordBatchReader.from_batches(
+                columns, (step.rows for step in steps if step.rows is not None)
+            )
             made = self._connect().create_table(self._name, data=reader, mode="overwrite")
             if made.count_rows():
-                made.create_scalar_index("partition")  # else each look at a partition reads the whole table
+                # else each look at a partition reads the whole table
+                made.create_scalar_index("partition")
             done.commits = 1
             return
         deque(done.steps(lambda batch: batch), maxlen=0)  # to learn which files cannot be read
@@ -116,12 +136,15 @@ class LanceTable:
             done.commits = 1
 
     def _merge(self, done: HandOver, table: Any) -> None:
-        if further := [each for each in done.feed.columns or () if each.name not in table.schema.names]:
+        if further := [
+            each for each in done.feed.columns or () if each.name not in table.schema.names
+        ]:
             table.add_columns(further)
         columns: pa.Schema = table.schema
         pending = _Pending(table)
         held: set[str] | None = None  # partitions of the table
-        stale_ids: set[object] | None = None  # of a partition that is given whole, as far as they did not come
+        # of a partition that is given whole, as far as they did not come
+        stale_ids: set[object] | None = None
         rows_given = 0
         for step in done.steps(lambda batch: self._conformed(batch, columns)):
             key = step.partition
@@ -142,11 +165,16 @@ class LanceTable:
         pending.flush()
 
     def _conformed(self, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-        """A batch with the columns of the table, in its order; a column that the batch does not have is null."""
-        require_columns(batch, {column.name: _kind(column) for column in columns}, _kind, self.place)
+        """A batch with the columns of the table, in its order; a column that the batch does not
+        have is null."""
+        require_columns(
+            batch, {column.name: _kind(column) for column in columns}, _kind, self.place
+        )
         given = batch.schema.names
         arrays = [
-            batch.column(each.name).cast(each.type) if each.name in given else pa.nulls(len(batch), each.type)
+            batch.column(each.name).cast(each.type)
+            if each.name in given
+            else pa.nulls(len(batch), each.type)
             for each in columns
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=columns)
@@ -163,7 +191,8 @@ class LanceTable:
         return lancedb.connect(self._uri)
 
     def _open(self) -> Any | None:
-        """The table as it is now; None where there is none, or only what a first load left that was killed."""
+        """The table as it is now; None where there is none, or only what a first load left that was
+        killed."""
         with contextlib.suppress(ValueError, FileNotFoundError):
             return self._connect().open_table(self._name)
         return None
@@ -174,7 +203,9 @@ class LanceTable:
         try:
             yield
         except (OSError, RuntimeError, ValueError) as error:
-            raise TransientError(f"{self.place} cannot be used: {first_line(error)}. Run again.") from error
+            raise TransientError(
+                f"{self.place} cannot be used: {first_line(error)}. Run again."
+            ) from error
 
     def _lock(self) -> contextlib.AbstractContextManager[Any]:
         path = self._uri.removeprefix("file://")
@@ -221,7 +252,11 @@ class _Pending:
     def _merge(self) -> None:
         if self._rows:
             reader = pa.RecordBatchReader.from_batches(self._rows[0].schema, self._rows)
-            merge = self._table.merge_insert(_KEY).when_matched_update_all().when_not_matched_insert_all()
+            merge = (
+                self._table.merge_insert(_KEY)
+                .when_matched_update_all()
+                .when_not_matched_insert_all()
+            )
             merge.execute(reader)
         self._rows, self._bytes = [], 0
 
@@ -239,7 +274,8 @@ def _rows_of(partition: str, ids: Sequence[object]) -> str:
 
 def _literal(value: object) -> str:
     if isinstance(value, int):
-        return str(value) if value > _INT64_MIN else f"({value + 1} - 1)"  # it would be parsed without its sign
+        # it would be parsed without its sign
+        return str(value) if value > _INT64_MIN else f"({value + 1} - 1)"
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     return "'" + str(value).replace("'", "''") + "'"

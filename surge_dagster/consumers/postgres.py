@@ -1,9 +1,9 @@
 """A table of Postgres with pgvector that has the rows of the files.
 
-A hand-over is one transaction: what changed is copied (COPY) into a temporary table and merged from there. The versions
-that the table has stand in a second table, `<table>_versions`, and are written by the same transaction, so that they
-are right whatever happens. A first load is copied into the table itself. The index is built after the transaction in
-which the table got its first rows.
+A hand-over is one transaction: what changed is copied (COPY) into a temporary table and merged from
+there. The versions that the table has stand in a second table, `<table>_versions`, and are written
+by the same transaction, so that they are right whatever happens. A first load is copied into the
+table itself. The index is built after the transaction in which the table got its first rows.
 """
 
 from __future__ import annotations
@@ -57,14 +57,23 @@ _ROWS_OF = "rows of "  # how the comment begins that says whose rows the table h
 _ZERO = "\0"  # not in any text of Postgres
 _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
 # Else a hand-over waits two hours for an answer that was lost with its link.
-_KEEPALIVES: dict[str, Any] = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_KEEPALIVES: dict[str, Any] = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
 
 
 class PgVectorTable:
     """A table of Postgres, with a schema before a dot in its name; made where there is none."""
 
     def __init__(
-        self, dsn: str, table: str = "embeddings", *, index: Index = "hnsw", distance: Distance = "cosine"
+        self,
+        dsn: str,
+        table: str = "embeddings",
+        *,
+        index: Index = "hnsw",
+        distance: Distance = "cosine",
     ) -> None:
         self._dsn = dsn
         self._name = table
@@ -90,7 +99,11 @@ class PgVectorTable:
         with self._connected() as connection:
             if not self._columns(connection):
                 return {}
-            return dict(connection.execute(self._sql("SELECT partition, count(*) FROM {table} GROUP BY 1")).fetchall())
+            return dict(
+                connection.execute(
+                    self._sql("SELECT partition, count(*) FROM {table} GROUP BY 1")
+                ).fetchall()
+            )
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         query = self._sql("SELECT id, embedding FROM {table} WHERE partition = %s AND id = ANY(%s)")
@@ -98,13 +111,17 @@ class PgVectorTable:
             rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
         return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
 
-    def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> tuple[HandOver, list[tuple[str, str, str]]]:
+    def _apply(
+        self, connection: Connection[Any], open_feed: OpenFeed
+    ) -> tuple[HandOver, list[tuple[str, str, str]]]:
         """Returns also the versions that the table has then."""
         from psycopg import sql
 
         run = connection.execute
         known, kinds = self._locked_versions(connection), self._columns(connection)
-        feed = open_feed(since={partition: version for _, partition, version in known} if kinds else {})
+        feed = open_feed(
+            since={partition: version for _, partition, version in known} if kinds else {}
+        )
         [comment] = run(_COMMENT, [self._quoted(connection, "{versions}")]).fetchone() or [""]
         if comment != (mine := f"{_ROWS_OF}{owner_of(feed)}"):
             if known and kinds and comment.startswith(_ROWS_OF):  # else it was lost
@@ -132,19 +149,27 @@ class PgVectorTable:
         return done, self._locked_versions(connection)
 
     def _locked_versions(self, connection: Connection[Any]) -> list[tuple[str, str, str]]:
-        """Space, partition and version, ascending; locked until the transaction ends: one hand-over at a time."""
+        """Space, partition and version, ascending; locked until the transaction ends: one hand-over
+        at a time."""
         connection.execute(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))
         query = self._sql("SELECT space, partition, version FROM {versions} ORDER BY partition")
         return connection.execute(query).fetchall()
 
     def _confirm(
-        self, connection: Connection[Any], feed: Changes, versions: list[tuple[str, str, str]], judge: Judge | None
+        self,
+        connection: Connection[Any],
+        feed: Changes,
+        versions: list[tuple[str, str, str]],
+        judge: Judge | None,
     ) -> None:
-        """Have the table judged, in a transaction of its own: it may take long, and what is stored stays."""
+        """Have the table judged, in a transaction of its own: it may take long, and what is stored
+        stays."""
         run = connection.execute
         run("SET LOCAL idle_in_transaction_session_timeout = 0")  # while files are read
         if self._locked_versions(connection) != versions:
-            raise TransientError(f"another hand-over has changed {self.place} meanwhile. Run again.")
+            raise TransientError(
+                f"another hand-over has changed {self.place} meanwhile. Run again."
+            )
         bound = PgVectorTable(self._dsn, self._name, index=self._index, distance=self._distance)
         bound._connection = connection
         wrong = [] if judge is None else judge(feed, bound)
@@ -163,7 +188,10 @@ class PgVectorTable:
                 if step.rows is not None:
                     write(step.rows, None)
         if done.failures:  # the table has a part of them
-            connection.execute(self._sql("DELETE FROM {table} WHERE partition = ANY(%s)"), [_storable(done.failures)])
+            connection.execute(
+                self._sql("DELETE FROM {table} WHERE partition = ANY(%s)"),
+                [_storable(done.failures)],
+            )
         key = "SELECT FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique"
         if connection.execute(key, [self._quoted(connection)]).fetchone() is None:
             connection.execute(self._sql("ALTER TABLE {table} ADD PRIMARY KEY (partition, id)"))
@@ -179,11 +207,18 @@ class PgVectorTable:
                     write(step.rows, "put")
                 elif step.deleted is not None:
                     ids = _storable(step.deleted.to_pylist())
-                    named = pa.table({"partition": [step.partition] * len(ids), "id": pa.array(ids, step.deleted.type)})
+                    named = pa.table(
+                        {
+                            "partition": [step.partition] * len(ids),
+                            "id": pa.array(ids, step.deleted.type),
+                        }
+                    )
                     write(named, "delete")
                 elif step.clears and _storable([step.partition]):
                     write(pa.table({"partition": [step.partition]}), "clear")
-        run(self._sql("DELETE FROM {staging} WHERE partition = ANY(%s)"), [_storable(done.failures)])
+        run(
+            self._sql("DELETE FROM {staging} WHERE partition = ANY(%s)"), [_storable(done.failures)]
+        )
         run(self._sql("ANALYZE {staging}"))
         is_put = "SELECT FROM {staging} p WHERE p.op = 'put' AND (p.partition, p.id) = (t.partition, t.id)"
         cleared = "s.op = 'clear' AND s.partition = t.partition AND NOT EXISTS (" + is_put + ")"
@@ -201,11 +236,17 @@ class PgVectorTable:
             )
         )
 
-    def _write_versions(self, connection: Connection[Any], before: Mapping[str, str], done: HandOver) -> None:
+    def _write_versions(
+        self, connection: Connection[Any], before: Mapping[str, str], done: HandOver
+    ) -> None:
         now, space = done.feed.versions, done.feed.space.name
-        changed = _storable(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        changed = _storable(
+            key for key in before.keys() | now.keys() if before.get(key) != now.get(key)
+        )
         connection.execute(self._sql("DELETE FROM {versions} WHERE partition = ANY(%s)"), [changed])
-        with connection.cursor().copy(self._sql("COPY {versions} (space, partition, version) FROM STDIN")) as copy:
+        with connection.cursor().copy(
+            self._sql("COPY {versions} (space, partition, version) FROM STDIN")
+        ) as copy:
             for key in changed:
                 if now.get(key):
                     copy.write_row((space, key, now[key]))
@@ -233,12 +274,19 @@ class PgVectorTable:
     ) -> Iterator[Callable[[pa.RecordBatch | pa.Table, str | None], None]]:
         """Gives a function that writes rows and, where it is not None, their operation."""
         names = list(kinds)
-        query = self._sql(f"COPY {place} ({{names}}) FROM STDIN WITH (FORMAT BINARY)", names=_joined(names))
+        query = self._sql(
+            f"COPY {place} ({{names}}) FROM STDIN WITH (FORMAT BINARY)", names=_joined(names)
+        )
         with connection.cursor().copy(query) as copy:
-            copy.set_types(["bytea" if kind == "vector" else kind for kind in kinds.values()])  # see `_binary`
+            # see `_binary`
+            copy.set_types(["bytea" if kind == "vector" else kind for kind in kinds.values()])
 
             def write(rows: pa.RecordBatch | pa.Table, operation: str | None) -> None:
-                columns = {name: rows.column(name).to_pylist() for name in rows.schema.names if name != "embedding"}
+                columns = {
+                    name: rows.column(name).to_pylist()
+                    for name in rows.schema.names
+                    if name != "embedding"
+                }
                 if isinstance(rows, pa.RecordBatch):
                     columns["embedding"] = _binary(matrix_of(rows))
                 if operation is not None:
@@ -252,12 +300,17 @@ class PgVectorTable:
     def _with_columns(
         self, connection: Connection[Any], kinds: Mapping[str, str], columns: Iterable[pa.Field]
     ) -> Mapping[str, str]:
-        """Make the table, or the columns that came to be carried since; gives the type of each column."""
+        """Make the table, or the columns that came to be carried since; gives the type of each
+        column."""
         if not kinds:
             connection.execute(self._sql("CREATE TABLE {table} ()"))
         for column in columns:
             if column.name not in kinds and (not kinds or column.name not in _REQUIRED):
-                connection.execute(self._sql("ALTER TABLE {table} ADD COLUMN {column}", column=self._defined(column)))
+                connection.execute(
+                    self._sql(
+                        "ALTER TABLE {table} ADD COLUMN {column}", column=self._defined(column)
+                    )
+                )
         return self._columns(connection)
 
     def _defined(self, column: pa.Field) -> Composed:
@@ -285,9 +338,13 @@ class PgVectorTable:
 
     def _require_usable(self, space: Space, kinds: Mapping[str, str]) -> None:
         if missing := [name for name in _REQUIRED if name not in kinds]:
-            raise ConfigError(f"{self.place} has no column {missing[0]!r}. Name another table, which will be made.")
+            raise ConfigError(
+                f"{self.place} has no column {missing[0]!r}. Name another table, which will be made."
+            )
         if space.dtype != "float32":
-            raise ConfigError(f"pgvector takes vectors of float32; those of the space {space.name} are {space.dtype}.")
+            raise ConfigError(
+                f"pgvector takes vectors of float32; those of the space {space.name} are {space.dtype}."
+            )
         if self._index == "hnsw" and space.dimension > _HNSW_DIMENSION:
             raise ConfigError(
                 f"an hnsw index takes at most {_HNSW_DIMENSION:,} dimensions; the space {space.name} has "
@@ -331,16 +388,23 @@ class PgVectorTable:
                 connection.execute(self._sql("CREATE TABLE IF NOT EXISTS {versions} " + columns))
                 yield connection
         except psycopg.OperationalError as error:
-            raise TransientError(f"{self.place} does not answer: {first_line(error)}. Run again.") from error
+            raise TransientError(
+                f"{self.place} does not answer: {first_line(error)}. Run again."
+            ) from error
         except psycopg.Error as error:
             raise ConfigError(f"{self.place} cannot be used: {first_line(error)}.") from error
 
     def _require_names(self, psycopg: Any) -> None:
-        """Refuse a table or a dsn that cannot be; libpq's own message quotes the dsn, which may hold a password."""
+        """Refuse a table or a dsn that cannot be; libpq's own message quotes the dsn, which may
+        hold a password."""
         if len(self._name.split(".")[-1].encode()) > _NAME_BYTES:
-            raise ConfigError(f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one.")
+            raise ConfigError(
+                f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one."
+            )
         if "://" in self._dsn and self._dsn.partition("?")[0].count("@") > 1:
-            raise ConfigError("a name or password in the dsn of pgvector has an @. Write %40 for it.")
+            raise ConfigError(
+                "a name or password in the dsn of pgvector has an @. Write %40 for it."
+            )
         try:
             psycopg.conninfo.conninfo_to_dict(self._dsn)
         except psycopg.ProgrammingError:
@@ -371,9 +435,12 @@ def _joined(names: Sequence[str] | Mapping[str, str], of: str | None = None) -> 
 
 
 def _binary(matrix: np.ndarray) -> list[bytes]:
-    """Vectors as bytes that pgvector receives; its own package makes them one at a time, which takes twice as long."""
+    """Vectors as bytes that pgvector receives; its own package makes them one at a time, which
+    takes twice as long."""
     rows, dimension = matrix.shape
-    sent = np.zeros(rows, [("dimension", ">i2"), ("unused", ">i2"), ("values", ">f4", (dimension,))])
+    sent = np.zeros(
+        rows, [("dimension", ">i2"), ("unused", ">i2"), ("values", ">f4", (dimension,))]
+    )
     sent["dimension"], sent["values"] = dimension, matrix
     size, content = sent.itemsize, sent.tobytes()
     return [content[start : start + size] for start in range(0, len(content), size)]

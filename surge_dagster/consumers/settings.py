@@ -25,14 +25,22 @@ Secret = Annotated[SecretStr, BeforeValidator(_resolved)]
 class _Target(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    table: str = Field("embeddings", min_length=1, description="name of the table, which the first hand-over makes")
+    table: str = Field(
+        "embeddings", min_length=1, description="name of the table, which the first hand-over makes"
+    )
 
 
 class LanceDBSettings(_Target):
     """A table of an embedded LanceDB."""
 
-    table: str = Field("embeddings", pattern=r"^[A-Za-z0-9_.-]+$", description="as LanceDB takes it: name of the table")
-    uri: str = Field(min_length=1, description="folder of the database, or a URL that LanceDB takes")
+    table: str = Field(
+        "embeddings",
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        description="as LanceDB takes it: name of the table",
+    )
+    uri: str = Field(
+        min_length=1, description="folder of the database, or a URL that LanceDB takes"
+    )
 
     def target(self) -> LanceTable:
         return LanceTable(self.uri, self.table)
@@ -46,7 +54,9 @@ class PgVectorSettings(_Target):
     distance: Distance = Field("cosine", description="that the index is for: cosine, l2 or ip")
 
     def target(self) -> PgVectorTable:
-        return PgVectorTable(self.dsn.get_secret_value(), self.table, index=self.index, distance=self.distance)
+        return PgVectorTable(
+            self.dsn.get_secret_value(), self.table, index=self.index, distance=self.distance
+        )
 
 
 TargetSettings = LanceDBSettings | PgVectorSettings

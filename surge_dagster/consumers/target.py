@@ -1,7 +1,7 @@
 """What every target of the change feed does, and helpers that they share.
 
-A target applies what changed since its last time and confirms it. It keeps the rows of the files in one table with the
-columns partition, id, the other columns of the files, and embedding.
+A target applies what changed since its last time and confirms it. It keeps the rows of the files in
+one table with the columns partition, id, the other columns of the files, and embedding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class HandOver:
 
     Attributes:
         rows_sent: to the target, to be inserted or replaced.
-        rows_deleted: ids that were sent to be deleted; rows of partitions that were cleared are not counted.
+        rows_deleted: ids that were sent to be deleted; rows of partitions that were cleared are not
+            counted.
         failures: of partitions that could not be, by key; the next hand-over tries again.
     """
 
@@ -47,7 +48,8 @@ class HandOver:
     failures: dict[str, SurgeError] = field(default_factory=dict)
 
     def steps(self, conform: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Iterator[Step]:
-        """What is to be done, in order. A partition that fails ends there, is noted, and does not stop the others."""
+        """What is to be done, in order. A partition that fails ends there, is noted, and does not
+        stop the others."""
         for partition in self.feed:
             key = partition.partition
             try:
@@ -72,7 +74,8 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do in one partition: clear it, delete ids, insert or replace rows; or none of these at its end."""
+    """One thing to do in one partition: clear it, delete ids, insert or replace rows; or none of
+    these at its end."""
 
     partition: str
     clears: bool = False
@@ -100,11 +103,12 @@ class Target(Protocol):
         """Bring the table up to date, have it judged, and confirm what it has, all under one lock.
 
         Args:
-            judge: gives the partitions that are wrong in the table, which the next hand-over loads whole; called once
-                the changes are stored, with a target to ask.
+            judge: gives the partitions that are wrong in the table, which the next hand-over loads
+                whole; called once the changes are stored, with a target to ask.
 
         Raises:
-            ConfigError: the table has the rows of another consumer or output, or of another program.
+            ConfigError: the table has the rows of another consumer or output, or of another
+                program.
             TransientError: the database does not answer.
         """
         ...
@@ -124,17 +128,23 @@ def owner_of(feed: Changes) -> str:
 
 
 def other_owner(place: str, owner: str | None, feed: Changes) -> ConfigError:
-    """The error for a table that is not this feed's; its owner is None where no hand-over has made it."""
+    """The error for a table that is not this feed's; its owner is None where no hand-over has made
+    it."""
     if owner is None:
-        return ConfigError(f"{place} has rows that no hand-over put there. Name another table, or drop this one.")
+        return ConfigError(
+            f"{place} has rows that no hand-over put there. Name another table, or drop this one."
+        )
     return ConfigError(
         f"{place} has the rows of {owner}, and would lose them to {owner_of(feed)}. Name another table; or drop this "
         "one, if the output has moved, and it is loaded again."
     )
 
 
-def require_columns(batch: pa.RecordBatch, known: Mapping[str, str], kind: KindOf, place: str) -> None:
-    """Refuse, with its partition, a batch with a column that the table lacks or knows with another type."""
+def require_columns(
+    batch: pa.RecordBatch, known: Mapping[str, str], kind: KindOf, place: str
+) -> None:
+    """Refuse, with its partition, a batch with a column that the table lacks or knows with another
+    type."""
     for column in batch.schema:
         expected, held = kind(column), known.get(column.name)
         if column.name != "op" and (held is None or held != expected):

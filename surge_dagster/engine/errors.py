@@ -12,9 +12,11 @@ from typing import Any
 
 
 class SurgeError(Exception):
-    """Base of every error that this project raises on purpose; its text is written for the operator."""
+    """Base of every error that this project raises on purpose; its text is written for the
+    operator."""
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a process pool pickles it, whatever arguments it was made with
+    # a process pool pickles it, whatever arguments it was made with
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self), *self.args), vars(self)
 
 
@@ -23,7 +25,8 @@ class ConfigError(SurgeError):
 
 
 class DataError(SurgeError):
-    """One partition's data is wrong: the partition is refused, is never published, and is not retried.
+    """One partition's data is wrong: the partition is refused, is never published, and is not
+    retried.
 
     Args:
         key: the partition.
@@ -36,7 +39,9 @@ class DataError(SurgeError):
         finding: the error's text without its remedy.
     """
 
-    def __init__(self, key: str, reason: str, remedy: str, row: int | None = None, place: str | None = None) -> None:
+    def __init__(
+        self, key: str, reason: str, remedy: str, row: int | None = None, place: str | None = None
+    ) -> None:
         self.key = key
         self.reason = reason
         self.remedy = remedy
@@ -52,7 +57,8 @@ class PlaceTaken(DataError):
 
 
 class TransientError(SurgeError):
-    """A condition outside the data, such as a source that changed while it was read; a retry can help.
+    """A condition outside the data, such as a source that changed while it was read; a retry can
+    help.
 
     Args:
         key: the partition that failed, or None where the whole run did.
@@ -68,7 +74,8 @@ class WriteRefused(TransientError):
 
 
 class StoreUnavailable(TransientError):
-    """The output's store does not answer or takes no files: the run ends, published files stay, a later run goes on."""
+    """The output's store does not answer or takes no files: the run ends, published files stay, a
+    later run goes on."""
 
 
 class EncoderError(SurgeError):

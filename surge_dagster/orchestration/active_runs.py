@@ -26,7 +26,8 @@ _RUNS_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The partition keys that active runs may touch, None for all, and those runs, first those that hold all."""
+    """The partition keys that active runs may touch, None for all, and those runs, first those that
+    hold all."""
 
     keys: set[str] | None
     run_ids: tuple[str, ...] = ()
@@ -39,7 +40,9 @@ class Held:
         return f"active runs ({named(self.run_ids, _RUNS_NAMED)}; terminate one that makes no progress)"
 
 
-def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
+def active_runs(
+    instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]
+) -> Iterator[dg.DagsterRun]:
     """Yield those of the concerned runs that wait or are executed, the newest first."""
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if concerned(run):
@@ -55,16 +58,23 @@ def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun
 
 
 def held_by_active_runs(
-    names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False, besides: str | None = None
+    names: CatalogNames,
+    instance: dg.DagsterInstance,
+    *,
+    entirely: bool = False,
+    besides: str | None = None,
 ) -> Held:
-    """The partitions that active runs may touch, `besides` one; `entirely` leaves out runs that select a state."""
+    """The partitions that active runs may touch, `besides` one; `entirely` leaves out runs that
+    select a state."""
     op_names = (names.embeddings_op, names.refresh_op)
     runs = [
         run
         for run in active_runs(instance, partial(embeds, names, instance))
         if run.run_id != besides and not (entirely and _selects_a_state(run, op_names))
     ]
-    registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
+    registered = (
+        dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
+    )
     held: set[str] = set()
     holders_of_all, holders = list[str](), list[str]()
     for run in runs:
@@ -74,8 +84,11 @@ def held_by_active_runs(
     return Held(None if holders_of_all else held, (*holders_of_all, *holders))
 
 
-def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
-    """The partition keys that a run which embeds may touch; None for all. `registered` is in Dagster's order."""
+def held_keys(
+    run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]
+) -> set[str] | None:
+    """The partition keys that a run which embeds may touch; None for all. `registered` is in
+    Dagster's order."""
     for config in _configs(run, op_names):
         if config.get("keys") is not None:
             return set(config["keys"])
@@ -90,7 +103,10 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
 
 
 def _selects_a_state(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
-    return any((config.get("select") or Select.all.name) != Select.all.name for config in _configs(run, op_names))
+    return any(
+        (config.get("select") or Select.all.name) != Select.all.name
+        for config in _configs(run, op_names)
+    )
 
 
 def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -101,8 +117,9 @@ def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[st
 
 def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey] | None:
     """The assets that a run executes; None where its plan cannot be read."""
-    # Dagster records the assets that were selected for a run. A user's own job, `define_asset_job(selection=[…])`,
-    # selects them beforehand: a run that a schedule, a sensor or a backfill of the job launches has its plan alone.
+    # Dagster records the assets that were selected for a run. A user's own job,
+    # `define_asset_job(selection=[…])`, selects them beforehand: a run that a schedule, a sensor or
+    # a backfill of the job launches has its plan alone.
     plan_id = run.execution_plan_snapshot_id
     if run.asset_selection is not None or plan_id is None:
         return run.asset_selection or frozenset()

@@ -1,12 +1,13 @@
 """The events of the catalog's assets, with the tags from which Dagster derives what is up to date.
 
-Dagster decides that a partition is up to date from four tags of its last materialization: its own data and code
-version, and which version and which event of each upstream asset it was made from. A partition that was just encoded
-and a valid file that is adopted get the same tags.
+Dagster decides that a partition is up to date from four tags of its last materialization: its own
+data and code version, and which version and which event of each upstream asset it was made from. A
+partition that was just encoded and a valid file that is adopted get the same tags.
 
-Dagster takes the status and the metadata of a source partition from its last materialization. What makes an embedding
-stale is another thing: among the events of an external asset with partitions, Dagster looks at observations alone. So
-each source version is materialized, and one that replaces another is observed first.
+Dagster takes the status and the metadata of a source partition from its last materialization. What
+makes an embedding stale is another thing: among the events of an external asset with partitions,
+Dagster looks at observations alone. So each source version is materialized, and one that replaces
+another is observed first.
 """
 
 from __future__ import annotations
@@ -30,11 +31,20 @@ DATA_VERSION_TAG = "dagster/data_version"
 CODE_VERSION = "1"
 
 _USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
-# Dagster's data version of an external asset whose events name none. `superbatches` names none, so that no SuperBatch,
-# of whichever space, makes embeddings stale.
+# Dagster's data version of an external asset whose events name none. `superbatches` names none, so
+# that no SuperBatch, of whichever space, makes embeddings stale.
 _SUPERBATCHES_VERSION = "INITIAL"
 _SUPERBATCH_METRICS = (
-    *("partitions", "texts", "text_bytes", "tokens", "padding_ratio", "truncated", "replays", "fill_ratio"),
+    *(
+        "partitions",
+        "texts",
+        "text_bytes",
+        "tokens",
+        "padding_ratio",
+        "truncated",
+        "replays",
+        "fill_ratio",
+    ),
     *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds"),
     *("read_seconds", "serialize_seconds", "upload_seconds"),
     *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio"),
@@ -51,24 +61,41 @@ _WHERE_MEASURED = ("texts_per_second", "pace_ratio", "gpu_utilisation", "gpu_mem
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
-def source_version(names: CatalogNames, partition: Partition, *, changed: bool) -> Iterator[SourceEvent]:
-    """The events that say which source version a partition has now; `changed`: another one is on record."""
-    metadata: dict[str, Any] = {"key": partition.key, "source_version": partition.source_version, "removed": False}
+def source_version(
+    names: CatalogNames, partition: Partition, *, changed: bool
+) -> Iterator[SourceEvent]:
+    """The events that say which source version a partition has now; `changed`: another one is on
+    record."""
+    metadata: dict[str, Any] = {
+        "key": partition.key,
+        "source_version": partition.source_version,
+        "removed": False,
+    }
     if partition.rows is not None:
         metadata["dagster/partition_row_count"] = partition.rows
     return _of_source(names, to_partition_key(partition.key), metadata, changed=changed)
 
 
-def removed_partition(names: CatalogNames, partition_key: str, version: str, text: str) -> Iterator[SourceEvent]:
-    """The events that say that a partition was removed; `version` takes the place of its source version."""
-    metadata = {"key": from_partition_key(partition_key), "source_version": version, "removed": True, "removal": text}
+def removed_partition(
+    names: CatalogNames, partition_key: str, version: str, text: str
+) -> Iterator[SourceEvent]:
+    """The events that say that a partition was removed; `version` takes the place of its source
+    version."""
+    metadata = {
+        "key": from_partition_key(partition_key),
+        "source_version": version,
+        "removed": True,
+        "removal": text,
+    }
     return _of_source(names, partition_key, metadata, changed=True)
 
 
 def _of_source(
     names: CatalogNames, partition_key: str, metadata: Mapping[str, Any], *, changed: bool
 ) -> Iterator[SourceEvent]:
-    for kind in (dg.AssetObservation, dg.AssetMaterialization) if changed else (dg.AssetMaterialization,):
+    for kind in (
+        (dg.AssetObservation, dg.AssetMaterialization) if changed else (dg.AssetMaterialization,)
+    ):
         yield kind(
             names.source_partitions,
             partition=partition_key,
@@ -89,10 +116,17 @@ def embedding(
 ) -> dg.AssetMaterialization:
     """The event of one embedded partition.
 
-    Its file was there already if it is `reused`, reported again for a backfill, or `adopted`, which was not on record.
+    Its file was there already if it is `reused`, reported again for a backfill, or `adopted`, which
+    was not on record.
     """
-    metadata = _of_file(receipt) | {name: getattr(receipt, name) for name in _OF_RECEIPT} | {"space_title": space_title}
-    metadata |= {name: value for name in _WHERE_KNOWN if (value := getattr(receipt, name)) not in (None, "")}
+    metadata = (
+        _of_file(receipt)
+        | {name: getattr(receipt, name) for name in _OF_RECEIPT}
+        | {"space_title": space_title}
+    )
+    metadata |= {
+        name: value for name in _WHERE_KNOWN if (value := getattr(receipt, name)) not in (None, "")
+    }
     if receipt.texts_per_second is not None:
         metadata["texts_per_second"] = float(round(receipt.texts_per_second, 1))
     if adopted:
@@ -114,9 +148,14 @@ def embedding(
 
 
 def derived_embedding(
-    names: CatalogNames, asset: dg.AssetKey, receipt: Receipt, parent_version: str, parent_event_id: int | None
+    names: CatalogNames,
+    asset: dg.AssetKey,
+    receipt: Receipt,
+    parent_version: str,
+    parent_event_id: int | None,
 ) -> dg.AssetMaterialization:
-    """The event of one partition of a derived space, with the materialization that it was computed from."""
+    """The event of one partition of a derived space, with the materialization that it was computed
+    from."""
     return dg.AssetMaterialization(
         asset,
         partition=to_partition_key(receipt.key),
@@ -141,16 +180,26 @@ def _of_file(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> dg.AssetMaterialization:
+def superbatch(
+    names: CatalogNames, report: SuperBatchReport, space: Space
+) -> dg.AssetMaterialization:
     measured = report.as_dict()
     metrics = {name: measured[name] for name in _SUPERBATCH_METRICS}
     metrics |= {name: value for name in _WHERE_MEASURED if (value := measured[name]) is not None}
-    metadata = {name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()}
+    metadata = {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in metrics.items()
+    }
     content = f"{counted(report.texts, 'text')} of {counted(report.partitions, 'partition')}"
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"SuperBatch {report.index}: {content}",
-        metadata={"superbatch": report.index, **metadata, "space_title": space.title, "space": space.name},
+        metadata={
+            "superbatch": report.index,
+            **metadata,
+            "space_title": space.title,
+            "space": space.name,
+        },
     )
 
 
@@ -159,14 +208,25 @@ def whole_run(
 ) -> dg.AssetMaterialization:
     """The event that follows those of a run's SuperBatches, with charts.
 
-    Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
-    stand among those of SuperBatches. The metrics of earlier runs are in `before`, their check's results, newest first.
+    Its metrics have other names than theirs: Dagster plots every number over all events of an
+    asset, and a run's would stand among those of SuperBatches. The metrics of earlier runs are in
+    `before`, their check's results, newest first.
     """
     report = outcome.report
-    times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
+    times = {
+        name: getattr(report, name)
+        for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")
+    }
     costs = {name: getattr(report, name) for name in ("cost", "cost_per_million_texts")}
-    measured = [[result.metadata.get(name) for name in ("texts_encoded", "rows_reused")] for result in reversed(before)]
-    known = [(texts.value, rows.value) for texts, rows in measured if texts is not None and rows is not None]
+    measured = [
+        [result.metadata.get(name) for name in ("texts_encoded", "rows_reused")]
+        for result in reversed(before)
+    ]
+    known = [
+        (texts.value, rows.value)
+        for texts, rows in measured
+        if texts is not None and rows is not None
+    ]
     runs: list[Any] = [*known, (report.texts_encoded, report.costs.rows_reused)]
     return dg.AssetMaterialization(
         names.superbatches,
@@ -195,4 +255,7 @@ def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] 
 
 def _made_from(asset: dg.AssetKey, version: str, storage_id: int | None) -> dict[str, str]:
     name, event = asset.to_user_string(), "NULL" if storage_id is None else str(storage_id)
-    return {f"dagster/input_data_version/{name}": version, f"dagster/input_event_pointer/{name}": event}
+    return {
+        f"dagster/input_data_version/{name}": version,
+        f"dagster/input_event_pointer/{name}": event,
+    }

@@ -11,7 +11,12 @@ from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.config.catalog_settings import CatalogSettings
-from surge_dagster.config.settings import EncoderSettings, FileSettings, absolute_model, absolute_place
+from surge_dagster.config.settings import (
+    EncoderSettings,
+    FileSettings,
+    absolute_model,
+    absolute_place,
+)
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
@@ -69,13 +74,22 @@ class ResourceRuns:
         return CatalogSource(**self.catalog).open()
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        *,
+        at_once: int = 1,
+        **options: Any,
     ) -> EmbeddingRun:
         resources = CatalogResources(
-            CatalogSource(**self.catalog), EncoderResource(**self.encoder), OutputStore(**self.output)
+            CatalogSource(**self.catalog),
+            EncoderResource(**self.encoder),
+            OutputStore(**self.output),
         )
         store = resources.output.open()
-        return run_of(resources, partitions, store, pool, at_once=at_once, force=self.force, **options)
+        return run_of(
+            resources, partitions, store, pool, at_once=at_once, force=self.force, **options
+        )
 
 
 def run_of(
@@ -117,9 +131,13 @@ def cluster_run_of(
     encoder = resources.encoder
     connect = partial(RayCluster, encoder.cluster, runs, pool.space, warn, encoder.devices)
     grace_seconds = PUBLISH_SHARE * encoder.grace_seconds
-    return ClusterRun(partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=warn)
+    return ClusterRun(
+        partitions, runs, pool, connect, force=force, grace_seconds=grace_seconds, warn=warn
+    )
 
 
-def events_of(run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, store: Store) -> Generator[Event]:
+def events_of(
+    run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, store: Store
+) -> Generator[Event]:
     """Run; costs are learned from what this machine encodes."""
     return run.events() if isinstance(run, ClusterRun) else learning(run, pool, store)

@@ -1,6 +1,8 @@
-"""Everything that the project uses of Dagster's private modules, except for the SQLite storage in `event_storage.py`.
+"""Everything that the project uses of Dagster's private modules, except for the SQLite storage in
+`event_storage.py`.
 
-Tried with dagster 1.13.20, 1.13.27 and 1.13.29. Public calls store events one by one, which takes 10 to 25 ms each.
+Tried with dagster 1.13.20, 1.13.27 and 1.13.29. Public calls store events one by one, which takes
+10 to 25 ms each.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
 _PLANNED_CHECKS = 20  # newest records of a check that are looked at
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
 _AHEAD = 1_000  # how far into the future an event's time may be, in ms
-_latest: dict[dg.AssetKey, int] = {}  # the time of each asset's last event of this process, in ms since 1970
+# the time of each asset's last event of this process, in ms since 1970
+_latest: dict[dg.AssetKey, int] = {}
 
 R = TypeVar("R", bound=dg.ConfigurableResource[Any])
 
@@ -44,9 +47,13 @@ Event = dg.AssetMaterialization | dg.AssetObservation | Planned
 
 
 def store_batch(
-    instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event], batch_events: int
+    instance: dg.DagsterInstance,
+    context: dg.OpExecutionContext | None,
+    events: Sequence[Event],
+    batch_events: int,
 ) -> None:
-    """Store events of one kind and one asset in batches, past the run's loggers: a line costs as much as an event."""
+    """Store events of one kind and one asset in batches, past the run's loggers: a line costs as
+    much as an event."""
     os.environ.setdefault(_BATCH_SIZE, str(batch_events))
     batch = uuid4().hex
     run_id, level = (_NO_RUN, logging.INFO) if context is None else (context.run_id, logging.DEBUG)
@@ -58,25 +65,32 @@ def store_batch(
 
 
 def _times(asset_key: dg.AssetKey, count: int) -> Iterator[float]:
-    # Dagster's page of events shows one of those that an asset has in the same millisecond. So events are a millisecond
-    # apart and after the asset's earlier ones. A batch that is stored faster than that ends up to a second ahead.
+    # Dagster's page of events shows one of those that an asset has in the same millisecond. So
+    # events are a millisecond apart and after the asset's earlier ones. A batch that is stored
+    # faster than that ends up to a second ahead.
     now = int(time.time() * 1_000)
     begin = max(min(_latest.get(asset_key, 0), now + _AHEAD), now - count)
     end = _latest[asset_key] = min(begin + count, now + _AHEAD)
-    return ((begin + (end - begin) * number // count + 0.5) / 1_000 for number in range(1, count + 1))
+    return (
+        (begin + (end - begin) * number // count + 0.5) / 1_000 for number in range(1, count + 1)
+    )
 
 
 def last_evaluations(
     instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int
 ) -> list[dg.AssetCheckEvaluation]:
-    """The newest results of a check, newest first; runs that planned the check and did not evaluate it do not count."""
+    """The newest results of a check, newest first; runs that planned the check and did not evaluate
+    it do not count."""
     evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
-    records = instance.event_log_storage.get_asset_check_execution_history(check, limit=limit, status=evaluated)
+    records = instance.event_log_storage.get_asset_check_execution_history(
+        check, limit=limit, status=evaluated
+    )
     return [record.evaluation for record in records if record.evaluation]
 
 
 def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick | None:
-    """The last tick that has ended of a sensor or schedule in the code location of another sensor; None before one."""
+    """The last tick that has ended of a sensor or schedule in the code location of another sensor;
+    None before one."""
     location = context.code_location_origin
     if location is None or context.repository_name is None:
         return None
@@ -93,9 +107,14 @@ def described(resource: R, text: str) -> R:
     return resource
 
 
-def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
-    """Return the last result of a check; a run that only plans the check, as the current one may, has none."""
-    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=_PLANNED_CHECKS):
+def last_evaluation(
+    instance: dg.DagsterInstance, key: dg.AssetCheckKey
+) -> dg.AssetCheckEvaluation | None:
+    """Return the last result of a check; a run that only plans the check, as the current one may,
+    has none."""
+    for record in instance.event_log_storage.get_asset_check_execution_history(
+        key, limit=_PLANNED_CHECKS
+    ):
         event = None if record.event is None else record.event.dagster_event
         if event is not None and event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
             return event.asset_check_evaluation_data
@@ -103,27 +122,38 @@ def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dg.A
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:
-    """Marks a check's result as one of what was materialized last: SQLite's times have no fractions of a second."""
+    """Marks a check's result as one of what was materialized last: SQLite's times have no fractions
+    of a second."""
     records = instance.fetch_materializations(asset_key, limit=1).records
     if not records:
         return None
-    return Target(storage_id=records[0].storage_id, run_id=records[0].run_id, timestamp=records[0].timestamp)
+    return Target(
+        storage_id=records[0].storage_id, run_id=records[0].run_id, timestamp=records[0].timestamp
+    )
 
 
 def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.DagsterEvent:
-    """What `context.log_event`, or without a run `instance.report_runless_asset_event`, stores of an event."""
+    """What `context.log_event`, or without a run `instance.report_runless_asset_event`, stores of
+    an event."""
     message = None
     match event:
         case dg.AssetMaterialization():
-            kind, data = dg.DagsterEventType.ASSET_MATERIALIZATION, internal.StepMaterializationData(event)
+            kind, data = (
+                dg.DagsterEventType.ASSET_MATERIALIZATION,
+                internal.StepMaterializationData(event),
+            )
             message = event.description or f"Materialized value {event.label}."
         case dg.AssetObservation():
             kind, data = dg.DagsterEventType.ASSET_OBSERVATION, internal.AssetObservationData(event)
         case Planned():
             assert context is not None, "only a run plans partitions"
-            data = internal.AssetMaterializationPlannedData(event.asset_key, partition=event.partition)
+            data = internal.AssetMaterializationPlannedData(
+                event.asset_key, partition=event.partition
+            )
             node = str(context.op_handle)
-            return dg.DagsterEvent.build_asset_materialization_planned_event(context.job_name, node, data)
+            return dg.DagsterEvent.build_asset_materialization_planned_event(
+                context.job_name, node, data
+            )
     if context is None:
         return dg.DagsterEvent(kind.value, _NO_RUN, event_specific_data=data)
     step = context.get_step_execution_context()

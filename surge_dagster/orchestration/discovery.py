@@ -1,4 +1,5 @@
-"""The catalog with Dagster's records of it, the space of the settings, and the partitions that need work."""
+"""The catalog with Dagster's records of it, the space of the settings, and the partitions that need
+work."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from surge_dagster.resources import CatalogSource
 
 log = logging.getLogger(__name__)
 
-# Dagster gives a tick a minute. A batch takes 0.3 to 1 s, or 10 to 25 s where Dagster stores events one by one.
+# Dagster gives a tick a minute. A batch takes 0.3 to 1 s, or 10 to 25 s where Dagster stores events
+# one by one.
 _REPORT_SECONDS = 20.0
 _BATCH = 1_000
 _MOST_REPORTED = 10_000
@@ -32,14 +34,18 @@ _MOST_REPORTED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The catalog's partitions by partition key, in the source's order, and Dagster's records of them."""
+    """The catalog's partitions by partition key, in the source's order, and Dagster's records of
+    them."""
 
     partitions: dict[str, Partition]
     catalogued: Catalogued
 
 
-def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: CatalogSource) -> Listing:
-    """List the source, then read Dagster's records, so that a run that ends between the two is not missed."""
+def list_catalog(
+    names: CatalogNames, instance: dg.DagsterInstance, catalog: CatalogSource
+) -> Listing:
+    """List the source, then read Dagster's records, so that a run that ends between the two is not
+    missed."""
     listed = list(catalog.open())
     catalogued = read_catalogued(names, instance)
     short = with_short_keys(listed, catalogued.registered)
@@ -47,7 +53,8 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
 
 
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
-    """Report and register the partitions that Dagster lacks, as many as a tick has time for; returns the other keys."""
+    """Report and register the partitions that Dagster lacks, as many as a tick has time for;
+    returns the other keys."""
     until = time.monotonic() + _REPORT_SECONDS
     registered, sources = listing.catalogued.registered, listing.catalogued.sources
     unreported = [
@@ -90,7 +97,9 @@ def known_space(
     return None
 
 
-def existing_space(names: CatalogNames, resources: CatalogResources, store: Store, then: str) -> Space:
+def existing_space(
+    names: CatalogNames, resources: CatalogResources, store: Store, then: str
+) -> Space:
     """The space of the settings, for a job that can do nothing before there is one."""
     space = known_space(names, resources, store, unattended=False)
     if space is None:
@@ -107,11 +116,15 @@ def _nearest(store: Store, spec: EncodingSpec) -> str:
     return nearest_spaces(spec, [space for space in list_spaces(store) if not space.derived])
 
 
-def states_of_unfinished(listing: Listing, store: Store, space: Space | None) -> dict[str, str | None]:
-    """The partitions that lack a fresh file or its record, in the source's order, each with the state of its file.
+def states_of_unfinished(
+    listing: Listing, store: Store, space: Space | None
+) -> dict[str, str | None]:
+    """The partitions that lack a fresh file or its record, in the source's order, each with the
+    state of its file.
 
-    The state is a `Status`, None for a file that cannot be read now, or "unknown" for a fresh file that Dagster has no
-    record of: a run was killed before it reported the file, or another program made it. The next run adopts it.
+    The state is a `Status`, None for a file that cannot be read now, or "unknown" for a fresh file
+    that Dagster has no record of: a run was killed before it reported the file, or another program
+    made it. The next run adopts it.
     """
     if space is None:
         return dict.fromkeys(listing.partitions, "missing")
@@ -127,6 +140,8 @@ def states_of_unfinished(listing: Listing, store: Store, space: Space | None) ->
             continue
         if file is None or status != "fresh":
             states[key] = status
-        elif not listing.catalogued.knows(key, file.facts.desired_version, partition.source_version):
+        elif not listing.catalogued.knows(
+            key, file.facts.desired_version, partition.source_version
+        ):
             states[key] = "unknown"
     return states

@@ -1,7 +1,7 @@
 """Refreshes that several runs share, if the setting `max_runs` allows more than one.
 
-The work is cut into pieces of equal weight, and Dagster's queue starts them as its pool has room. Equal pieces wait for
-the slowest machine: a cluster divides work among unequal machines.
+The work is cut into pieces of equal weight, and Dagster's queue starts them as its pool has room.
+Equal pieces wait for the slowest machine: a cluster divides work among unequal machines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def cut(
     max_runs: int,
     least_bytes: int | None = None,
 ) -> list[list[str]]:
-    """Divide keys into at most `max_runs` pieces of about equal weight, each a stretch of the given order.
+    """Divide keys into at most `max_runs` pieces of about equal weight, each a stretch of the given
+    order.
 
     Args:
         least_bytes: of text, which a piece has on average; `LEAST_BYTES` unless given.
@@ -55,7 +56,8 @@ def cut(
 
 
 def piece_tags(number: int, count: int, run_tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of one of several runs: those of the setting `run_tags`, and which piece it is."""
+    """Return the tags of one of several runs: those of the setting `run_tags`, and which piece it
+    is."""
     if count == 1:
         return dict(run_tags)
     return {**run_tags, PIECE_TAG: f"{number} of {count}"}
@@ -68,11 +70,13 @@ def refresh_requests(
     settings: Settings,
     held: Held,
 ) -> list[dg.RunRequest]:
-    """Return runs that bring the whole catalog up to date, except for partitions that active runs hold.
+    """Return runs that bring the whole catalog up to date, except for partitions that active runs
+    hold.
 
-    A single run covers everything and finds out itself what there is to do. Several runs, and one next to active runs,
-    name their partitions. If source or output cannot be read now, or not in time, or the settings mean no space of the
-    output, the single run tries again and fails if it cannot do better; its failure is alerted.
+    A single run covers everything and finds out itself what there is to do. Several runs, and one
+    next to active runs, name their partitions. If source or output cannot be read now, or not in
+    time, or the settings mean no space of the output, the single run tries again and fails if it
+    cannot do better; its failure is alerted.
     """
     if held.keys is None:
         return []
@@ -86,7 +90,9 @@ def refresh_requests(
             space = known_space(names, resources, store)
             if settings.max_runs > 1 or held.keys:
                 listing = list_catalog(names, instance, resources.catalog)
-                todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
+                todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(
+                    names, instance
+                )
                 keys = [key for key in listing.partitions if key in todo and key not in held]
                 pieces = cut(keys, listing.partitions, settings.max_runs)
                 is_whole_catalog = is_whole_catalog and len(pieces) < 2
@@ -96,14 +102,19 @@ def refresh_requests(
     first = Unattended(space.name if space else None, settings.removed_partitions)
     if is_whole_catalog:
         tags = first.tags | settings.run_tags
-        return [dg.RunRequest(run_key="everything", run_config=config_of(names.refresh_op, {}), tags=tags)]
+        return [
+            dg.RunRequest(
+                run_key="everything", run_config=config_of(names.refresh_op, {}), tags=tags
+            )
+        ]
 
     others = replace(first, removed_partitions=None)
     requests = []
     for number, keys in enumerate(pieces, 1):
         keeps_to = first if number == 1 else others
         request = dg.RunRequest(
-            # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
+            # Dagster evaluates a tick again in which its daemon died, and launches the runs whose
+            # key is new then.
             run_key=hashlib.sha256("\n".join(keys).encode()).hexdigest(),
             run_config=config_of(names.refresh_op, {"keys": keys}),
             tags=keeps_to.tags | piece_tags(number, len(pieces), settings.run_tags),

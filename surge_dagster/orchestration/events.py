@@ -1,10 +1,12 @@
-"""Storing events in Dagster's event log: `report_events` while the caller waits, `EventWriter` in its own thread.
+"""Storing events in Dagster's event log: `report_events` while the caller waits, `EventWriter` in
+its own thread.
 
-Dagster stores a single event in about 10 ms on SQLite and 25 ms on Postgres, and a batch of them in a twentieth of that
-per event. A run that waited for each event would embed at the speed of a database, so its events wait in a bounded
-queue until a thread stores them, each second or when a batch is complete. Many machines share one database, so all of
-them together store some twenty times per second. A crash loses the queued events and no file: the next run finds the
-files and adopts them.
+Dagster stores a single event in about 10 ms on SQLite and 25 ms on Postgres, and a batch of them in
+a twentieth of that per event. A run that waited for each event would embed at the speed of a
+database, so its events wait in a bounded queue until a thread stores them, each second or when a
+batch is complete. Many machines share one database, so all of them together store some twenty times
+per second. A crash loses the queued events and no file: the next run finds the files and adopts
+them.
 """
 
 from __future__ import annotations
@@ -33,24 +35,32 @@ T = TypeVar("T")
 
 
 class EventsNotStored(TransientError):
-    """Dagster's event log refused events; the files that they report are published, and the next run adopts them."""
+    """Dagster's event log refused events; the files that they report are published, and the next
+    run adopts them."""
 
 
-def report_events(instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]) -> None:
-    """Store events, those of one kind and one asset together and in their order, and observations before others.
+def report_events(
+    instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]
+) -> None:
+    """Store events, those of one kind and one asset together and in their order, and observations
+    before others.
 
-    Dagster's storages update their table of assets from the last event of a batch alone, and Postgres stores a batch of
-    several kinds event by event. Events without a `context` belong to no run.
+    Dagster's storages update their table of assets from the last event of a batch alone, and
+    Postgres stores a batch of several kinds event by event. Events without a `context` belong to no
+    run.
     """
     groups: dict[object, list[Event]] = {}
     for event in events:
         groups.setdefault((type(event), event.asset_key), []).append(event)
-    for group in sorted(groups.values(), key=lambda group: not isinstance(group[0], dg.AssetObservation)):
+    for group in sorted(
+        groups.values(), key=lambda group: not isinstance(group[0], dg.AssetObservation)
+    ):
         store_batch(instance, context, group, BATCH_EVENTS)
 
 
 class EventWriter(Generic[T]):
-    """Stores what a step queues, in a thread; `with` stores the rest, after an error within `grace_seconds`."""
+    """Stores what a step queues, in a thread; `with` stores the rest, after an error within
+    `grace_seconds`."""
 
     def __init__(
         self,
@@ -71,7 +81,8 @@ class EventWriter(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
     def put(self, item: T, *, immediately: bool = False) -> None:
-        """Queue an item, or wait while the queue is full; `immediately` ends the batch with it, without more."""
+        """Queue an item, or wait while the queue is full; `immediately` ends the batch with it,
+        without more."""
         with self._changed:
             while len(self._waiting) >= _WAITING_EVENTS and self._error is None:
                 self._changed.wait(TURN_SECONDS)
@@ -79,7 +90,8 @@ class EventWriter(Generic[T]):
             self._waiting.append(item)
             if immediately:
                 self._urgent = len(self._waiting)
-            # The thread sleeps otherwise: woken by each event, it would take turns from the encoder's thread.
+            # The thread sleeps otherwise: woken by each event, it would take turns from the
+            # encoder's thread.
             if immediately or len(self._waiting) in (1, BATCH_EVENTS):
                 self._changed.notify_all()
 
@@ -88,7 +100,10 @@ class EventWriter(Generic[T]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with self._changed:
             self._closing = True
@@ -99,7 +114,9 @@ class EventWriter(Generic[T]):
             self._waiting.clear()
             if error is None:
                 self._require_stored()
-            elif unstored and self._error is None:  # otherwise the error that ended the step is the one to report
+            elif (
+                unstored and self._error is None
+            ):  # otherwise the error that ended the step is the one to report
                 self._context.log.warning(
                     f"{counted(unstored, 'event')} not stored within {self._grace_seconds:g} s. Their files are "
                     "published, and the next run adopts them."
@@ -123,7 +140,8 @@ class EventWriter(Generic[T]):
                 self._changed.notify_all()
 
     def _next(self) -> list[T]:
-        """Wait for a batch, or for what is queued within the time; empty when there will be no more."""
+        """Wait for a batch, or for what is queued within the time; empty when there will be no
+        more."""
         with self._changed:
             self._storing = 0
             self._changed.wait_for(lambda: self._waiting or self._closing)

@@ -1,11 +1,13 @@
-"""Failed partitions: their tables, the failure of their run, and the events that show them in Dagster.
+"""Failed partitions: their tables, the failure of their run, and the events that show them in
+Dagster.
 
-Bad data stays bad until its source or a setting changes. So a partition that a run refuses for its content gets an
-observation of `embeddings` with the reason. An operator finds it on the page of the partition, and the sensor reads in
-one query which partitions it must not request. A partition that failed for a transient reason gets no observation.
+Bad data stays bad until its source or a setting changes. So a partition that a run refuses for its
+content gets an observation of `embeddings` with the reason. An operator finds it on the page of the
+partition, and the sensor reads in one query which partitions it must not request. A partition that
+failed for a transient reason gets no observation.
 
-The observation names the source version and the fingerprint of the settings with which the partition was read: the run
-may report it hours later, when the source or the settings have changed.
+The observation names the source version and the fingerprint of the settings with which the
+partition was read: the run may report it hours later, when the source or the settings have changed.
 """
 
 from __future__ import annotations
@@ -44,21 +46,31 @@ def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
 
 
 def failed_metadata(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Metadata of a check with partitions and what is wrong with them: a table for people, and all keys for alerts."""
+    """Metadata of a check with partitions and what is wrong with them: a table for people, and all
+    keys for alerts."""
     if not rows:
         return {}  # Dagster would show a dialog that holds nothing
     keys = dg.MetadataValue.json([{"key": key} for key in dict.fromkeys(key for key, _ in rows)])
     return {"failed": failure_table(rows), "partitions_failed": keys}
 
 
-def table_of_failures(failures: Sequence[Failure], ended_by: BaseException | None = None) -> dg.MarkdownMetadataValue:
-    """A table of at most 200 failed partitions with the reason and what to do; `ended_by` ended the run."""
+def table_of_failures(
+    failures: Sequence[Failure], ended_by: BaseException | None = None
+) -> dg.MarkdownMetadataValue:
+    """A table of at most 200 failed partitions with the reason and what to do; `ended_by` ended the
+    run."""
     rows = [] if ended_by is None else [("(the whole run)", _text(ended_by), _remedy(ended_by))]
     rows += [
-        (failure.key, _reason(failure), failure.remedy or (_RUN_AGAIN if failure.transient else _FIX_PARTITION))
+        (
+            failure.key,
+            _reason(failure),
+            failure.remedy or (_RUN_AGAIN if failure.transient else _FIX_PARTITION),
+        )
         for failure in failures[:_TABLE_ROWS]
     ]
-    return _table(("partition", "reason", "what to do"), rows, len(failures) + (ended_by is not None))
+    return _table(
+        ("partition", "reason", "what to do"), rows, len(failures) + (ended_by is not None)
+    )
 
 
 @contextmanager
@@ -84,7 +96,8 @@ def run_failure(
 
 
 def allow_run_retry(context: dg.OpExecutionContext, is_allowed: bool) -> None:
-    """Tag a run that fails with whether Dagster may launch it again; Dagster copies the tag to the next one."""
+    """Tag a run that fails with whether Dagster may launch it again; Dagster copies the tag to the
+    next one."""
     # Without a database the tag stays that of the job, which allows it.
     with suppress(Exception):
         context.instance.add_run_tags(context.run_id, {RETRY_TAG: str(is_allowed).lower()})
@@ -113,25 +126,31 @@ def failure_of(
 
 
 def forget_overtaken(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Count partitions as up to date that could not be published because another run embedded them meanwhile.
+    """Count partitions as up to date that could not be published because another run embedded them
+    meanwhile.
 
     The other run read a newer source, for example after this one had been declared lost.
     """
     failed = [
-        key for key, failure in outcome.failures.items() if failure.transient and failure.key not in outcome.published
+        key
+        for key, failure in outcome.failures.items()
+        if failure.transient and failure.key not in outcome.published
     ]
     if not failed:
         return
 
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    newest = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind, set(failed))
+    newest = context.instance.get_latest_storage_id_by_partition(
+        names.embeddings, kind, set(failed)
+    )
     for key in failed:
         if newest.get(key, -1) > outcome.embedding_ids.get(key, -1):
             outcome.fresh.add(outcome.failures.pop(key).key)
 
 
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Make Dagster show exactly these partitions as failed: planned by a failed run and not materialized."""
+    """Make Dagster show exactly these partitions as failed: planned by a failed run and not
+    materialized."""
     if not outcome.failures:
         return
     fingerprint = refusal_fingerprint(names.resources(context))
@@ -140,30 +159,43 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
         for failure in outcome.refused.values()
     ]
     report_events(context.instance, context, refusals)
-    report_events(context.instance, context, [Planned(names.embeddings, key) for key in outcome.failures])
+    report_events(
+        context.instance, context, [Planned(names.embeddings, key) for key in outcome.failures]
+    )
 
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
-    catalog = resources.catalog.model_dump(include={"id", "text", "missing_text", "max_text_bytes", "columns"})
+    catalog = resources.catalog.model_dump(
+        include={"id", "text", "missing_text", "max_text_bytes", "columns"}
+    )
     # Devices count: a text may kill workers of one device only.
     encoder = resources.encoder.model_dump(exclude={"grace_seconds", "price_per_hour"})
     return hashlib.sha256(json.dumps([catalog, encoder], sort_keys=True).encode()).hexdigest()[:12]
 
 
-def refusal(names: CatalogNames, partition: Partition, reason: str, fingerprint: str) -> dg.AssetObservation:
-    """The event that reports the refusal of a partition as it was read, with settings of this fingerprint."""
+def refusal(
+    names: CatalogNames, partition: Partition, reason: str, fingerprint: str
+) -> dg.AssetObservation:
+    """The event that reports the refusal of a partition as it was read, with settings of this
+    fingerprint."""
     return dg.AssetObservation(
         names.embeddings,
         partition=to_partition_key(partition.key),
         description="Refused; not requested again until its source or a setting changes.",
-        metadata={"key": dg.MetadataValue.text(partition.key), "refused": dg.MetadataValue.text(reason)},
+        metadata={
+            "key": dg.MetadataValue.text(partition.key),
+            "refused": dg.MetadataValue.text(reason),
+        },
         # Dagster can read no other tag of many partitions in one query.
         tags={DATA_VERSION_TAG: _refused_version(partition, fingerprint)},
     )
 
 
-def still_refused(catalogued: Catalogued, by_key: Mapping[str, Partition], fingerprint: str) -> set[str]:
-    """Partition keys whose present content was refused with settings of this fingerprint, and not embedded since."""
+def still_refused(
+    catalogued: Catalogued, by_key: Mapping[str, Partition], fingerprint: str
+) -> set[str]:
+    """Partition keys whose present content was refused with settings of this fingerprint, and not
+    embedded since."""
     return {
         key
         for key, version in catalogued.refused.items()
@@ -177,7 +209,9 @@ def _refused_version(partition: Partition, fingerprint: str) -> str:
     return hashlib.sha256(f"{partition.source_version}\0{fingerprint}".encode()).hexdigest()[:32]
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:
+def _table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], count: int
+) -> dg.MarkdownMetadataValue:
     lines = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' for _ in titles)} |"]
     lines += [f"| {' | '.join(map(_cell, cells))} |" for cells in rows[:_TABLE_ROWS]]
     if count > _TABLE_ROWS:

@@ -1,16 +1,16 @@
 """The checks `dimensions_match` and `row_counts_match`, judged from the footers that a run reads.
 
 A footer has the column type and the row count that readers of the file get. A run reads the footer
-of each file to decide whether the partition is fresh, and once more after it publishes the file. Both
-checks use what was read then, so they cover every partition that the run published or found fresh,
-and read nothing of their own.
+of each file to decide whether the partition is fresh, and once more after it publishes the file.
+Both checks use what was read then, so they cover every partition that the run published or found
+fresh, and read nothing of their own.
 
 The rows are compared with the row count of the source, if the source knows it without reading, as
-folders of Parquet files and tables do. Otherwise they are compared with what the run encoded. If the
-file was fresh, nothing is known to compare with, and `row_counts_match` does not judge it.
+folders of Parquet files and tables do. Otherwise they are compared with what the run encoded. If
+the file was fresh, nothing is known to compare with, and `row_counts_match` does not judge it.
 
-A file with a violation is not valid: the run that finds it encodes the partition again, if its config
-selects missing partitions. The check still fails in this run, and passes in the next one.
+A file with a violation is not valid: the run that finds it encodes the partition again, if its
+config selects missing partitions. The check still fails in this run, and passes in the next one.
 """
 
 from __future__ import annotations
@@ -100,8 +100,11 @@ def _violation(
     return None
 
 
-def _rows_of_source(partition: Partition, file: PublishedFile, receipt_rows: int | None) -> int | None:
-    """Return the rows that the file should have; None if only its own facts tell, which the footer agrees with."""
+def _rows_of_source(
+    partition: Partition, file: PublishedFile, receipt_rows: int | None
+) -> int | None:
+    """Return the rows that the file should have; None if only its own facts tell, which the footer
+    agrees with."""
     if partition.rows is not None:
         return partition.rows - file.facts.skipped_rows
     return receipt_rows

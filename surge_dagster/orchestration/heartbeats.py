@@ -1,8 +1,10 @@
-"""Heartbeats: a tag that a run renews while it works, so that a run of a dead process or machine is found.
+"""Heartbeats: a tag that a run renews while it works, so that a run of a dead process or machine is
+found.
 
-No run launcher is needed for that: the default one cannot say whether a run's process lives, and others may call a run
-alive whose host has no power. A heartbeat is a counter and no time, so that the clocks of two machines are never
-compared. The clock of the sensor `lost_runs` counts how long it stands still.
+No run launcher is needed for that: the default one cannot say whether a run's process lives, and
+others may call a run alive whose host has no power. A heartbeat is a counter and no time, so that
+the clocks of two machines are never compared. The clock of the sensor `lost_runs` counts how long
+it stands still.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import dagster as dg
 
 from surge_dagster.engine.support.waiting import every
 
-# "<run id> <host> <counter>": Dagster copies the tags of a run to the run that retries it. Its UI leaves out tags with
-# this prefix.
+# "<run id> <host> <counter>": Dagster copies the tags of a run to the run that retries it. Its UI
+# leaves out tags with this prefix.
 HEARTBEAT_TAG = ".dagster/surge/heartbeat"
 _ENDED = "ended"  # the run may go on with steps that are not of this project
 _ID_CHARACTERS = 12  # of a run: Dagster keeps the cursor of each tick for a week
@@ -33,8 +35,9 @@ class HeartbeatTimes:
     Attributes:
         beat_seconds: between two heartbeats.
         lost_seconds: without a new heartbeat, by the sensor's clock.
-        longest_gap_seconds: what the time between two ticks counts at most. If no tick came for longer, machines slept,
-            the clock was set, or the database was away, and runs could not renew their heartbeats either.
+        longest_gap_seconds: what the time between two ticks counts at most. If no tick came for
+            longer, machines slept, the clock was set, or the database was away, and runs could not
+            renew their heartbeats either.
     """
 
     beat_seconds: float = 15.0
@@ -46,11 +49,14 @@ TIMES = HeartbeatTimes()
 
 
 @contextmanager
-def executing(context: dg.OpExecutionContext, times: HeartbeatTimes | None = None) -> Iterator[None]:
+def executing(
+    context: dg.OpExecutionContext, times: HeartbeatTimes | None = None
+) -> Iterator[None]:
     """Renew the heartbeat of a run while the block works.
 
-    A database that is away does not stop the run: the next heartbeat is written when the database answers again. The
-    last heartbeat of a run without other steps stays, because its machine may die before Dagster records its end.
+    A database that is away does not stop the run: the next heartbeat is written when the database
+    answers again. The last heartbeat of a run without other steps stays, because its machine may
+    die before Dagster records its end.
     """
     times = times or TIMES
     instance = context.instance
@@ -83,7 +89,8 @@ def declare_silent_runs(
     Runs without a heartbeat, of other jobs or not started yet, are left alone.
 
     Args:
-        cursor: when the last tick was, and each heartbeat of that time with the seconds since it stands still.
+        cursor: when the last tick was, and each heartbeat of that time with the seconds since it
+            stands still.
         now: by the sensor's own clock, in seconds.
     """
     now = round(now)
@@ -116,7 +123,9 @@ def _heartbeat_of(run: dg.DagsterRun) -> tuple[str, str] | None:
             return None
 
 
-def _declare_lost(instance: dg.DagsterInstance, seen: dg.DagsterRun, host: str, times: HeartbeatTimes) -> None:
+def _declare_lost(
+    instance: dg.DagsterInstance, seen: dg.DagsterRun, host: str, times: HeartbeatTimes
+) -> None:
     """Declare a run failed, unless it has ended or renewed its heartbeat since it was listed."""
     run = instance.get_run_by_id(seen.run_id)
     if run is None or run.status not in _EXECUTING:

@@ -1,11 +1,11 @@
 """How runs are launched: their config, the tags of the jobs, and the pool in which they wait.
 
-Dagster launches one range of dynamic partitions per run, so scattered partitions would become a run each. A run whose
-config selects its partitions covers any set of them.
+Dagster launches one range of dynamic partitions per run, so scattered partitions would become a run
+each. A run whose config selects its partitions covers any set of them.
 
-A run is one attempt. Dagster launches a failed run again if the instance has `run_retries: {enabled: true}`, as often
-as a tag of the jobs says. A run that failed for a cause that stays, such as bad data, forbids it by a tag of its own:
-see `failures.run_failure`.
+A run is one attempt. Dagster launches a failed run again if the instance has `run_retries:
+{enabled: true}`, as often as a tag of the jobs says. A run that failed for a cause that stays, such
+as bad data, forbids it by a tag of its own: see `failures.run_failure`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from surge_dagster.engine.support.counts import counted, named
 POOL = "gpu"
 RETRY_TAG = "dagster/retry_on_asset_or_op_failure"
 RUN_TAGS = {RETRY_TAG: "true", "dagster/max_retries": "2"}
-# Dagster's UI leaves out tags with this prefix, and Dagster copies them to a run that takes another one's place.
+# Dagster's UI leaves out tags with this prefix, and Dagster copies them to a run that takes another
+# one's place.
 _UNATTENDED_TAG = ".dagster/surge_unattended"
 
 
@@ -52,7 +53,8 @@ class Unattended:
     It is a tag of the run, so that no operator finds it among the options of a launch.
 
     Attributes:
-        expected_space: it refuses any other one, and where this is None, any that is not the first of its output.
+        expected_space: it refuses any other one, and where this is None, any that is not the first
+            of its output.
         removed_partitions: what it does about partitions removed from the source; None leaves them.
     """
 
@@ -71,7 +73,8 @@ class Unattended:
 
 
 class MistypedKeys(ConfigError):
-    """The partition keys of a launch are an operator's mistake, which says nothing about the catalog."""
+    """The partition keys of a launch are an operator's mistake, which says nothing about the
+    catalog."""
 
 
 class LaunchConfig(dg.Config):
@@ -79,7 +82,8 @@ class LaunchConfig(dg.Config):
 
     force: bool = Field(False, description="encode partitions that are up to date too")
     keys: list[str] | None = Field(
-        None, description="touch only these partition keys, as the asset source_partitions shows them"
+        None,
+        description="touch only these partition keys, as the asset source_partitions shows them",
     )
     select: Select = Field(
         Select.all,
@@ -92,10 +96,12 @@ class LaunchConfig(dg.Config):
     @field_validator("select", mode="before")
     @classmethod
     def _all_when_left_empty(cls, value: Any) -> Any:
-        return Select.all.value if value is None else value  # `select:` in the launchpad, which Dagster lets through
+        # `select:` in the launchpad, which Dagster lets through
+        return Select.all.value if value is None else value
 
     def is_typed(self, tags: Mapping[str, str]) -> bool:
-        """Whether an operator typed the partition keys, and may have made a mistake; sensor and schedule do not."""
+        """Whether an operator typed the partition keys, and may have made a mistake; sensor and
+        schedule do not."""
         return Unattended.of(tags) is None and self.keys is not None
 
     def require_keys(self, tags: Mapping[str, str]) -> None:
@@ -126,8 +132,8 @@ def job_of(
     """A job of one op, in the run's own process.
 
     Args:
-        resources: of a job that is given to a sensor: where Dagster has to bind them, it makes the sensor anew, with a
-            warning about a parameter that is in beta.
+        resources: of a job that is given to a sensor: where Dagster has to bind them, it makes the
+            sensor anew, with a warning about a parameter that is in beta.
     """
 
     @dg.job(
@@ -154,10 +160,12 @@ def is_by_operator(tags: Mapping[str, str]) -> bool:
 
 
 def record_pool_limit(instance: dg.DagsterInstance) -> bool:
-    """Record the pool with the limit of the instance's settings, unless it is recorded; returns whether it has one.
+    """Record the pool with the limit of the instance's settings, unless it is recorded; returns
+    whether it has one.
 
-    Dagster records a pool's limit when its queue first meets the pool, and starts every run that waits at that moment:
-    on a new instance a refresh in eight runs would start eight encoder pools. So the sensors record it beforehand.
+    Dagster records a pool's limit when its queue first meets the pool, and starts every run that
+    waits at that moment: on a new instance a refresh in eight runs would start eight encoder pools.
+    So the sensors record it beforehand.
     """
     storage = instance.event_log_storage
     if POOL in storage.get_concurrency_keys():

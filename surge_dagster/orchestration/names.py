@@ -1,7 +1,8 @@
 """The names of one catalog's assets, jobs, sensors, schedules and resources in Dagster.
 
-Several catalogs fit into one code location because no other module contains a name of theirs: functions that take a
-`CatalogNames` make the assets, jobs, sensors and resources. A catalog without a name has the plain names.
+Several catalogs fit into one code location because no other module contains a name of theirs:
+functions that take a `CatalogNames` make the assets, jobs, sensors and resources. A catalog without
+a name has the plain names.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class _Asset:
 class CatalogNames:
     """Every name of one catalog.
 
-    The catalog's own name is the first part of its asset keys, and stands before all other names with an underscore,
-    two for ops, as Dagster does. None is for the only one, or the first one, of a code location.
+    The catalog's own name is the first part of its asset keys, and stands before all other names
+    with an underscore, two for ops, as Dagster does. None is for the only one, or the first one, of
+    a code location.
     """
 
     name: str | None = None
@@ -62,9 +64,10 @@ class CatalogNames:
     pgvector = _Asset("pgvector")
     partitions_name = _Name("catalog")  # of the dynamic partitions
 
-    # Jobs and ops share one namespace in Dagster: with one underscore, a catalog named "catalog" would have an op with
-    # the name of the plain job.
-    embeddings_op = _Name("embeddings", "__")  # of the asset, and of the job whose config names partitions
+    # Jobs and ops share one namespace in Dagster: with one underscore, a catalog named "catalog"
+    # would have an op with the name of the plain job. of the asset, and of the job whose config
+    # names partitions
+    embeddings_op = _Name("embeddings", "__")
     refresh_op = _Name("refresh", "__")
     compare_op = _Name("compare_catalog_and_output", "__")
     catalog_checks_op = _Name("catalog_checks", "__")
@@ -120,13 +123,15 @@ class CatalogNames:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """All jobs of the catalog; those of tables and derived spaces exist where the settings list some."""
+        """All jobs of the catalog; those of tables and derived spaces exist where the settings list
+        some."""
         embedding = (self.refresh_job, self.embed_job, self.check_job, self.switch_job)
         return frozenset((*embedding, self.hand_over_job, self.derive_job))
 
     @property
     def resource_keys(self) -> set[str]:
-        """The resource keys that an op, a sensor or a schedule declares to call `resources` with its context."""
+        """The resource keys that an op, a sensor or a schedule declares to call `resources` with
+        its context."""
         return {self.catalog_resource, self.encoder_resource, self.output_resource}
 
     def resources(self, context: Any) -> CatalogResources:

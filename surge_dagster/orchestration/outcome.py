@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surge_dagster.cluster.machine_work import MachineWork
-from surge_dagster.engine.run.report import Event, Failure, OldVectorSample, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import (
+    Event,
+    Failure,
+    OldVectorSample,
+    Receipt,
+    RunReport,
+    SuperBatchReport,
+)
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.footer_checks import FooterChecks
@@ -21,7 +28,8 @@ Violations = list[tuple[str, str]]  # partitions that violate a check: catalog k
 
 @dataclass(slots=True)
 class Truncation:
-    """Counts texts that are longer than the model reads; `above` are partitions with a larger share than allowed."""
+    """Counts texts that are longer than the model reads; `above` are partitions with a larger share
+    than allowed."""
 
     max_share: float
     partitions: int = 0
@@ -60,13 +68,12 @@ class Drift:
         self.lowest_cosine = sample.lowest_cosine
         self._cosines += sum(sample.cosines.values())
         for key, cosine in sample.drifted.items():
-            reason = (
-                f"a row with a cosine of {cosine:.6f} to its old vector; expected at least {sample.lowest_cosine:g}"
-            )
+            reason = f"a row with a cosine of {cosine:.6f} to its old vector; expected at least {sample.lowest_cosine:g}"
             self.below.append((key, f"{reason}. The run reused no old vectors"))
 
     def metrics(self) -> dict[str, Any]:
-        """The metadata of the check that judges it; none without a comparison, which Dagster would plot as zero."""
+        """The metadata of the check that judges it; none without a comparison, which Dagster would
+        plot as zero."""
         if not self.rows:
             return {}
         return {
@@ -108,14 +115,18 @@ class Outcome:
     report: RunReport = field(default_factory=RunReport)
     timeline: Timeline = field(default_factory=Timeline)  # when the stages worked
     machines: dict[str, MachineWork] | None = None  # over a cluster
-    sizes: Counter[int] = field(default_factory=Counter)  # encoded partitions by the bits of their rows
+    # encoded partitions by the bits of their rows
+    sizes: Counter[int] = field(default_factory=Counter)
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
-    failures: dict[str, Failure] = field(default_factory=dict)  # refused or not published, by partition key
+    # refused or not published, by partition key
+    failures: dict[str, Failure] = field(default_factory=dict)
     # Storage ids of the last materializations before this run, by partition key.
     embedding_ids: dict[str, int] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)  # catalog keys that were removed from the source; they are skipped
+    # catalog keys that were removed from the source; they are skipped
+    removed: list[str] = field(default_factory=list)
     published: set[str] = field(default_factory=set)  # catalog keys
-    republished: set[str] = field(default_factory=set)  # those that were not encoded: only the source version had moved
+    # those that were not encoded: only the source version had moved
+    republished: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)  # catalog keys that were found up to date
     ended_by: BaseException | None = None  # what ended the run early
     begun: float = field(default_factory=time.monotonic)
@@ -125,7 +136,9 @@ class Outcome:
     def metrics(self) -> RunReport:
         """The metrics of the run; its worklist found partitions fresh that the engine did not get."""
         skipped = len(self.fresh - self.published)
-        return replace(self.report, partitions_written=len(self.published), partitions_skipped=skipped)
+        return replace(
+            self.report, partitions_written=len(self.published), partitions_skipped=skipped
+        )
 
     def sum_up(self) -> str:
         """Describe the run in one line, `summary`; each of its partitions is in one count."""
@@ -155,7 +168,8 @@ class Outcome:
 
     @property
     def refused(self) -> dict[str, Failure]:
-        """Failures that lie in the content of a partition of the catalog, which has to change; by partition key."""
+        """Failures that lie in the content of a partition of the catalog, which has to change; by
+        partition key."""
         return {
             key: failure
             for key, failure in self.failures.items()
@@ -166,12 +180,15 @@ class Outcome:
         self.failures[to_partition_key(failure.key)] = failure
 
     def count(self, event: Event) -> None:
-        """Count one event of the engine for charts and checks; a partition that is encoded twice counts once."""
+        """Count one event of the engine for charts and checks; a partition that is encoded twice
+        counts once."""
         match event:
             case SuperBatchReport():
                 self.pace.add(event)
                 spans = event.encode_span, event.serialize_span, event.upload_span
-                self.timeline.add(Entry(1, event.costs.texts_computed, event.costs.encode_seconds, *spans))
+                self.timeline.add(
+                    Entry(1, event.costs.texts_computed, event.costs.encode_seconds, *spans)
+                )
             case OldVectorSample():
                 self.drift.add(event)
             case Receipt(action="fresh"):

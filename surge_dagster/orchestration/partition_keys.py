@@ -1,12 +1,13 @@
 """Converts catalog keys to Dagster partition keys and back.
 
-Dagster accepts almost any text as a dynamic partition key, with exceptions: it refuses `...` and control characters,
-and its range and list syntax (commas, brackets, quotes, a bare `*`) makes other keys impossible to select by hand. Only
-those characters are percent-encoded, so that ordinary keys look the same in the UI and in the catalog.
+Dagster accepts almost any text as a dynamic partition key, with exceptions: it refuses `...` and
+control characters, and its range and list syntax (commas, brackets, quotes, a bare `*`) makes other
+keys impossible to select by hand. Only those characters are percent-encoded, so that ordinary keys
+look the same in the UI and in the catalog.
 
-Keys are limited in length: an index entry of Postgres holds 2,704 bytes, the key and its neighbours together, and
-Postgres refuses every row that is stored together with a longer one. A partition whose key is too long gets the name of
-its folder as its key and is refused like other bad data.
+Keys are limited in length: an index entry of Postgres holds 2,704 bytes, the key and its neighbours
+together, and Postgres refuses every row that is stored together with a longer one. A partition
+whose key is too long gets the name of its folder as its key and is refused like other bad data.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 
-MOST_BYTES = 1_000  # of a partition key; Dagster's tags of runs and its asset keys need room as well
+# of a partition key; Dagster's tags of runs and its asset keys need room as well
+MOST_BYTES = 1_000
 _VALUES_PER_STATEMENT = 10_000  # SQLite takes 32,766 parameters
 _ALWAYS = frozenset('%,[]"*|')
 _ORDINARY = re.compile(r"[A-Za-z0-9_-]+(?:[ ./:=][A-Za-z0-9_-]+)*", re.ASCII)
@@ -34,7 +36,8 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=1 << 16)  # every listing has the same keys
 def to_partition_key(key: str) -> str:
-    """The Dagster partition key of a catalog key; `ValueError` if that is empty or not valid Unicode."""
+    """The Dagster partition key of a catalog key; `ValueError` if that is empty or not valid
+    Unicode."""
     if _ORDINARY.fullmatch(key):
         return key  # most keys; the general way takes twenty times as long
     if not key:
@@ -50,15 +53,19 @@ def to_partition_key(key: str) -> str:
 
 
 def from_partition_key(partition_key: str) -> str:
-    """The catalog key of a Dagster partition key; a text that encodes no key, such as `%FF`, is returned unchanged."""
+    """The catalog key of a Dagster partition key; a text that encodes no key, such as `%FF`, is
+    returned unchanged."""
     try:
         return unquote(partition_key, errors="strict")
     except UnicodeDecodeError:
         return partition_key
 
 
-def with_short_keys(partitions: Iterable[Partition], registered: Container[str]) -> Iterator[Partition]:
-    """The partitions as Dagster gets them; reading one raises `DataError` if its key is new and too long."""
+def with_short_keys(
+    partitions: Iterable[Partition], registered: Container[str]
+) -> Iterator[Partition]:
+    """The partitions as Dagster gets them; reading one raises `DataError` if its key is new and too
+    long."""
     for partition in partitions:
         partition_key = to_partition_key(partition.key)
         size = len(partition_key.encode())
@@ -76,7 +83,8 @@ def in_chunks(values: Sequence[T]) -> Iterator[list[T]]:
 
 
 def is_canonical(partition_key: str) -> bool:
-    """Whether `to_partition_key` writes a catalog key this way; an operator may have registered another spelling."""
+    """Whether `to_partition_key` writes a catalog key this way; an operator may have registered
+    another spelling."""
     try:
         return to_partition_key(from_partition_key(partition_key)) == partition_key
     except ValueError:

@@ -52,7 +52,8 @@ class Progress:
         """What is done by now, and how long the rest takes."""
         seconds, in_flight = self._now() - self._begun, self._run.in_flight
         of_partitions = f"Progress: {self._partitions:,} of {counted(len(self._rows), 'partition')}"
-        encoded = in_flight.encoded if in_flight else self._run.report.texts_encoded  # by the machines of a cluster
+        # by the machines of a cluster
+        encoded = in_flight.encoded if in_flight else self._run.report.texts_encoded
         now = self._run.preparing if in_flight is None else f"{in_flight.texts:,} in flight"
         if in_flight is None and not encoded:
             return f"{of_partitions} in {_duration(seconds)}; {now}"
@@ -61,7 +62,8 @@ class Progress:
         of_texts = counted(texts, "text")
         left = ""
         if self._all_texts is not None:
-            done = min(texts, self._all_texts)  # a refused partition may have been encoded in part, and counts as done
+            # a refused partition may have been encoded in part, and counts as done
+            done = min(texts, self._all_texts)
             of_texts = f"{done:,} of {counted(self._all_texts, 'text')}"
             left = f", about {_duration((self._all_texts - done) / rate)} left" if rate else ""
         pace = f", {rate:,.0f} texts/s{left}" if rate else ""

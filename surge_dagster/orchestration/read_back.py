@@ -1,4 +1,5 @@
-"""Reading published files: in full beside their sources before they are adopted, their footers at the end of a run."""
+"""Reading published files: in full beside their sources before they are adopted, their footers at
+the end of a run."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ _ENCODE_AGAIN = "Run again: it is encoded again."
 _MOVE_AWAY = "Move the file away and run again."
 
 
-def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> dict[str, str | Failure | None]:
-    """Read files in full beside their sources; by key: None if sound, how it differs, or a failure to read it."""
+def read_back(
+    partitions: Sequence[Partition], store: Store, space: Space
+) -> dict[str, str | Failure | None]:
+    """Read files in full beside their sources; by key: None if sound, how it differs, or a failure
+    to read it."""
     by_key = {partition.key: partition for partition in partitions}
 
     def read(store: Store, key: str) -> str | Failure | None:
@@ -37,7 +41,10 @@ def difference(partition: Partition, store: Store, space: Space) -> str | None:
     """How a partition's file differs from its source, row by row; None when it does not."""
     verified = verify_partition(partition, store, space)
     # A source that has changed since it was listed proves nothing: the next run will read it.
-    if not isinstance(verified, Violation) or partition.current_source_version() != partition.source_version:
+    if (
+        not isinstance(verified, Violation)
+        or partition.current_source_version() != partition.source_version
+    ):
         return None
     if verified.kind == "unread":
         raise TransientError(verified.finding, partition.key)
@@ -51,7 +58,8 @@ def footer_failures(
     space: Space,
     checks: FooterChecks,
 ) -> Iterator[Failure]:
-    """Judge the footers of files that a run has published or found fresh, and yield what is wrong with them.
+    """Judge the footers of files that a run has published or found fresh, and yield what is wrong
+    with them.
 
     Args:
         rows: of each file, by catalog key.
@@ -68,7 +76,9 @@ def footer_failures(
         elif violation is not None:
             yield _failure(key, violation, _ENCODE_AGAIN)
         elif file is None:
-            yield _failure(key, "its published file is missing or damaged.", _ENCODE_AGAIN, transient=True)
+            yield _failure(
+                key, "its published file is missing or damaged.", _ENCODE_AGAIN, transient=True
+            )
         elif freshness.status == "foreign":
             finding = f"its file holds vectors of the space {file.facts.space!r}; expected {outputs.space!r}."
             yield _failure(key, finding, _MOVE_AWAY)
@@ -80,4 +90,6 @@ def unreadable(key: str, error: TransientError) -> Failure:
 
 
 def _failure(key: str, finding: str, remedy: str, *, transient: bool = False) -> Failure:
-    return Failure(key, f"partition {key!r}: {finding} {remedy}", transient, remedy, in_source=False)
+    return Failure(
+        key, f"partition {key!r}: {finding} {remedy}", transient, remedy, in_source=False
+    )

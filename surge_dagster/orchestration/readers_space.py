@@ -18,7 +18,8 @@ from surge_dagster.orchestration.names import CatalogNames
 
 
 def report_readers_space(names: CatalogNames, context: dg.OpExecutionContext, store: Store) -> None:
-    """Report the space that readers use and all spaces, unless the asset's last event says the same; never raises."""
+    """Report the space that readers use and all spaces, unless the asset's last event says the
+    same; never raises."""
     try:
         space = space_of_readers(store)
         metadata = shown_spaces(store, space)
@@ -29,17 +30,27 @@ def report_readers_space(names: CatalogNames, context: dg.OpExecutionContext, st
     last = records[0].asset_materialization if records else None
     if last is not None and last.metadata.get("spaces") == metadata["spaces"]:
         return
-    # Not an observation where readers stay with their space: the asset's page would go on showing the earlier table.
+    # Not an observation where readers stay with their space: the asset's page would go on showing
+    # the earlier table.
     text = f"{space.title} ({space.name}) is the space of {store.url} that readers use"
     tags = {DATA_VERSION_TAG: space.name}
-    report_events(context.instance, context, [dg.AssetMaterialization(names.current_space, text, metadata, tags=tags)])
+    report_events(
+        context.instance,
+        context,
+        [dg.AssetMaterialization(names.current_space, text, metadata, tags=tags)],
+    )
 
 
 def shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
     """Metadata about the space that readers use, with a table of all spaces by title."""
     spaces = sorted(list_spaces(store), key=lambda each: each.title)
     rows = [
-        {"title": each.title, "space": each.name, "model": each.requested.model, "is_current": each.name == space.name}
+        {
+            "title": each.title,
+            "space": each.name,
+            "model": each.requested.model,
+            "is_current": each.name == space.name,
+        }
         for each in spaces
     ]
     return {

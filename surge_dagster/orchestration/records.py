@@ -1,4 +1,5 @@
-"""What Dagster has on record of a catalog, read in bulk: one query per question, never one per partition."""
+"""What Dagster has on record of a catalog, read in bulk: one query per question, never one per
+partition."""
 
 from __future__ import annotations
 
@@ -21,16 +22,20 @@ class Catalogued:
 
     registered: dict[str, None]  # the dynamic partitions, in Dagster's order
     sources: dict[str, str]  # source version reported last
-    change_ids: dict[str, int]  # storage id of the last observation of a source version, which replaced another one
+    # storage id of the last observation of a source version, which replaced another one
+    change_ids: dict[str, int]
     embedded: dict[str, str]  # data version of the last materialization of `embeddings`
     embedding_ids: dict[str, int]  # storage id of that materialization
-    refused: dict[str, str]  # what the last observation of `embeddings`, which reports a refusal, is about
+    # what the last observation of `embeddings`, which reports a refusal, is about
+    refused: dict[str, str]
     refusal_ids: dict[str, int]  # storage id of that observation
 
     def knows(self, key: str, desired_version: str, source_version: str) -> bool:
-        """Whether a partition key's last materialization is of this version, from the source version reported last."""
-        # Event tags other than the data version cannot be read in bulk. That the materialization is younger than the
-        # source's last change says the same. A younger refusal leaves open what became of the file.
+        """Whether a partition key's last materialization is of this version, from the source
+        version reported last."""
+        # Event tags other than the data version cannot be read in bulk. That the materialization is
+        # younger than the source's last change says the same. A younger refusal leaves open what
+        # became of the file.
         changed = max(self.change_ids.get(key, -1), self.refusal_ids.get(key, -1))
         return (
             self.embedded.get(key) == desired_version
@@ -64,8 +69,13 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
 def last_embeddings(
     names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued, keys: Iterable[str]
 ) -> Iterator[dg.AssetMaterialization]:
-    """The last materializations of partitions, given by catalog key; none for one that was never embedded."""
-    ids = [catalogued.embedding_ids[key] for key in map(to_partition_key, keys) if key in catalogued.embedding_ids]
+    """The last materializations of partitions, given by catalog key; none for one that was never
+    embedded."""
+    ids = [
+        catalogued.embedding_ids[key]
+        for key in map(to_partition_key, keys)
+        if key in catalogued.embedding_ids
+    ]
     for storage_ids in in_chunks(ids):
         wanted = dg.AssetRecordsFilter(names.embeddings, storage_ids=storage_ids)
         for record in instance.fetch_materializations(wanted, limit=len(storage_ids)).records:
@@ -74,9 +84,12 @@ def last_embeddings(
 
 
 def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[str]:
-    """Partition keys that Dagster shows as failed: planned by a run that failed, and not materialized since."""
+    """Partition keys that Dagster shows as failed: planned by a run that failed, and not
+    materialized since."""
     storage = instance.event_log_storage
-    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(names.embeddings)
+    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(
+        names.embeddings
+    )
     runs = sorted({run_id for run_id, _ in attempts.values()})
     failed: set[str] = set()
     for run_ids in in_chunks(runs):

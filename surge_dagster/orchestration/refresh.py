@@ -1,9 +1,9 @@
 """A run: what the asset `embeddings` and the jobs do, as "worklist, engine, events".
 
-The engine decides and encodes; this module connects it with Dagster. A run that dies loses the events that were queued
-and no file: the next run adopts files that are not on record. Nothing is yielded to Dagster before the engine has
-ended: when a run is terminated, a suspended generator would be closed only when it is collected, and its threads with
-it.
+The engine decides and encodes; this module connects it with Dagster. A run that dies loses the
+events that were queued and no file: the next run adopts files that are not on record. Nothing is
+yielded to Dagster before the engine has ended: when a run is terminated, a suspended generator
+would be closed only when it is collected, and its threads with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.orchestration.cluster_runs import PUBLISH_SHARE, cluster_run_of, events_of, run_of
+from surge_dagster.orchestration.cluster_runs import (
+    PUBLISH_SHARE,
+    cluster_run_of,
+    events_of,
+    run_of,
+)
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator
 from surge_dagster.orchestration.names import CatalogNames
@@ -41,14 +46,24 @@ from surge_dagster.orchestration.readers_space import report_readers_space
 from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
-from surge_dagster.orchestration.worklist import OnRecord, Worklist, done_before, make_worklist, requested_partitions
+from surge_dagster.orchestration.worklist import (
+    OnRecord,
+    Worklist,
+    done_before,
+    make_worklist,
+    requested_partitions,
+)
 
 
 class Refresh:
     """A run over the catalog or a part of it; fills its outcome."""
 
     def __init__(
-        self, names: CatalogNames, context: dg.OpExecutionContext, config: LaunchConfig, outcome: Outcome
+        self,
+        names: CatalogNames,
+        context: dg.OpExecutionContext,
+        config: LaunchConfig,
+        outcome: Outcome,
     ) -> None:
         self._names = names
         self._context = context
@@ -57,7 +72,8 @@ class Refresh:
         self._outcome = outcome
         self._resources = names.resources(context)
         self._store = self._resources.output.open()
-        # Dagster ends a backfill as failed when a partition that it covers has no event from its run.
+        # Dagster ends a backfill as failed when a partition that it covers has no event from its
+        # run.
         self._in_backfill = "dagster/backfill" in context.run_tags
         self._catalogued = read_catalogued(names, context.instance)
         outcome.embedding_ids = self._catalogued.embedding_ids
@@ -70,7 +86,10 @@ class Refresh:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         _return_freed_memory()
         source = self._resources.catalog.open()
-        registered, is_typed = self._catalogued.registered, self._config.is_typed(self._context.run_tags)
+        registered, is_typed = (
+            self._catalogued.registered,
+            self._config.is_typed(self._context.run_tags),
+        )
         requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
         self._outcome.partitions = requested.partitions
         self._fail_unknown(requested.unknown)
@@ -81,7 +100,11 @@ class Refresh:
         report_readers_space(self._names, self._context, self._store)
         if self._unattended and self._unattended.removed_partitions:
             # Who executes an old run again may not know that it deletes.
-            action = "report" if is_by_operator(self._context.run_tags) else self._unattended.removed_partitions
+            action = (
+                "report"
+                if is_by_operator(self._context.run_tags)
+                else self._unattended.removed_partitions
+            )
             handle_removed_partitions(self._names, self._context, action, self._store, space)
         release(source)
 
@@ -92,12 +115,17 @@ class Refresh:
             self._outcome.failures[key] = Failure(key, reason, remedy=remedy, in_source=False)
 
     def _register(self, partitions: Iterable[str]) -> None:
-        new = [key for key in map(to_partition_key, partitions) if key not in self._catalogued.registered]
+        new = [
+            key
+            for key in map(to_partition_key, partitions)
+            if key not in self._catalogued.registered
+        ]
         for keys in in_chunks(new):
             self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
 
     def _skip_removed(self, removed: list[str]) -> None:
-        """Leave partitions that were removed from the source as they are; a backfill repeats their last events."""
+        """Leave partitions that were removed from the source as they are; a backfill repeats their
+        last events."""
         self._outcome.removed = removed
         if not removed:
             return
@@ -106,7 +134,9 @@ class Refresh:
             "stay as they are; the setting removed_partitions decides about them."
         )
         if self._in_backfill:  # unchanged, so that what was out of date stays so
-            for event in last_embeddings(self._names, self._context.instance, self._catalogued, removed):
+            for event in last_embeddings(
+                self._names, self._context.instance, self._catalogued, removed
+            ):
                 self._events.repeated(event)
 
     def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
@@ -115,7 +145,9 @@ class Refresh:
             self._require_same_model(pool, known)
             # Another space: the first run of one, or the content of the model has changed.
             is_known = known is not None and known.spec_sha256 == pool.space.spec_sha256
-            work = self._worklist(candidates, known if known is not None and is_known else pool.space)
+            work = self._worklist(
+                candidates, known if known is not None and is_known else pool.space
+            )
             self._take(work)
             run = self._new_run(pool, work)
             found_fresh = self._embed(run, pool, work)
@@ -176,7 +208,9 @@ class Refresh:
         self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")
         return run
 
-    def _embed(self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist) -> list[Receipt]:
+    def _embed(
+        self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist
+    ) -> list[Receipt]:
         """Run, then judge the footers of its files; return receipts of what the run found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
@@ -196,7 +230,8 @@ class Refresh:
                                 self._context.log.info(_encoder_line(run.report))
                             if event.is_slow:
                                 self._context.log.warning(event.slow_message)
-                            report_readers_space(self._names, self._context, self._store)  # the run may take days
+                            # the run may take days
+                            report_readers_space(self._names, self._context, self._store)
                             self._events.superbatch(event, run.space)
                         case Failure():
                             self._events.failure(event)
@@ -225,7 +260,8 @@ class Refresh:
         return failed
 
     def _report_known(self, work: Worklist, found_fresh: Sequence[Receipt]) -> None:
-        """Adopt files that are not on record; in a backfill, report every other fresh file as reused."""
+        """Adopt files that are not on record; in a backfill, report every other fresh file as
+        reused."""
         for receipt in work.adopted:
             self._events.embedding(receipt, adopted=True)
         for receipt in (*work.fresh, *found_fresh):
@@ -237,12 +273,14 @@ class Refresh:
 
 def _encoder_line(report: RunReport) -> str:
     device = f"{report.device} ({report.hardware})" if report.hardware else report.device
-    sizes = f", SuperBatches of {report.b_min:,} to {report.b_max:,} texts" if report.b_max else ""  # of each machine
+    # of each machine
+    sizes = f", SuperBatches of {report.b_min:,} to {report.b_max:,} texts" if report.b_max else ""
     return f"encoding on {device} in {report.precision}{sizes}"
 
 
 def _return_freed_memory() -> None:
-    """Let Arrow allocate with jemalloc from here on, unless the environment says with what; `commands` says why."""
+    """Let Arrow allocate with jemalloc from here on, unless the environment says with what;
+    `commands` says why."""
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         with suppress(NotImplementedError):  # there are builds of pyarrow without it
             pa.set_memory_pool(pa.jemalloc_memory_pool())

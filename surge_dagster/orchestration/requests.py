@@ -1,15 +1,15 @@
 """Earlier requests of the sensors: what their runs left undone, and how long that waits.
 
-The sensors keep no state of their own. Their runs are on record with the partitions in their config, and tags say the
-rest; an operator sees them on the page of a run:
+The sensors keep no state of their own. Their runs are on record with the partitions in their
+config, and tags say the rest; an operator sees them on the page of a run:
 
     surge/attempt        how often the same was requested in a row without success
     surge/settings       fingerprint of the settings: with other settings no partition waits
     surge/newest_event   storage id of the catalog's newest event at the request
     surge/target         what a run is for that has no partitions in its config
 
-Dagster copies the tags of a run to the run that it launches in its place. What no failed run holds, because it was
-deleted or is older than the newest 500, is requested as if for the first time.
+Dagster copies the tags of a run to the run that it launches in its place. What no failed run holds,
+because it was deleted or is older than the newest 500, is requested as if for the first time.
 """
 
 from __future__ import annotations
@@ -53,11 +53,19 @@ class Undone:
 
 
 def request_tags(
-    names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued, attempt: int, settings: str
+    names: CatalogNames,
+    instance: dg.DagsterInstance,
+    catalogued: Catalogued,
+    attempt: int,
+    settings: str,
 ) -> dict[str, str]:
     """The tags of a run that is requested now; `settings` is their fingerprint."""
     changes = instance.fetch_observations(names.source_partitions, limit=1).records
-    ids = [*catalogued.embedding_ids.values(), *catalogued.refusal_ids.values(), *(each.storage_id for each in changes)]
+    ids = [
+        *catalogued.embedding_ids.values(),
+        *catalogued.refusal_ids.values(),
+        *(each.storage_id for each in changes),
+    ]
     newest = max(ids, default=0)
     return {_ATTEMPT_TAG: str(attempt), _SETTINGS_TAG: settings, _EVENT_TAG: str(newest)}
 
@@ -69,8 +77,11 @@ def find_undone(
     catalogued: Catalogued,
     settings: str,
 ) -> dict[str, Undone]:
-    """The needed partitions that were requested with settings of this fingerprint and that their runs left undone."""
-    filters = dg.RunsFilter(tags={_SETTINGS_TAG: settings}, statuses=_UNDONE, job_name=names.embed_job)
+    """The needed partitions that were requested with settings of this fingerprint and that their
+    runs left undone."""
+    filters = dg.RunsFilter(
+        tags={_SETTINGS_TAG: settings}, statuses=_UNDONE, job_name=names.embed_job
+    )
     newest: dict[str, Undone | None] = {}
     for record in _newest_first(instance, filters) if needed else ():
         run, undone = record.dagster_run, Undone.of(record)
@@ -101,7 +112,8 @@ def request_for(
     run_config: Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> dg.RunRequest | dg.SkipReason:
-    """A run that is requested until one has done what it is for, after waits that grow; not after it was canceled."""
+    """A run that is requested until one has done what it is for, after waits that grow; not after
+    it was canceled."""
     filters = dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=_UNDONE, job_name=job_name)
     attempt = 1
     for record in instance.get_run_records(filters, limit=1):
@@ -110,7 +122,9 @@ def request_for(
             return dg.SkipReason(f"left alone after the canceled run {record.dagster_run.run_id}")
         if not before.is_due:
             until = before.due.isoformat(sep=" ", timespec="seconds")
-            return dg.SkipReason(f"waiting after a failure (attempt {before.attempt}) until {until}")
+            return dg.SkipReason(
+                f"waiting after a failure (attempt {before.attempt}) until {until}"
+            )
         attempt = before.attempt + 1
     tags = {_ATTEMPT_TAG: str(attempt), _TARGET_TAG: target, **(tags or {})}
     return dg.RunRequest(job_name=job_name, run_config=run_config, tags=tags)
@@ -118,7 +132,12 @@ def request_for(
 
 def has_succeeded(instance: dg.DagsterInstance, job_name: str, target: str) -> bool:
     succeeded = [dg.DagsterRunStatus.SUCCESS]
-    return instance.get_runs_count(dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=succeeded, job_name=job_name)) > 0
+    return (
+        instance.get_runs_count(
+            dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=succeeded, job_name=job_name)
+        )
+        > 0
+    )
 
 
 def now() -> datetime:
@@ -126,13 +145,17 @@ def now() -> datetime:
 
 
 def due_after(attempt: int, ended: float) -> datetime:
-    """When the next request is due after an attempt that ended then, in seconds since 1970: 1, 2, 4 … minutes later."""
-    return datetime.fromtimestamp(ended, UTC) + min(_FIRST_WAIT * 2 ** min(attempt - 1, 20), _LONGEST_WAIT)
+    """When the next request is due after an attempt that ended then, in seconds since 1970: 1, 2, 4
+    … minutes later."""
+    return datetime.fromtimestamp(ended, UTC) + min(
+        _FIRST_WAIT * 2 ** min(attempt - 1, 20), _LONGEST_WAIT
+    )
 
 
 def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone]) -> tuple[int, list[str]]:
     """The number of the attempt that is requested now, and its partitions."""
-    # One request holds partitions of one attempt, the earliest first: new ones must not wait behind failing ones.
+    # One request holds partitions of one attempt, the earliest first: new ones must not wait behind
+    # failing ones.
     by_attempt: dict[int, list[str]] = {}
     for key in keys:
         before = undone.get(key)
@@ -144,7 +167,8 @@ def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone]) -> tuple[int
 
 
 def _changed_since(key: str, event: int, catalogued: Catalogued, canceled: bool) -> bool:
-    """Whether a partition was embedded or refused since an event, or for a canceled run: its source changed."""
+    """Whether a partition was embedded or refused since an event, or for a canceled run: its source
+    changed."""
     ids = [catalogued.embedding_ids.get(key, -1), catalogued.refusal_ids.get(key, -1)]
     if canceled:
         ids.append(catalogued.change_ids.get(key, -1))

@@ -1,7 +1,9 @@
-"""Charts of a run as SVG images: when each stage worked, how large the partitions were, how fast it encoded.
+"""Charts of a run as SVG images: when each stage worked, how large the partitions were, how fast it
+encoded.
 
-A plotting library would take seconds to import and a third of a second per chart, at the end of every run; a run of a
-few small partitions takes less. Dagster's UI shows an image that stands in an event's metadata as markdown.
+A plotting library would take seconds to import and a third of a second per chart, at the end of
+every run; a run of a few small partitions takes less. Dagster's UI shows an image that stands in an
+event's metadata as markdown.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ _BLUE, _PALE, _RED, _DARK, _GREY = "#2f6f9f", "#a9c6dc", "#b5403a", "#444", "#8a
 
 
 def run_charts(
-    report: RunReport, timeline: Timeline, sizes: Counter[int], machines: Mapping[str, MachineWork] | None = None
+    report: RunReport,
+    timeline: Timeline,
+    sizes: Counter[int],
+    machines: Mapping[str, MachineWork] | None = None,
 ) -> dict[str, dg.MarkdownMetadataValue]:
     """The charts by name, as metadata; none of a run that encoded nothing.
 
@@ -43,20 +48,36 @@ def run_charts(
     """
     charts: dict[str, dg.MarkdownMetadataValue] = {}
     if timeline.entries:
-        charts["timeline"] = timeline_chart(timeline) if machines is None else machines_chart(list(machines.values()))
+        charts["timeline"] = (
+            timeline_chart(timeline)
+            if machines is None
+            else machines_chart(list(machines.values()))
+        )
         charts["throughput"] = throughput_chart(timeline)
     rate = report.costs.texts_per_second
     if sizes and rate is not None:
-        break_even = CostConstants(report.call_seconds, report.workers / rate, report.workers).break_even_texts
+        break_even = CostConstants(
+            report.call_seconds, report.workers / rate, report.workers
+        ).break_even_texts
         charts["partition_sizes"] = sizes_chart(sizes, break_even, report.b_min)
     return charts
 
 
 def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
-    """Lanes over the run's time; a bar is a SuperBatch, or several, and paler where the stage was not always busy."""
-    spans = [span for entry in timeline.entries for span in (entry.encode, entry.serialize, entry.upload) if span]
+    """Lanes over the run's time; a bar is a SuperBatch, or several, and paler where the stage was
+    not always busy."""
+    spans = [
+        span
+        for entry in timeline.entries
+        for span in (entry.encode, entry.serialize, entry.upload)
+        if span
+    ]
     last = max((span.ended for span in spans), default=0.0) or 1.0
-    bars = "a bar is a SuperBatch" if timeline.per_entry == 1 else f"a bar is {timeline.per_entry:,} SuperBatches"
+    bars = (
+        "a bar is a SuperBatch"
+        if timeline.per_entry == 1
+        else f"a bar is {timeline.per_entry:,} SuperBatches"
+    )
     chart = _Svg(f"When each stage was at work ({bars})")
 
     def place(seconds: float) -> float:
@@ -73,17 +94,22 @@ def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
             if span is not None:
                 share = min(1.0, span.busy_seconds / max(span.ended - span.begun, 1e-9))
                 width = place(span.ended) - place(span.begun) - 0.5  # the gap separates neighbours
-                chart.box(place(span.begun), top + 6, width, _LANE - 12, colour, max(_FAINTEST, share))
+                chart.box(
+                    place(span.begun), top + 6, width, _LANE - 12, colour, max(_FAINTEST, share)
+                )
     return chart.metadata()
 
 
 def machines_chart(machines: Sequence[MachineWork]) -> dg.MarkdownMetadataValue:
-    """A lane for each machine, with its address and throughput; a red line is where it was lost with a stretch."""
+    """A lane for each machine, with its address and throughput; a red line is where it was lost
+    with a stretch."""
     shown = machines[:_MOST_MACHINES]
     last = max((span.ended for work in shown for span in work.spans), default=0.0) or 1.0
     some = "" if len(shown) == len(machines) else f" ({len(shown)} of {len(machines):,})"
     bottom = _TOP + _MACHINE * len(shown)
-    chart = _Svg(f"When each machine was at work, and its texts/s{some}; red: it was lost", bottom + 40)
+    chart = _Svg(
+        f"When each machine was at work, and its texts/s{some}; red: it was lost", bottom + 40
+    )
 
     def place(seconds: float) -> float:
         return 2 * LEFT + (RIGHT - 3 * LEFT) * min(seconds, last) / last
@@ -94,9 +120,17 @@ def machines_chart(machines: Sequence[MachineWork]) -> dg.MarkdownMetadataValue:
     for row, work in enumerate(shown):
         top = _TOP + row * _MACHINE
         chart.text(10, top + 14, work.facts.host)
-        chart.text(RIGHT, top + 14, f"{_rate(work.texts, work.seconds):,.0f}", anchor="end", fill=_GREY)
+        chart.text(
+            RIGHT, top + 14, f"{_rate(work.texts, work.seconds):,.0f}", anchor="end", fill=_GREY
+        )
         for span in work.spans:
-            chart.box(place(span.begun), top + 3, place(span.ended) - place(span.begun), _MACHINE - 6, _BLUE)
+            chart.box(
+                place(span.begun),
+                top + 3,
+                place(span.ended) - place(span.begun),
+                _MACHINE - 6,
+                _BLUE,
+            )
         for seconds in work.lost_at:
             chart.line(place(seconds), top, place(seconds), top + _MACHINE, stroke=_RED, width=2)
     return chart.metadata()
@@ -106,7 +140,9 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     """Texts per second of each encode call, and of all together."""
     entries = timeline.entries
     rates = [_rate(entry.texts, entry.encode_seconds) for entry in entries]
-    mean = _rate(sum(entry.texts for entry in entries), sum(entry.encode_seconds for entry in entries))
+    mean = _rate(
+        sum(entry.texts for entry in entries), sum(entry.encode_seconds for entry in entries)
+    )
     most = 1.1 * max(*rates, mean) or 1.0
     ends = list(accumulate(entry.superbatches for entry in entries))
     chart = _Svg("Texts per second of each encode call")
@@ -120,23 +156,30 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     for x, y in points:
         chart.dot(x, y, _BLUE)
     chart.line(LEFT, _level(mean, most), RIGHT, _level(mean, most), stroke=_RED, dashed=True)
-    chart.text(RIGHT, 40, f"all calls together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED)
+    chart.text(
+        RIGHT, 40, f"all calls together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED
+    )
     chart.text(LEFT, _BOTTOM + 18, "first SuperBatch", fill=_GREY)
     chart.text(RIGHT, _BOTTOM + 18, f"last of {ends[-1]:,}", anchor="end", fill=_GREY)
     return chart.metadata()
 
 
 def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.MarkdownMetadataValue:
-    """How many partitions have how many texts, by the bits of these, with B_min and n* (`break_even`) from 1 on."""
+    """How many partitions have how many texts, by the bits of these, with B_min and n*
+    (`break_even`) from 1 on."""
     marks: list[tuple[str, float, str, str, float]] = [
         ("B_min", b_min, _DARK, "B_min: texts that a SuperBatch collects", 10)
     ]
     if break_even >= 1:
-        marks.append(("n*", break_even, _RED, "n*: a call costs more than encoding fewer texts", 290))
+        marks.append(
+            ("n*", break_even, _RED, "n*: a call costs more than encoding fewer texts", 290)
+        )
     all_bits = [*sizes, *(int(_bits(mark[1])) for mark in marks)]
     first, last = min(all_bits), max(all_bits)
     most, width = 1.1 * max(_FEWEST, *sizes.values()), (RIGHT - LEFT) / (last + 1 - first)
-    chart = _Svg(f"Partitions by their number of texts: {sum(sizes.values()):,} encoded in this run")
+    chart = _Svg(
+        f"Partitions by their number of texts: {sum(sizes.values()):,} encoded in this run"
+    )
     chart.vertical_axis(most)
     for bits in range(first, last + 2):
         x, top = LEFT + width * (bits - first), _level(sizes[bits], most)
@@ -144,22 +187,30 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
             chart.box(x + 1, top, width - 2, _BOTTOM - top, _PALE)
         if width > _LABEL or (bits - first) % 2 == 0:
             chart.text(x, _BOTTOM + 18, _power(bits), anchor="middle", fill=_GREY)
-    # The larger value has the upper label and the smaller one has its label on the left, so that no line crosses one.
-    for row, (name, value, colour, meaning, legend) in enumerate(sorted(marks, key=lambda mark: -mark[1])):
+    # The larger value has the upper label and the smaller one has its label on the left, so that no
+    # line crosses one.
+    for row, (name, value, colour, meaning, legend) in enumerate(
+        sorted(marks, key=lambda mark: -mark[1])
+    ):
         x, y = LEFT + width * (_bits(value) - first), _TOP - 12 + 14 * row
         is_left = row > 0 or x > RIGHT - 100
         label = f"{name} = {_short(value)}"
         chart.line(x, y - 10, x, _BOTTOM, stroke=colour, dashed=True, width=2)
-        chart.text(x + (-5 if is_left else 5), y, label, anchor="end" if is_left else "start", fill=colour)
+        chart.text(
+            x + (-5 if is_left else 5), y, label, anchor="end" if is_left else "start", fill=colour
+        )
         chart.text(legend, _BOTTOM + 36, meaning, fill=colour)
     chart.text(RIGHT, _BOTTOM + 36, "texts in a partition", anchor="end", fill=_GREY)
     return chart.metadata()
 
 
 def runs_chart(runs: Sequence[tuple[int, int]]) -> dg.MarkdownMetadataValue:
-    """Rows encoded and rows reused in each of the last runs, the oldest first, one on top of the other."""
+    """Rows encoded and rows reused in each of the last runs, the oldest first, one on top of the
+    other."""
     most, width = max(_FEWEST, *(1.1 * sum(rows) for rows in runs)), (RIGHT - LEFT) / len(runs)
-    chart = _Svg("Rows of this run and of those before it: encoded, or reused because their text did not change")
+    chart = _Svg(
+        "Rows of this run and of those before it: encoded, or reused because their text did not change"
+    )
     chart.vertical_axis(most)
     for place, (encoded, reused) in enumerate(runs):
         x, border, top = LEFT + width * place, _level(encoded, most), _level(encoded + reused, most)
@@ -210,13 +261,24 @@ class _Svg:
             self.line(LEFT, _level(tick, most), RIGHT, _level(tick, most))
             self.text(LEFT - 8, _level(tick, most) + 4, _short(tick), anchor="end", fill=_GREY)
 
-    def text(self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, fill: str = "#222") -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        anchor: str = "start",
+        size: int = 12,
+        fill: str = "#222",
+    ) -> None:
         self._parts.append(
             f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">'
             f"{escape(text)}</text>"
         )
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0) -> None:
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0
+    ) -> None:
         """Fill a rectangle; one that is too small to be seen grows, to the right and upwards."""
         bottom, height = y + height, max(2.0, height)
         self._parts.append(
@@ -225,7 +287,15 @@ class _Svg:
         )
 
     def line(
-        self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = "#ddd", dashed: bool = False, width: int = 1
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        *,
+        stroke: str = "#ddd",
+        dashed: bool = False,
+        width: int = 1,
     ) -> None:
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
         self._parts.append(

@@ -1,7 +1,8 @@
 """The events of a run: what it found in the source, published, adopted and could not embed.
 
-An event is queued as soon as there is something to report, and a thread stores batches of them. A partition's event
-points at the event of its source version and at that of its SuperBatch, so it is made when these are stored.
+An event is queued as soon as there is something to report, and a thread stores batches of them. A
+partition's event points at the event of its source version and at that of its SuperBatch, so it is
+made when these are stored.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._sources = dict(catalogued.sources)
         source, kind = names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
         self._source_ids = dict(context.instance.get_latest_storage_id_by_partition(source, kind))
-        # A partition that failed is planned by name just before its run ends, which shows it as failed. Every run that
-        # materializes it later plans it too: its page would otherwise go on naming the run that failed.
+        # A partition that failed is planned by name just before its run ends, which shows it as
+        # failed. Every run that materializes it later plans it too: its page would otherwise go on
+        # naming the run that failed.
         planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-        self._planned = context.instance.get_latest_storage_id_by_partition(names.embeddings, planned).keys()
+        self._planned = context.instance.get_latest_storage_id_by_partition(
+            names.embeddings, planned
+        ).keys()
         self._outcome = outcome
         self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
         newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
@@ -63,11 +67,14 @@ class RunEvents(EventWriter[Event | _Embedding]):
 
     def end_of_superbatches(self) -> None:
         if self._outcome.report.superbatches:
-            results = last_evaluations(self._context.instance, self._names.run_check, asset_events.MOST_RUNS - 1)
+            results = last_evaluations(
+                self._context.instance, self._names.run_check, asset_events.MOST_RUNS - 1
+            )
             self.put(asset_events.whole_run(self._names, self._outcome, results))
 
     def repeated(self, event: dg.AssetMaterialization) -> None:
-        """Report the last event of a partition again, as that of this run; its versions stay what they are."""
+        """Report the last event of a partition again, as that of this run; its versions stay what
+        they are."""
         assert event.partition
         if event.partition in self._planned:
             self.put(Planned(self._names.embeddings, event.partition))
@@ -75,7 +82,11 @@ class RunEvents(EventWriter[Event | _Embedding]):
         text = "The source does not list this partition; this is its last event once more."
         self.put(
             dg.AssetMaterialization(
-                event.asset_key, description=text, partition=event.partition, metadata=metadata, tags=event.tags
+                event.asset_key,
+                description=text,
+                partition=event.partition,
+                metadata=metadata,
+                tags=event.tags,
             )
         )
 
@@ -84,12 +95,14 @@ class RunEvents(EventWriter[Event | _Embedding]):
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
             self.put(Planned(self._names.embeddings, partition_key))
-        # The first partition of a run appears immediately, before events of SuperBatches that were encoded after it.
+        # The first partition of a run appears immediately, before events of SuperBatches that were
+        # encoded after it.
         self.put(_Embedding(receipt, reused, adopted), immediately=not self._has_embedding)
         self._has_embedding = True
 
     def unchanged(self, receipt: Receipt) -> None:
-        """Enter a fresh partition that is on record; only its source version is reported, if it has moved."""
+        """Enter a fresh partition that is on record; only its source version is reported, if it has
+        moved."""
         self._report_source(receipt.key)
 
     def failure(self, failure: Failure) -> None:
@@ -100,11 +113,14 @@ class RunEvents(EventWriter[Event | _Embedding]):
 
     def _report_source(self, key: str) -> None:
         """Queue the partition's source version if it is not the one on record."""
-        # Not all of them at the start: with many partitions the first file would wait for minutes of events.
+        # Not all of them at the start: with many partitions the first file would wait for minutes
+        # of events.
         partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
         if partition is None or self._sources.get(partition_key) == partition.source_version:
             return
-        for event in asset_events.source_version(self._names, partition, changed=partition_key in self._sources):
+        for event in asset_events.source_version(
+            self._names, partition, changed=partition_key in self._sources
+        ):
             self.put(event)
         self._sources[partition_key] = partition.source_version
 
@@ -114,15 +130,20 @@ class RunEvents(EventWriter[Event | _Embedding]):
         instance = self._context.instance
         plain = [item for item in batch if not isinstance(item, _Embedding)]
         report_events(instance, self._context, plain)
-        # Not those of other runs and of the sensor: they may have reported a version that this run has not read.
+        # Not those of other runs and of the sensor: they may have reported a version that this run
+        # has not read.
         source, kind = self._names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
         materialized = [item for item in plain if isinstance(item, dg.AssetMaterialization)]
-        if reported := {item.partition for item in materialized if item.asset_key == source and item.partition}:
+        if reported := {
+            item.partition for item in materialized if item.asset_key == source and item.partition
+        }:
             self._source_ids |= instance.get_latest_storage_id_by_partition(source, kind, reported)
         if embeddings := [item for item in batch if isinstance(item, _Embedding)]:
             report_events(instance, self._context, list(self._materializations(embeddings)))
 
-    def _materializations(self, embeddings: Sequence[_Embedding]) -> Iterator[dg.AssetMaterialization]:
+    def _materializations(
+        self, embeddings: Sequence[_Embedding]
+    ) -> Iterator[dg.AssetMaterialization]:
         """The events of partitions, made when the events that they point at are stored."""
         superbatches = {each.receipt.superbatch for each in embeddings} - {None}
         if superbatches - self._superbatch_ids.keys():
@@ -133,7 +154,9 @@ class RunEvents(EventWriter[Event | _Embedding]):
                 self._names,
                 receipt,
                 self._source_ids.get(to_partition_key(receipt.key)),
-                None if receipt.superbatch is None else self._superbatch_ids.get(receipt.superbatch),
+                None
+                if receipt.superbatch is None
+                else self._superbatch_ids.get(receipt.superbatch),
                 space_title=self._outcome.report.space_title,
                 reused=each.reused,
                 adopted=each.adopted,
@@ -142,7 +165,9 @@ class RunEvents(EventWriter[Event | _Embedding]):
     def _read_superbatch_ids(self) -> None:
         has_more = True
         while has_more:  # other runs may report SuperBatches at the same time
-            since = dg.AssetRecordsFilter(self._names.superbatches, after_storage_id=self._newest_superbatch)
+            since = dg.AssetRecordsFilter(
+                self._names.superbatches, after_storage_id=self._newest_superbatch
+            )
             page = self._context.instance.fetch_materializations(since, limit=1_000, ascending=True)
             for record in page.records:
                 self._newest_superbatch = record.storage_id

@@ -1,7 +1,8 @@
 """The timeline of a run: when each stage worked, in a few kilobytes however long the run is.
 
-The paper draws it as lanes over time (SURGE, figure 4): a gap in the encoding shows that something held it up. In a run
-of tens of thousands of SuperBatches neighbours are joined, so that the entries still cover all of its time.
+The paper draws it as lanes over time (SURGE, figure 4): a gap in the encoding shows that something
+held it up. In a run of tens of thousands of SuperBatches neighbours are joined, so that the entries
+still cover all of its time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ MOST_ENTRIES = 128
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One SuperBatch of a timeline, or several neighbours as one; None where a stage was not observed."""
+    """One SuperBatch of a timeline, or several neighbours as one; None where a stage was not
+    observed."""
 
     superbatches: int
     texts: int
@@ -37,7 +39,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Timeline:
-    """The SuperBatches of a run in the order they were published; each entry stands for at most `per_entry` of them."""
+    """The SuperBatches of a run in the order they were published; each entry stands for at most
+    `per_entry` of them."""
 
     entries: list[Entry] = field(default_factory=list)
     per_entry: int = 1
@@ -56,4 +59,8 @@ class Timeline:
 def _joined(one: Span | None, other: Span | None) -> Span | None:
     if one is None or other is None:
         return one or other
-    return Span(min(one.begun, other.begun), max(one.ended, other.ended), one.busy_seconds + other.busy_seconds)
+    return Span(
+        min(one.begun, other.begun),
+        max(one.ended, other.ended),
+        one.busy_seconds + other.busy_seconds,
+    )

@@ -1,8 +1,9 @@
 """What a run has to do: the partitions that it was launched for, and which of them need work.
 
-A fresh file that Dagster does not show as materialized is adopted: a run that was killed published it without its
-event, or another program made it. A footer states what a file should hold and does not prove it. So such a file is
-first read in full beside its source, and its partition is encoded again when the two differ.
+A fresh file that Dagster does not show as materialized is adopted: a run that was killed published
+it without its event, or another program made it. A footer states what a file should hold and does
+not prove it. So such a file is first read in full beside its source, and its partition is encoded
+again when the two differ.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 @dataclass(frozen=True, slots=True)
 class Requested:
     partitions: dict[str, Partition]  # those that the catalog has, by key
-    removed: list[str]  # keys that the catalog no longer has; the run leaves their files and events as they are
-    unknown: list[str]  # partition keys of Dagster's that are not how a key of the catalog is written
+    # keys that the catalog no longer has; the run leaves their files and events as they are
+    removed: list[str]
+    # partition keys of Dagster's that are not how a key of the catalog is written
+    unknown: list[str]
 
 
 def requested_partitions(
@@ -49,7 +52,8 @@ def requested_partitions(
     *,
     is_typed: bool,
 ) -> Requested:
-    """Look up what a run was launched for in the catalog; an operator who typed the keys may be mistaken."""
+    """Look up what a run was launched for in the catalog; an operator who typed the keys may be
+    mistaken."""
     listed = {partition.key: partition for partition in with_short_keys(catalog, registered)}
     if partition_keys is None:
         return Requested(listed, [], [])
@@ -76,19 +80,26 @@ class OnRecord:
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
         key = to_partition_key(file.facts.partition_key)
-        return key not in self.failed and self.catalogued.knows(key, file.facts.desired_version, source_version)
+        return key not in self.failed and self.catalogued.knows(
+            key, file.facts.desired_version, source_version
+        )
 
 
 def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
-    """Return the partition keys that the runs before this one have embedded, if a launch says `force`.
+    """Return the partition keys that the runs before this one have embedded, if a launch says
+    `force`.
 
-    A run continues others if Dagster launched it after a failure, or an operator "from failure". One that is executed
-    again as a whole starts from the beginning.
+    A run continues others if Dagster launched it after a failure, or an operator "from failure".
+    One that is executed again as a whole starts from the beginning.
     """
     instance = context.instance
     earlier_runs = list[str]()
     run = instance.get_run_by_id(context.run_id)
-    while run and (parent := run.tags.get(_PARENT_RUN_TAG)) and any(tag in run.tags for tag in _CONTINUES_TAGS):
+    while (
+        run
+        and (parent := run.tags.get(_PARENT_RUN_TAG))
+        and any(tag in run.tags for tag in _CONTINUES_TAGS)
+    ):
         earlier_runs.append(parent)
         run = instance.get_run_by_id(parent)
     return {key for run_id in earlier_runs for key in _embedded(names, instance, run_id)}
@@ -104,19 +115,30 @@ def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) ->
         cursor, has_more = page.cursor, page.has_more
         for record in page.records:
             event = record.asset_materialization
-            if event and event.asset_key == names.embeddings and event.partition and "reused" not in event.metadata:
+            if (
+                event
+                and event.asset_key == names.embeddings
+                and event.partition
+                and "reused" not in event.metadata
+            ):
                 yield event.partition
 
 
 @dataclass(frozen=True, slots=True)
 class Worklist:
-    outputs: OutputState  # of the run's space; files that differ from their source count as missing there
-    todo: list[Partition] = field(default_factory=list)  # partitions that are selected and need work
-    fresh: list[Receipt] = field(default_factory=list)  # of files that stay as they are and are on record
-    adopted: list[Receipt] = field(default_factory=list)  # of files that were read back and are not on record
-    differing: list[str] = field(default_factory=list)  # how files differ from their facts, space or source
+    # of the run's space; files that differ from their source count as missing there
+    outputs: OutputState
+    # partitions that are selected and need work
+    todo: list[Partition] = field(default_factory=list)
+    # of files that stay as they are and are on record
+    fresh: list[Receipt] = field(default_factory=list)
+    # of files that were read back and are not on record
+    adopted: list[Receipt] = field(default_factory=list)
+    # how files differ from their facts, space or source
+    differing: list[str] = field(default_factory=list)
     refused: list[PublishedFile] = field(default_factory=list)  # those of them that look fresh
-    failures: list[Failure] = field(default_factory=list)  # partitions whose files cannot be read now
+    # partitions whose files cannot be read now
+    failures: list[Failure] = field(default_factory=list)
 
 
 def make_worklist(
@@ -155,7 +177,9 @@ def make_worklist(
             work.fresh.append(_receipt(outputs, file))
         else:
             unrecorded[partition.key] = partition, file
-    differences = read_back([partition for partition, _ in unrecorded.values()], outputs.store, space)
+    differences = read_back(
+        [partition for partition, _ in unrecorded.values()], outputs.store, space
+    )
     for key, (partition, file) in unrecorded.items():
         match differences[key]:
             case None:
@@ -172,4 +196,6 @@ def make_worklist(
 
 
 def _receipt(outputs: OutputState, file: PublishedFile) -> Receipt:
-    return Receipt.of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
+    return Receipt.of(
+        file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh"
+    )

@@ -19,7 +19,9 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    prompt_tokens: int = Field(description="tokens that were encoded, special ones and those of the prompt included")
+    prompt_tokens: int = Field(
+        description="tokens that were encoded, special ones and those of the prompt included"
+    )
     total_tokens: int
 
 
@@ -45,7 +47,9 @@ class Model(BaseModel):
     normalize: bool
     query_prompt: str
     document_prompt: str
-    promise: dict[str, Any] | None = Field(description="seconds for an accepted query, and what they follow from")
+    promise: dict[str, Any] | None = Field(
+        description="seconds for an accepted query, and what they follow from"
+    )
 
 
 class ModelList(BaseModel):
@@ -66,7 +70,10 @@ class Error(BaseModel):
 
 _TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 _WHEN = {
-    "Retry-After": {"description": "seconds after which another attempt is worth it", "schema": _NUMBER},
+    "Retry-After": {
+        "description": "seconds after which another attempt is worth it",
+        "schema": _NUMBER,
+    },
     "retry-after-ms": {"description": "the same in milliseconds", "schema": _NUMBER},
 }
 # Of each operation, for the OpenAPI document.
@@ -80,29 +87,38 @@ OF_VECTORS: dict[int | str, dict[str, Any]] = {
     200: {
         "headers": {
             "surge-space": {"description": "name of the space of the vectors", "schema": _TEXT},
-            "surge-truncated-rows": {"description": "indexes of texts that were cut, as 3,5-9", "schema": _TEXT},
+            "surge-truncated-rows": {
+                "description": "indexes of texts that were cut, as 3,5-9",
+                "schema": _TEXT,
+            },
         }
     }
 }
 _NUMBERS = TypeAdapter(list[float])
 
 
-def embeddings_body(vectors: np.ndarray, encoding_format: str | None, space: str, tokens: int) -> bytes:
+def embeddings_body(
+    vectors: np.ndarray, encoding_format: str | None, space: str, tokens: int
+) -> bytes:
     """The JSON of an `EmbeddingList`, from float32 vectors [texts, dimension].
 
-    Numbers are written as the float64 that they are equal to: both formats are the same to the last bit.
+    Numbers are written as the float64 that they are equal to: both formats are the same to the last
+    bit.
     """
     if encoding_format == "base64":
         written = [b'"%b"' % b64encode(row) for row in np.ascontiguousarray(vectors, "<f4")]
     else:
         written = [_NUMBERS.dump_json(row.tolist()) for row in vectors]
-    data = b",".join(b'{"object":"embedding","index":%d,"embedding":%b}' % row for row in enumerate(written))
+    data = b",".join(
+        b'{"object":"embedding","index":%d,"embedding":%b}' % row for row in enumerate(written)
+    )
     rest = {"model": space, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     return b'{"object":"list","data":[%b],%b' % (data, json.dumps(rest).encode()[1:])
 
 
 def row_ranges(chosen: np.ndarray) -> str:
-    """Indexes of what is true, as `3,5-9`: a header that named all of 2,048 would be longer than proxies take."""
+    """Indexes of what is true, as `3,5-9`: a header that named all of 2,048 would be longer than
+    proxies take."""
     rows = np.flatnonzero(chosen)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,7 +1,7 @@
 """The HTTP application: OpenAI's embeddings and models, health and metrics.
 
-The lane hands back a future, so no thread waits for an encoder. Tokens of large requests are counted in threads, and
-large answers are written there.
+The lane hands back a future, so no thread waits for an encoder. Tokens of large requests are
+counted in threads, and large answers are written there.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ T = TypeVar("T")
 
 
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
-    """Return the application; while `app.state.is_ending()`, it answers that no more requests should be sent here.
+    """Return the application; while `app.state.is_ending()`, it answers that no more requests
+    should be sent here.
 
-    `app.state.batches` is the caller's to start, when the spaces are, and to close before them; None without a folder.
+    `app.state.batches` is the caller's to start, when the spaces are, and to close before them;
+    None without a folder.
 
     Args:
         spaces: started by the caller, who also closes them.
@@ -75,7 +77,10 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        middleware=[Middleware(_Gate, keys=keys, metrics=metrics), Middleware(BodyLimit, settings=settings)],
+        middleware=[
+            Middleware(_Gate, keys=keys, metrics=metrics),
+            Middleware(BodyLimit, settings=settings),
+        ],
         exception_handlers={
             SurgeError: answer_error,
             HTTPException: answer_error,
@@ -116,8 +121,12 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
 
 
 def _accepting_threads() -> dict[Task, ThreadPoolExecutor]:
-    """Return threads that count tokens; those of documents take seconds, and must keep no query waiting."""
-    return {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")}
+    """Return threads that count tokens; those of documents take seconds, and must keep no query
+    waiting."""
+    return {
+        "query": ThreadPoolExecutor(2, "queries"),
+        "document": ThreadPoolExecutor(1, "documents"),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,9 @@ class _Begun:
 class _Endpoints:
     """The endpoints below a base URL, whose texts are of this task unless they say otherwise."""
 
-    def __init__(self, spaces: ServedSpaces, task: Task, accepting: dict[Task, ThreadPoolExecutor]) -> None:
+    def __init__(
+        self, spaces: ServedSpaces, task: Task, accepting: dict[Task, ThreadPoolExecutor]
+    ) -> None:
         self._spaces = spaces
         self._task: Task = task
         self._accepting = accepting
@@ -161,15 +172,21 @@ class _Endpoints:
             content = write()
         return Response(content, headers=headers, media_type="application/json")
 
-    async def _begun(self, request: Request, asked: EmbeddingRequest, answer: Future[Encoded]) -> _Begun:
+    async def _begun(
+        self, request: Request, asked: EmbeddingRequest, answer: Future[Encoded]
+    ) -> _Begun:
         """Put the texts of a request into the queue of their lane."""
         begin = partial(self._begin, asked, answer, time.monotonic())
         if sum(map(len, asked.texts)) <= _LARGE_REQUEST:
             return begin()
         threads = self._accepting[asked.input_type or self._task]
-        return await _unless_left(request, asyncio.get_running_loop().run_in_executor(threads, begin))
+        return await _unless_left(
+            request, asyncio.get_running_loop().run_in_executor(threads, begin)
+        )
 
-    def _begin(self, asked: EmbeddingRequest, answer: Future[Encoded], received_at: float) -> _Begun:
+    def _begin(
+        self, asked: EmbeddingRequest, answer: Future[Encoded], received_at: float
+    ) -> _Begun:
         served = self._spaces.find(asked.model)
         task = asked.input_type or self._task
         require_offered(asked, served, task)
@@ -193,13 +210,17 @@ class _Probes:
 
     async def health(self) -> Response:
         """Tell whether queries can be encoded."""
-        return _status(self._spaces.is_alive, "no worker encodes queries of the current space", "encoder_down")
+        return _status(
+            self._spaces.is_alive, "no worker encodes queries of the current space", "encoder_down"
+        )
 
     async def readiness(self, request: Request) -> Response:
         """Tell whether to send requests here."""
         if request.app.state.is_ending():
             return _status(False, "the service shuts down", "shutting_down")
-        return _status(self._spaces.is_ready, "the current space cannot be queried yet", "space_loading")
+        return _status(
+            self._spaces.is_ready, "the current space cannot be queried yet", "space_loading"
+        )
 
     async def metrics_text(self) -> Response:
         """Return metrics of Prometheus."""
@@ -239,7 +260,8 @@ async def _answer_nobody(request: Request, error: Exception | None) -> Response:
 
 
 class _Gate:
-    """Asks for the API key, counts requests when they are answered, and ends connections while the service drains."""
+    """Asks for the API key, counts requests when they are answered, and ends connections while the
+    service drains."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys | None, metrics: Metrics) -> None:
         self._app = app
@@ -280,6 +302,8 @@ class _Gate:
 
 
 async def _unauthorized(scope: Scope, receive: Receive, send: Send) -> None:
-    message = "The request has no API key that is known here. Send the header Authorization: Bearer KEY."
+    message = (
+        "The request has no API key that is known here. Send the header Authorization: Bearer KEY."
+    )
     headers = {"www-authenticate": "Bearer", "connection": "close"}
     await error_response(401, message, "invalid_api_key", headers=headers)(scope, receive, send)

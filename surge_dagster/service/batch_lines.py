@@ -1,4 +1,5 @@
-"""Batches as OpenAI's API has them, and their lines: the requests of an input file, and what is written of them."""
+"""Batches as OpenAI's API has them, and their lines: the requests of an input file, and what is
+written of them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import Record
-from surge_dagster.service.requests import EmbeddingRequest, parse_request, require_offered, wrong_value
+from surge_dagster.service.requests import (
+    EmbeddingRequest,
+    parse_request,
+    require_offered,
+    wrong_value,
+)
 from surge_dagster.service.spaces import ServedSpace
 
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
@@ -64,7 +70,8 @@ class RequestCounts(BaseModel, frozen=True):
 class Batch(Record, frozen=True):
     """A batch, which never expires. `model` is the name of the space that it is pinned to.
 
-    OpenAI's API knows no `output_bytes` and `error_bytes`: what the files hold of the requests that are counted.
+    OpenAI's API knows no `output_bytes` and `error_bytes`: what the files hold of the requests that
+    are counted.
     """
 
     object: Literal["batch"] = "batch"
@@ -92,7 +99,8 @@ class Batch(Record, frozen=True):
         return _task_of(self.endpoint)
 
     def results_id(self, kind: str) -> str:
-        """Of the file that is written, of which clients get none before the end; the kind is `output` or `error`."""
+        """Of the file that is written, of which clients get none before the end; the kind is
+        `output` or `error`."""
         return f"file-{self.id.removeprefix('batch_')}-{kind}"
 
 
@@ -124,7 +132,9 @@ def read_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 def parse_line(number: int, raw: bytes, task: Task = "query") -> Line:
     """A line of a batch with this task; raises `ClientError`, as for a request with this body."""
     if len(raw) > MOST_LINE_BYTES:
-        message = f"The line has more than {MOST_LINE_BYTES:,} bytes. Divide its texts among several."
+        message = (
+            f"The line has more than {MOST_LINE_BYTES:,} bytes. Divide its texts among several."
+        )
         raise ClientError(400, message, "request_too_large")
     try:
         fields = _Fields.model_validate_json(raw)
@@ -139,11 +149,16 @@ def _task_of(endpoint: Endpoint) -> Task:
     return "document" if endpoint.startswith("/documents") else "query"
 
 
-def check_lines(lines: Iterable[tuple[int, bytes]], served: ServedSpace, task: Task) -> tuple[int, list[BatchError]]:
-    """How many lines a batch with this task has, and what is wrong with them; after some problems no more are read."""
+def check_lines(
+    lines: Iterable[tuple[int, bytes]], served: ServedSpace, task: Task
+) -> tuple[int, list[BatchError]]:
+    """How many lines a batch with this task has, and what is wrong with them; after some problems
+    no more are read."""
     total, problems, model = 0, list[BatchError](), None
     with closing(sqlite3.connect("")) as seen:  # a file without a name, so that memory is bounded
-        seen.execute("CREATE TABLE lines (custom_id TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID")
+        seen.execute(
+            "CREATE TABLE lines (custom_id TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID"
+        )
         for number, raw in lines:
             total += 1
             try:
@@ -153,22 +168,39 @@ def check_lines(lines: Iterable[tuple[int, bytes]], served: ServedSpace, task: T
                     message = f"The line has the model {line.request.model!r}: expected that of the first, {model!r}."
                     raise ClientError(400, message, "mismatched_model", "body.model")
                 require_offered(line.request, served, line.task)
-                if not seen.execute("INSERT OR IGNORE INTO lines VALUES (?, ?)", (line.custom_id, number)).rowcount:
-                    [[first]] = seen.execute("SELECT number FROM lines WHERE custom_id = ?", (line.custom_id,))
+                if not seen.execute(
+                    "INSERT OR IGNORE INTO lines VALUES (?, ?)", (line.custom_id, number)
+                ).rowcount:
+                    [[first]] = seen.execute(
+                        "SELECT number FROM lines WHERE custom_id = ?", (line.custom_id,)
+                    )
                     message = f"The custom_id {line.custom_id!r} is that of line {first}, too. Give each its own."
                     raise ClientError(400, message, "duplicate_custom_id", "custom_id")
             except ClientError as error:
-                problems.append(BatchError(code=error.code, message=str(error), param=error.param, line=number))
+                problems.append(
+                    BatchError(code=error.code, message=str(error), param=error.param, line=number)
+                )
                 if len(problems) == _MOST_PROBLEMS:
                     break
     return total, problems
 
 
-def answered(batch_id: str, line: Line, status: int, body: bytes, truncated_rows: str = "") -> bytes:
-    """A line of the output (200) or error file, with what the endpoint answers, and the header that it gives then."""
-    headers = b',"headers":{"surge-truncated-rows":"%b"}' % truncated_rows.encode() if truncated_rows else b""
+def answered(
+    batch_id: str, line: Line, status: int, body: bytes, truncated_rows: str = ""
+) -> bytes:
+    """A line of the output (200) or error file, with what the endpoint answers, and the header that
+    it gives then."""
+    headers = (
+        b',"headers":{"surge-truncated-rows":"%b"}' % truncated_rows.encode()
+        if truncated_rows
+        else b""
+    )
     id = _id(batch_id, line).encode()
-    return _result(batch_id, line, b'{"status_code":%d,"request_id":"%b"%b,"body":%b}' % (status, id, headers, body))
+    return _result(
+        batch_id,
+        line,
+        b'{"status_code":%d,"request_id":"%b"%b,"body":%b}' % (status, id, headers, body),
+    )
 
 
 def unanswered(batch_id: str, line: Line, error: BatchError) -> bytes:
@@ -176,7 +208,9 @@ def unanswered(batch_id: str, line: Line, error: BatchError) -> bytes:
     return _result(batch_id, line, b"null", {"code": error.code, "message": error.message})
 
 
-def _result(batch_id: str, line: Line, response: bytes, error: dict[str, str] | None = None) -> bytes:
+def _result(
+    batch_id: str, line: Line, response: bytes, error: dict[str, str] | None = None
+) -> bytes:
     facts = {"id": _id(batch_id, line), "custom_id": line.custom_id, "error": error}
     return b'%b,"response":%b}\n' % (json.dumps(facts).encode()[:-1], response)
 

@@ -30,7 +30,8 @@ def batch_router(batches: Batches | None, task: Task) -> APIRouter:
         batches: None: every answer says what to set.
         task: of lines that do not say whether they hold queries or documents.
     """
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a client could write any number of warnings
+    # a client could write any number of warnings
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     paths = _BatchPaths(batches, task)
     router = APIRouter(dependencies=[Depends(paths.require_batches)])
     add = router.add_api_route
@@ -47,7 +48,8 @@ def batch_router(batches: Batches | None, task: Task) -> APIRouter:
 
 
 class _BatchPaths:
-    """What each path does; those that are no coroutines run in a thread, since they wait for the disk."""
+    """What each path does; those that are no coroutines run in a thread, since they wait for the
+    disk."""
 
     def __init__(self, batches: Batches | None, task: Task) -> None:
         self._batches = batches
@@ -63,9 +65,12 @@ class _BatchPaths:
             raise ClientError(501, message, "not_available")
         return self._batches
 
-    async def create_file(self, file: UploadFile, purpose: Annotated[_Purpose, Form()]) -> FileObject:
+    async def create_file(
+        self, file: UploadFile, purpose: Annotated[_Purpose, Form()]
+    ) -> FileObject:
         """Keep a file."""
-        name = (file.filename or "").encode("utf-8", "replace").decode()  # surrogates are in no record
+        # surrogates are in no record
+        name = (file.filename or "").encode("utf-8", "replace").decode()
         return await asyncio.to_thread(self._found.files.upload, name, purpose, file.file)
 
     def list_files(
@@ -89,7 +94,9 @@ class _BatchPaths:
     def content(self, id: str) -> Response:
         """Read a file."""
         file = self._found.files.get(id)
-        return FileResponse(self._found.files.content(file.id), media_type="application/octet-stream")
+        return FileResponse(
+            self._found.files.content(file.id), media_type="application/octet-stream"
+        )
 
     def create_batch(self, asked: BatchRequest) -> Batch:
         """Make a batch."""

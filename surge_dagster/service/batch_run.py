@@ -1,11 +1,11 @@
 """One batch on its way through the lanes.
 
-Lines go to a lane in groups, and the answers of a group are appended to the output and the error file. These are
-flushed, and after them the batch's record, which has the sizes of both. What a crash leaves beyond these sizes is cut
-off later, so that each line is answered once.
+Lines go to a lane in groups, and the answers of a group are appended to the output and the error
+file. These are flushed, and after them the batch's record, which has the sizes of both. What a
+crash leaves beyond these sizes is cut off later, so that each line is answered once.
 
-Documents go to the bulk lane, and queries too where the model encodes both alike. Other queries share the lane of those
-that clients wait for: they go there line by line, while nothing else waits.
+Documents go to the bulk lane, and queries too where the model encodes both alike. Other queries
+share the lane of those that clients wait for: they go there line by line, while nothing else waits.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Sent:
 class BatchRun:
     """Answers those lines of a batch that have no answer yet.
 
-    What stands in its way for a while, such as a space that is being loaded, is raised as the `SurgeError` that it is:
-    another run of the batch goes on behind the last group that was kept.
+    What stands in its way for a while, such as a space that is being loaded, is raised as the
+    `SurgeError` that it is: another run of the batch goes on behind the last group that was kept.
 
     Args:
         check: raises what ends the work.
@@ -89,7 +89,9 @@ class BatchRun:
         if problems:
             raise BatchFailed(problems)
         counts = RequestCounts(total=total)
-        self.batch = self.change({}, status="in_progress", in_progress_at=int(time.time()), request_counts=counts)
+        self.batch = self.change(
+            {}, status="in_progress", in_progress_at=int(time.time()), request_counts=counts
+        )
 
     def encode(self) -> None:
         """Answer them as the endpoint does.
@@ -101,7 +103,9 @@ class BatchRun:
         groups, waiting = self._left(alone="query" if has_own_lane else None), deque[_Sent]()
         try:
             while True:
-                waiting.extend(self._send(lines) for lines in islice(groups, _GROUPS - len(waiting)))
+                waiting.extend(
+                    self._send(lines) for lines in islice(groups, _GROUPS - len(waiting))
+                )
                 if not waiting:
                     return
                 self._keep([*self._answers(waiting[0])])
@@ -125,7 +129,11 @@ class BatchRun:
 
     def _lines(self, source: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
         """Ends with the work also where very many lines are blank."""
-        return read_lines(raw for number, raw in enumerate(source) if number % _CHECKED_LINES or self.check() is None)
+        return read_lines(
+            raw
+            for number, raw in enumerate(source)
+            if number % _CHECKED_LINES or self.check() is None
+        )
 
     def _left(self, alone: Task | None = None) -> Iterator[list[Line]]:
         """Groups of the lines that have no answer; each line of the task `alone` is one."""
@@ -139,7 +147,10 @@ class BatchRun:
         kinds = Counter(kind for kind, _ in answers)
         results = {kind: b"".join(line for each, line in answers if each == kind) for kind in kinds}
         counts = self.batch.request_counts
-        done = {"completed": counts.completed + kinds["output"], "failed": counts.failed + kinds["error"]}
+        done = {
+            "completed": counts.completed + kinds["output"],
+            "failed": counts.failed + kinds["error"],
+        }
         self.batch = self.change(results, request_counts=counts.model_copy(update=done))
 
     def _send(self, lines: Sequence[Line]) -> _Sent:
@@ -163,7 +174,8 @@ class BatchRun:
             time.sleep(_LOOK_SECONDS)
 
     def _answers(self, sent: _Sent) -> Iterator[tuple[str, bytes]]:
-        """What is written of a line, and into which file; where a lane refuses several lines, each is sent alone."""
+        """What is written of a line, and into which file; where a lane refuses several lines, each
+        is sent alone."""
         while not wait([sent.encoded], TURN_SECONDS).done:
             self.check()
         try:
@@ -171,7 +183,12 @@ class BatchRun:
         except _REFUSED as error:
             if len(sent.lines) == 1:
                 response = refusal_response(error)
-                yield "error", answered(self.batch.id, sent.lines[0], response.status_code, bytes(response.body))
+                yield (
+                    "error",
+                    answered(
+                        self.batch.id, sent.lines[0], response.status_code, bytes(response.body)
+                    ),
+                )
             else:
                 for line in sent.lines:
                     yield from self._answers(self._send([line]))
@@ -184,7 +201,10 @@ class BatchRun:
             rows, start = slice(start, stop), stop
             found, tokens = vectors[line.request.dimensions][rows], int(encoded.tokens[rows].sum())
             body = embeddings_body(found, line.request.encoding_format, name, tokens)
-            yield "output", answered(self.batch.id, line, 200, body, row_ranges(encoded.truncated[rows]))
+            yield (
+                "output",
+                answered(self.batch.id, line, 200, body, row_ranges(encoded.truncated[rows])),
+            )
 
 
 def _groups(lines: Iterator[Line], alone: Task | None) -> Iterator[list[Line]]:

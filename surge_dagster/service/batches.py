@@ -1,7 +1,9 @@
-"""Batches: what clients ask to have encoded when the device has time, kept in a folder until it is done.
+"""Batches: what clients ask to have encoded when the device has time, kept in a folder until it is
+done.
 
-A thread works them off in the order in which they were made. One whose space takes nothing now is tried again after the
-others. What was open when a service ended, however it ended, goes on when the next one has the folder.
+A thread works them off in the order in which they were made. One whose space takes nothing now is
+tried again after the others. What was open when a service ended, however it ended, goes on when the
+next one has the folder.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import wait_for_thread
-from surge_dagster.service.batch_lines import OPEN, Batch, BatchErrors, BatchRequest, parse_line, read_lines
+from surge_dagster.service.batch_lines import (
+    OPEN,
+    Batch,
+    BatchErrors,
+    BatchRequest,
+    parse_line,
+    read_lines,
+)
 from surge_dagster.service.batch_run import BatchFailed, BatchRun
 from surge_dagster.service.errors import ClientError
 from surge_dagster.service.files import FileDeleted, FileStore, Records
@@ -31,11 +40,13 @@ from surge_dagster.service.spaces import ServedSpaces
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 10.0
-_MOST_BLANK_LINES = 1_000  # before the first request, since nothing else is done while they are read
+# before the first request, since nothing else is done while they are read
+_MOST_BLANK_LINES = 1_000
 
 
 class Batches:
-    """The batches and files of a folder, which no other service may use meanwhile. Use `with` to work on them.
+    """The batches and files of a folder, which no other service may use meanwhile. Use `with` to
+    work on them.
 
     Args:
         spaces: are started before this, and closed after it.
@@ -51,7 +62,9 @@ class Batches:
         try:
             self._owned.acquire()
         except Timeout:
-            raise ConfigError(f"another service uses the folder {folder}. Give each service one of its own.") from None
+            raise ConfigError(
+                f"another service uses the folder {folder}. Give each service one of its own."
+            ) from None
         self.files, self.records = FileStore(store), Records(store, "batches", "batch_", Batch)
         self._spaces = spaces
         self._changes = threading.RLock()
@@ -78,7 +91,8 @@ class Batches:
         """Make a batch of an uploaded file, in the space that its first line names.
 
         Args:
-            task: "document": all lines hold documents, whatever the endpoint, unless they say otherwise.
+            task: "document": all lines hold documents, whatever the endpoint, unless they say
+                otherwise.
 
         Raises:
             ClientError: there is no such file, or its first line is wrong.
@@ -104,7 +118,9 @@ class Batches:
         """End a batch; what is answered by now stays."""
         with self._changes:
             if (status := self.records.get(id).status) not in OPEN:
-                raise ClientError(409, f"The batch {id} is {status} and cannot be cancelled.", "batch_ended")
+                raise ClientError(
+                    409, f"The batch {id} is {status} and cannot be cancelled.", "batch_ended"
+                )
             return self._end(id, "cancelled")
 
     def delete_file(self, id: str) -> FileDeleted:
@@ -112,7 +128,9 @@ class Batches:
             self.files.get(id)
             for batch in self._open():
                 if batch.input_file_id == id:
-                    message = f"The batch {batch.id} reads the file {id}. Cancel it, or wait for its end."
+                    message = (
+                        f"The batch {batch.id} reads the file {id}. Cancel it, or wait for its end."
+                    )
                     raise ClientError(409, message, "file_in_use", "id")
             return self.files.remove(id)
 
@@ -131,7 +149,13 @@ class Batches:
                     pass
                 except Exception as error:
                     is_known = isinstance(error, SurgeError)  # else it is of the disk, or a defect
-                    log.warning("%s is tried again in %g s: %s", batch.id, _AGAIN_SECONDS, error, exc_info=not is_known)
+                    log.warning(
+                        "%s is tried again in %g s: %s",
+                        batch.id,
+                        _AGAIN_SECONDS,
+                        error,
+                        exc_info=not is_known,
+                    )
             self._has_work.wait(_AGAIN_SECONDS if tried else None)
 
     def run(self, id: str) -> None:
@@ -142,7 +166,9 @@ class Batches:
             SurgeError: it is to be tried again.
         """
         batch = self.records.get(id)
-        run = BatchRun(batch, self._spaces, self.files, partial(self._check, id), partial(self._change, id))
+        run = BatchRun(
+            batch, self._spaces, self.files, partial(self._check, id), partial(self._change, id)
+        )
         self._check(id)
         try:
             if batch.status == "validating":
@@ -159,7 +185,8 @@ class Batches:
             raise Cancelled
 
     def _change(self, id: str, results: Mapping[str, bytes], **changes: Any) -> Batch:
-        """Append results to the files of their kinds, and change the record; `Cancelled` where the batch has ended."""
+        """Append results to the files of their kinds, and change the record; `Cancelled` where the
+        batch has ended."""
         with self._changes:
             batch = self.records.get(id)
             if batch.status not in OPEN:

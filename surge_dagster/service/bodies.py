@@ -12,7 +12,8 @@ from surge_dagster.service.settings import ServiceSettings
 
 
 class BodyLimit:
-    """Refuses bodies that are too large with 413, and compressed ones with 415; files may be larger than others."""
+    """Refuses bodies that are too large with 413, and compressed ones with 415; files may be larger
+    than others."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self._app = app
@@ -25,7 +26,9 @@ class BodyLimit:
 
         encoding = Headers(scope=scope).get("content-encoding", "identity").lower()
         if encoding != "identity":
-            message = f"The body has the Content-Encoding {encoding!r}. Send it without compression."
+            message = (
+                f"The body has the Content-Encoding {encoding!r}. Send it without compression."
+            )
             refused = error_response(415, message, "unsupported_content_encoding")
             await refused(scope, receive, send)
             return

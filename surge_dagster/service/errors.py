@@ -1,4 +1,5 @@
-"""Why the service does not answer a request, and the answer: an object `error`, as clients of OpenAI's API read it.
+"""Why the service does not answer a request, and the answer: an object `error`, as clients of
+OpenAI's API read it.
 
 Each error says what a client can do about it.
 """
@@ -32,7 +33,8 @@ class Refusal(SurgeError):
 
 
 class ClientError(Refusal):
-    """A request that no lane sees, because it is wrong: the message says what was expected, what came, what to do."""
+    """A request that no lane sees, because it is wrong: the message says what was expected, what
+    came, what to do."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -60,7 +62,8 @@ class SpaceLoading(NotNow):
 
 
 class RequestTooLarge(Refusal):
-    """An idle lane could not answer the request within the promise either, or a text has too many bytes."""
+    """An idle lane could not answer the request within the promise either, or a text has too many
+    bytes."""
 
     status, code, param = 400, "request_too_large", "input"
 
@@ -72,7 +75,11 @@ class TooLong(Refusal):
 
     def __init__(self, rows: list[int], limit: int) -> None:
         shown = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
-        which = f"row {shown} of the request has" if len(rows) == 1 else f"rows {shown} of the request have"
+        which = (
+            f"row {shown} of the request has"
+            if len(rows) == 1
+            else f"rows {shown} of the request have"
+        )
         super().__init__(
             f"the model reads {limit:,} tokens of a text, prompt and special ones included, and {which} more; shorten "
             "or split such texts, or allow truncation: send `truncate: true`"
@@ -97,7 +104,8 @@ class LaneDown(Refusal):
 
 
 class LaneClosed(Refusal):
-    """The lane takes no more requests, or ended before this one was answered: the service stops, or left the space."""
+    """The lane takes no more requests, or ended before this one was answered: the service stops, or
+    left the space."""
 
     status, code = 503, "shutting_down"
 
@@ -108,14 +116,26 @@ class UnknownSpace(Refusal):
     status, code, param = 404, "model_not_found", "model"
 
     def __init__(self, model: str, names: list[str]) -> None:
-        super().__init__(f"the model {reprlib.repr(model)} is not served; expected one of {', '.join(names)}")
+        super().__init__(
+            f"the model {reprlib.repr(model)} is not served; expected one of {', '.join(names)}"
+        )
         self.names = names
 
 
 def error_response(
-    status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    status: int,
+    message: str,
+    code: str,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    kind = (
+        "server_error"
+        if status >= 500
+        else "rate_limit_error"
+        if status == 429
+        else "invalid_request_error"
+    )
     facts = {"message": message, "type": kind, "param": param, "code": code}
     return JSONResponse({"error": facts}, status, headers)
 
@@ -124,7 +144,10 @@ def refusal_response(error: Refusal) -> Response:
     """Says when to come back, where that helps."""
     seconds, headers = error.retry_after_seconds, dict[str, str]()
     if error.status in (429, 503):
-        headers = {"retry-after-ms": str(math.ceil(1000 * seconds)), "retry-after": str(math.ceil(seconds))}
+        headers = {
+            "retry-after-ms": str(math.ceil(1000 * seconds)),
+            "retry-after": str(math.ceil(seconds)),
+        }
     return error_response(error.status, str(error), error.code, error.param, headers)
 
 
@@ -134,7 +157,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
         case SurgeError():
             return refusal_response(error if isinstance(error, Refusal) else Refusal(str(error)))
         case HTTPException(status_code=413):
-            return error_response(413, error.detail, "request_too_large", headers={"connection": "close"})
+            return error_response(
+                413, error.detail, "request_too_large", headers={"connection": "close"}
+            )
         case HTTPException(status_code=400):
             kind = request.headers.get("content-type", "")
             code = "invalid_form" if kind.lower().startswith("multipart/") else "invalid_json"
@@ -145,6 +170,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
                 f"{request.method} {request.url.path}: {reason}. The base URL ends with /v1 for queries and with "
                 "/documents/v1 for documents; /openapi.json lists all paths."
             )
-            return error_response(error.status_code, message, reason.lower().replace(" ", "_"), None, error.headers)
+            return error_response(
+                error.status_code, message, reason.lower().replace(" ", "_"), None, error.headers
+            )
     message = "The service has failed; its log says why. Send the request again."
     return error_response(500, message, "internal_error")

@@ -1,6 +1,7 @@
 """Files that clients upload and batches write, and records in JSON, on the local disk.
 
-Each record is a file of its own that is replaced as a whole, so that `ls` and `cat` show what there is.
+Each record is a file of its own that is replaced as a whole, so that `ls` and `cat` show what there
+is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Page(BaseModel, Generic[R]):
 
 
 class Records(Generic[R]):
-    """The records of one kind in a folder; sorted by id, they stand in the order in which they were made.
+    """The records of one kind in a folder; sorted by id, they stand in the order in which they were
+    made.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -62,7 +64,9 @@ class Records(Generic[R]):
                 return self._kind.model_validate_json((self.folder / f"{id}.json").read_bytes())
             except FileNotFoundError:
                 pass
-        raise ClientError(404, f"There is no {self._prefix[:-1]} with the id {id!r}.", "not_found", "id")
+        raise ClientError(
+            404, f"There is no {self._prefix[:-1]} with the id {id!r}.", "not_found", "id"
+        )
 
     def put(self, record: R) -> None:
         """Write it, and wait until it is on the disk."""
@@ -80,9 +84,15 @@ class Records(Generic[R]):
             except ClientError:
                 continue
 
-    def page(self, limit: int, after: str | None = None, order: str = "desc", purpose: str | None = None) -> Page[R]:
+    def page(
+        self, limit: int, after: str | None = None, order: str = "desc", purpose: str | None = None
+    ) -> Page[R]:
         """Return a page of the records, the newest first unless the order is `asc`."""
-        found = [record for record in self.all() if not purpose or getattr(record, "purpose", None) == purpose]
+        found = [
+            record
+            for record in self.all()
+            if not purpose or getattr(record, "purpose", None) == purpose
+        ]
         if order == "asc":
             found = [record for record in found if not after or record.id > after]
         else:
@@ -121,7 +131,8 @@ class FileStore(Records[FileObject]):
         return self.folder / f"{id}.jsonl"
 
     def append(self, id: str, size: int, content: bytes) -> int:
-        """Write behind this size of a file that is registered later; gives the new size when it is on the disk."""
+        """Write behind this size of a file that is registered later; gives the new size when it is
+        on the disk."""
         with self.content(id).open("ab") as file:
             file.truncate(size)
             file.write(content)
@@ -141,7 +152,9 @@ class FileStore(Records[FileObject]):
     def register(self, id: str, filename: str, purpose: str) -> FileObject:
         """Make a file whose content is there known to clients."""
         size = self.content(id).stat().st_size
-        record = FileObject(id=id, bytes=size, created_at=int(time.time()), filename=filename, purpose=purpose)
+        record = FileObject(
+            id=id, bytes=size, created_at=int(time.time()), filename=filename, purpose=purpose
+        )
         self.put(record)
         return record
 

@@ -16,10 +16,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ApiKeys:
-    """The keys of a file, which is read again when it has changed; a change that makes it wrong is logged and ignored.
+    """The keys of a file, which is read again when it has changed; a change that makes it wrong is
+    logged and ignored.
 
-    A line is a digest, as in the output of `printf %s "$KEY" | sha256sum`; what follows it, and all after `#`, is a
-    comment. Where all lines were taken out of a file that can be read, no key is accepted.
+    A line is a digest, as in the output of `printf %s "$KEY" | sha256sum`; what follows it, and all
+    after `#`, is a comment. Where all lines were taken out of a file that can be read, no key is
+    accepted.
 
     Raises:
         ConfigError: the file cannot be read, has no digest, or a line that is none.
@@ -32,13 +34,15 @@ class ApiKeys:
         self._read()
 
     def accept(self, key: bytes) -> bool:
-        """Whether this is one of the keys; the empty one, whose digest an unset `$KEY` gives, never is."""
+        """Whether this is one of the keys; the empty one, whose digest an unset `$KEY` gives, never
+        is."""
         try:
             self._read()
         except ConfigError as error:
             log.warning("%s; the keys stay as they were", error)
         digest = hashlib.sha256(key).hexdigest()
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0 and key != b""  # all are compared
+        # all are compared
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0 and key != b""
 
     def _read(self) -> None:
         try:
@@ -50,11 +54,16 @@ class ApiKeys:
             return
         is_first, self._seen = self._seen == (), seen
         try:
-            lines = [line.split("#")[0].split() for line in self._path.read_text("utf-8-sig").splitlines()]
+            lines = [
+                line.split("#")[0].split()
+                for line in self._path.read_text("utf-8-sig").splitlines()
+            ]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the API keys in {self._path} cannot be read: {error}") from None
         digests = {number: words[0].lower() for number, words in enumerate(lines, 1) if words}
-        wrong = next((number for number, digest in digests.items() if not _DIGEST.fullmatch(digest)), None)
+        wrong = next(
+            (number for number, digest in digests.items() if not _DIGEST.fullmatch(digest)), None
+        )
         if wrong or (is_first and not digests):
             came = f"line {wrong} is none" if wrong else "it has none"
             raise ConfigError(

@@ -1,12 +1,15 @@
-"""Lane: one queue of texts before one encoder pool, which encodes them in passes of a bounded number of tokens.
+"""Lane: one queue of texts before one encoder pool, which encodes them in passes of a bounded
+number of tokens.
 
-A pass takes texts, not requests, from the head of the queue: small requests share one, and a large request is spread
-over several. Tokens are counted when a request comes, so that a lane with a promise can refuse at once what it could
-not answer in time. A request that is cancelled leaves the queue with the texts that no pass has taken yet.
+A pass takes texts, not requests, from the head of the queue: small requests share one, and a large
+request is spread over several. Tokens are counted when a request comes, so that a lane with a
+promise can refuse at once what it could not answer in time. A request that is cancelled leaves the
+queue with the texts that no pass has taken yet.
 
-The pool replaces workers that are lost, and encodes their texts again. When it cannot go on, every request that waits,
-and each one that comes later, gets `LaneDown`. An idle lane with a promise encodes a text for nobody twice a second: so
-a worker that hangs is known, and replaced, before a request comes.
+The pool replaces workers that are lost, and encodes their texts again. When it cannot go on, every
+request that waits, and each one that comes later, gets `LaneDown`. An idle lane with a promise
+encodes a text for nobody twice a second: so a worker that hangs is known, and replaced, before a
+request comes.
 """
 
 from __future__ import annotations
@@ -31,7 +34,14 @@ from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
-from surge_dagster.service.errors import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
+from surge_dagster.service.errors import (
+    LaneClosed,
+    LaneDown,
+    Overloaded,
+    RequestTooLarge,
+    TooLong,
+    UnusableText,
+)
 from surge_dagster.service.promise import MARGIN, Promise
 from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
 from surge_dagster.service.tokens import TokenCounter
@@ -39,7 +49,8 @@ from surge_dagster.service.tokens import TokenCounter
 log = logging.getLogger(__name__)
 
 MOST_TEXT_BYTES = 16 << 20
-# Bytes of a text that the model does not read take time too: a text counts as at least a token for so many bytes.
+# Bytes of a text that the model does not read take time too: a text counts as at least a token for
+# so many bytes.
 _BYTES_PER_TOKEN = 16
 _NEWEST_SHARE = 0.2  # of the last pass in the measured rate
 _LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
@@ -86,7 +97,12 @@ class Lane:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.space, self.promise = pool.space, promise
-        self.pool, self._recorded, self._counter, self._pass_tokens = pool, recorded, counter, pass_tokens
+        self.pool, self._recorded, self._counter, self._pass_tokens = (
+            pool,
+            recorded,
+            counter,
+            pass_tokens,
+        )
         self.counts = counts or LaneCounts()
         self._clock = clock
         self._changed = threading.Condition()
@@ -112,13 +128,18 @@ class Lane:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a worker is ready, or needed only by a first request, and no pass hangs as far as one is promised."""
+        """Whether a worker is ready, or needed only by a first request, and no pass hangs as far as
+        one is promised."""
         is_open = not self._stopping and self.failed_at is None
-        return is_open and (self._arena is None or (self.pool.ready_workers > 0 and not self._is_stuck()))
+        return is_open and (
+            self._arena is None or (self.pool.ready_workers > 0 and not self._is_stuck())
+        )
 
     @property
     def _down(self) -> LaneDown:
-        return LaneDown(f"no worker encodes texts of space {self.space.name} any more; the service's log says why")
+        return LaneDown(
+            f"no worker encodes texts of space {self.space.name} any more; the service's log says why"
+        )
 
     def accept(
         self,
@@ -129,8 +150,8 @@ class Lane:
     ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
 
-        Cancelling the answer drops the texts that no pass has taken. Its errors are `LaneDown`, `LaneClosed`,
-        `UnusableText`, and `TooLong` where tokens cannot be counted before.
+        Cancelling the answer drops the texts that no pass has taken. Its errors are `LaneDown`,
+        `LaneClosed`, `UnusableText`, and `TooLong` where tokens cannot be counted before.
 
         Args:
             truncate: whether texts longer than the model reads are cut; else they are refused.
@@ -168,21 +189,27 @@ class Lane:
             self.last_accepted_at = self._clock()
             self._start_thread()
             self._changed.notify_all()
-        # Not the request itself, which holds the answer: both, and the vectors, would wait for the garbage collector.
+        # Not the request itself, which holds the answer: both, and the vectors, would wait for the
+        # garbage collector.
         answer.add_done_callback(partial(self._drop_cancelled, weakref.ref(request)))
         return answer
 
     def start(self) -> None:
-        """Start the pool, and the lane's thread. The first request does so too, where nothing else did."""
+        """Start the pool, and the lane's thread. The first request does so too, where nothing else
+        did."""
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             most_bytes = max(MOST_TEXT_BYTES, _BYTES_PER_TOKEN * self._pass_tokens)
-            self._arena = self.pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes)
+            self._arena = self.pool.arena(
+                slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes
+            )
         self._start_thread()
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"surge-lane-{self.space.task}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name=f"surge-lane-{self.space.task}", daemon=True
+            )
             self._thread.start()
 
     def close(self, drain_seconds: float = 0.0) -> None:
@@ -195,7 +222,9 @@ class Lane:
         self.pool.close()  # which ends a pass that is under way
         if self._thread is not None:
             wait_for_thread(self._thread)
-        self._answer_all(LaneClosed(f"the lane of {self.space.name} ended before this request was answered"))
+        self._answer_all(
+            LaneClosed(f"the lane of {self.space.name} ended before this request was answered")
+        )
         if self._arena is not None:
             self._arena.close()
 
@@ -227,13 +256,17 @@ class Lane:
             )
 
     def expected_seconds(self, size: int = 0) -> float:
-        """Return the seconds until what waits, and a request of so many tokens, is answered; 0 without a promise."""
+        """Return the seconds until what waits, and a request of so many tokens, is answered; 0
+        without a promise."""
         if self.promise is None:
             return 0.0
         waiting = self.waiting_tokens + size
         if self._computing_since is None and not self._queue:
-            return self.promise.expected_seconds(waiting)  # else a slow lane would never be tried again
-        return self.promise.expected_seconds(waiting, self._tokens_per_second, self._under_way_seconds())
+            # else a slow lane would never be tried again
+            return self.promise.expected_seconds(waiting)
+        return self.promise.expected_seconds(
+            waiting, self._tokens_per_second, self._under_way_seconds()
+        )
 
     def _under_way_seconds(self) -> float:
         begun = self._computing_since  # which another thread may unset
@@ -266,7 +299,8 @@ class Lane:
             self._answer_all(self._ended_by(error))
 
     def _next_pass(self) -> bool:
-        """Takes the texts of a pass as soon as there are some, or none for one of nobody's text; False at the end."""
+        """Takes the texts of a pass as soon as there are some, or none for one of nobody's text;
+        False at the end."""
         with self._changed:
             self._pass = []
             self._changed.notify_all()
@@ -293,7 +327,9 @@ class Lane:
             call = self.pool.submit(slot, borders)
             try:
                 metrics = call.result()
-            except EncoderError as error:  # of these texts; where it is of the pool, the next call has it too
+            except (
+                EncoderError
+            ) as error:  # of these texts; where it is of the pool, the next call has it too
                 why = self._ended_by(error)
                 for part in self._pass:
                     self._answer(part.request, why)
@@ -316,7 +352,9 @@ class Lane:
 
     def _hand_out(self, slot: Slot, borders: np.ndarray, metrics: EncodeMetrics) -> None:
         """Copies vectors to their requests, and answers those that have all of theirs."""
-        failed = {int(np.searchsorted(borders, row.row, side="right")) - 1: row for row in metrics.failed}
+        failed = {
+            int(np.searchsorted(borders, row.row, side="right")) - 1: row for row in metrics.failed
+        }
         for place, part in enumerate(self._pass):
             request, encoded, first = part.request, part.request.encoded, int(borders[place])
             if (row := failed.get(place)) is not None:
@@ -346,7 +384,8 @@ class Lane:
             self._measure(counted / max(seconds, 1e-9), self.promise.tokens_per_second)
 
     def _measure(self, rate: float, most: float) -> None:
-        """Let the rate follow the last passes, but not above that of the start, which is during bulk work."""
+        """Let the rate follow the last passes, but not above that of the start, which is during
+        bulk work."""
         before = self._tokens_per_second or most
         self._tokens_per_second = before + _NEWEST_SHARE * (min(rate, most) - before)
 
@@ -368,14 +407,17 @@ class Lane:
 
 
 def measured(texts: list[str]) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """At least one text as a column, and the bytes of each, int64; texts that no lane takes are refused."""
+    """At least one text as a column, and the bytes of each, int64; texts that no lane takes are
+    refused."""
     if not texts:
         raise ValueError("a request has at least one text")
     try:
         column: pa.LargeStringArray = pa.array(texts, pa.large_string())  # pyright: ignore[reportAssignmentType]
     except UnicodeEncodeError as error:
         row = texts.index(error.object)
-        raise UnusableText(row, "it holds half of a surrogate pair, which is no character") from None
+        raise UnusableText(
+            row, "it holds half of a surrogate pair, which is no character"
+        ) from None
     text_bytes = value_lengths(column)
     if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
         row = int(text_bytes.argmax())

@@ -23,13 +23,23 @@ class Metrics:
     def __init__(self, spaces: ServedSpaces) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "surge_requests_total", "Requests that were answered", ("endpoint", "status"), registry=self._registry
+            "surge_requests_total",
+            "Requests that were answered",
+            ("endpoint", "status"),
+            registry=self._registry,
         )
         self._seconds = Histogram(
-            "surge_request_seconds", "Time of a request", ("endpoint",), buckets=_SECONDS, registry=self._registry
+            "surge_request_seconds",
+            "Time of a request",
+            ("endpoint",),
+            buckets=_SECONDS,
+            registry=self._registry,
         )
         self._broken = Counter(
-            "surge_promise_broken_total", "Answers that were sent too late", _LABELS, registry=self._registry
+            "surge_promise_broken_total",
+            "Answers that were sent too late",
+            _LABELS,
+            registry=self._registry,
         )
         self._registry.register(_LaneCollector(spaces))
 
@@ -38,7 +48,8 @@ class Metrics:
         self._seconds.labels(endpoint).observe(seconds)
 
     def count_accepted(self, lane: Lane, seconds: float) -> None:
-        """Of a request that a lane accepted: from its arrival until its answer, whatever it is, was sent."""
+        """Of a request that a lane accepted: from its arrival until its answer, whatever it is, was
+        sent."""
         if lane.promise is not None:
             is_broken = seconds > lane.promise.promised_seconds
             self._broken.labels(lane.space.name, lane.space.task).inc(is_broken)
@@ -54,8 +65,18 @@ def _queue_seconds(lane: Lane) -> float | None:
 
 _OF_LANES = (
     (GaugeMetricFamily, "surge_waiting_tokens", "Tokens that wait", attrgetter("waiting_tokens")),
-    (GaugeMetricFamily, "surge_waiting_requests", "Requests that wait", attrgetter("waiting_requests")),
-    (GaugeMetricFamily, "surge_queue_seconds", "Expected time until what waits is answered", _queue_seconds),
+    (
+        GaugeMetricFamily,
+        "surge_waiting_requests",
+        "Requests that wait",
+        attrgetter("waiting_requests"),
+    ),
+    (
+        GaugeMetricFamily,
+        "surge_queue_seconds",
+        "Expected time until what waits is answered",
+        _queue_seconds,
+    ),
     (CounterMetricFamily, "surge_texts_total", "Texts that were encoded", attrgetter("texts")),
     (CounterMetricFamily, "surge_tokens_total", "Tokens that were encoded", attrgetter("tokens")),
     (CounterMetricFamily, "surge_passes_total", "Passes through the model", attrgetter("passes")),

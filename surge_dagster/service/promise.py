@@ -1,12 +1,14 @@
 """The promise of a query lane: the seconds within which an accepted request is answered.
 
-A request is expected to take the passes of the texts that wait, its own included, and the pass that is under way:
+A request is expected to take the passes of the texts that wait, its own included, and the pass that
+is under way:
 
     expected seconds = (⌈waiting tokens / tokens of a full pass⌉ + 1) · tokens of a full pass / tokens per second
 
-It is accepted if one and a half times that is within the promise, and else refused with the time to come back. The rate
-is measured at the start, and again by the passes of requests. The margin is for passes that take longer than usual, and
-for reading requests and writing answers: it makes late answers rare, and excludes none.
+It is accepted if one and a half times that is within the promise, and else refused with the time to
+come back. The rate is measured at the start, and again by the passes of requests. The margin is for
+passes that take longer than usual, and for reading requests and writing answers: it makes late
+answers rare, and excludes none.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from surge_dagster.engine.encoder.devices import device_kind
 from surge_dagster.engine.errors import ConfigError
 
 MARGIN = 1.5
-# The promise that is given if none was requested: of two full passes that wait, and for small models of requests that
-# are read and answers that are written.
+# The promise that is given if none was requested: of two full passes that wait, and for small
+# models of requests that are read and answers that are written.
 _DEFAULT_PASSES, _LEAST_DEFAULT_SECONDS = 2, 0.1
-_FAST_ENOUGH = 0.8  # of the tokens per second of the fastest size: larger passes have a longer promise
+# of the tokens per second of the fastest size: larger passes have a longer promise
+_FAST_ENOUGH = 0.8
 _SIZES = (1 / 16, 1 / 4, 1)  # of the saturation point
 _ROUNDS = 3
 _MOST_SECONDS = 20.0
@@ -64,7 +67,10 @@ class Promise:
         return self.pass_tokens / self.tokens_per_second
 
     def expected_seconds(
-        self, waiting_tokens: int, tokens_per_second: float | None = None, under_way_seconds: float = 0.0
+        self,
+        waiting_tokens: int,
+        tokens_per_second: float | None = None,
+        under_way_seconds: float = 0.0,
     ) -> float:
         """Return the seconds until all that waits is answered.
 
@@ -112,7 +118,8 @@ class Promise:
 
 
 def pass_sizes(saturation_tokens: int, longest_text: int) -> list[int]:
-    """Return tokens of passes that are timed: up to the saturation point, and no fewer than a text has."""
+    """Return tokens of passes that are timed: up to the saturation point, and no fewer than a text
+    has."""
     return sorted({max(round(share * saturation_tokens), longest_text) for share in _SIZES})
 
 
@@ -124,8 +131,8 @@ def measure_passes(
 ) -> tuple[int, float]:
     """Time passes of these sizes, and return the tokens of a full pass and its tokens per second.
 
-    A full pass is of the smallest size that is nearly as fast as the fastest one. A first round warms up. A slow model
-    is timed in fewer passes.
+    A full pass is of the smallest size that is nearly as fast as the fastest one. A first round
+    warms up. A slow model is timed in fewer passes.
 
     Args:
         count: gives the tokens of each text.
@@ -148,7 +155,9 @@ def measure_passes(
     return _full_pass(batches, slowest_seconds)
 
 
-def _full_pass(batches: dict[int, tuple[list[str], int]], slowest_seconds: dict[int, float]) -> tuple[int, float]:
+def _full_pass(
+    batches: dict[int, tuple[list[str], int]], slowest_seconds: dict[int, float]
+) -> tuple[int, float]:
     rates = {size: batches[size][1] / seconds for size, seconds in slowest_seconds.items()}
     enough = _FAST_ENOUGH * max(rates.values())
     size = min(size for size, rate in rates.items() if rate >= enough)
@@ -166,18 +175,22 @@ def _texts_of(most_tokens: int, count: Callable[[list[str]], np.ndarray]) -> tup
 
 
 def kept_share(devices: str, bulk_share: float) -> float:
-    """φ: what niceness gives on a CPU; on a GPU all processes have equal slices of time, one of queries among them."""
+    """φ: what niceness gives on a CPU; on a GPU all processes have equal slices of time, one of
+    queries among them."""
     workers = Counter(devices.split(","))
     most = max(workers.values())  # that encode documents on one card
     if device_kind(next(iter(workers))) == "cuda":
         return most / (most + 1)
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    documents, queries = (min(_MOST_NICE, own + more) for more in (bulk_niceness(bulk_share), QUERY_NICENESS))
+    documents, queries = (
+        min(_MOST_NICE, own + more) for more in (bulk_niceness(bulk_share), QUERY_NICENESS)
+    )
     return 1 / (1 + _NICE_STEP ** (documents - queries))
 
 
 def bulk_niceness(bulk_share: float) -> int:
-    """The highest niceness at which workers get at least this share of a core beside those for queries.
+    """The highest niceness at which workers get at least this share of a core beside those for
+    queries.
 
     Raises:
         ConfigError: the share is out of its range.

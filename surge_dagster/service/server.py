@@ -24,8 +24,11 @@ from surge_dagster.service.spaces import ServedSpaces
 _BACKLOG = 2048
 
 
-def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]) -> None:
-    """Start the spaces, answer requests until SIGTERM or Ctrl-C, and close the spaces when all are answered.
+def run_service(
+    spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[str], None]
+) -> None:
+    """Start the spaces, answer requests until SIGTERM or Ctrl-C, and close the spaces when all are
+    answered.
 
     Call it in the main thread.
 
@@ -33,7 +36,8 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         say: prints a line for the operator.
 
     Raises:
-        ConfigError: the address cannot be bound, or may not be without API keys; or a space cannot be served.
+        ConfigError: the address cannot be bound, or may not be without API keys; or a space cannot
+            be served.
     """
     app = service_app(spaces, settings)
     # Else a query waits for threads that count tokens of documents.
@@ -42,12 +46,17 @@ def run_service(spaces: ServedSpaces, settings: ServiceSettings, say: Callable[[
         spaces.start()
         for served in spaces.served():
             promise = served.queries.promise
-            within = f", queries within {1000 * promise.promised_seconds:,.0f} ms" if promise else ""
-            say(f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}")
+            within = (
+                f", queries within {1000 * promise.promised_seconds:,.0f} ms" if promise else ""
+            )
+            say(
+                f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}"
+            )
         with _in_words(settings):  # another service may have been as fast
             listener.listen(_BACKLOG)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
-        gc.freeze()  # a look for garbage at all that is loaded would stop answers for a quarter of a second
+        # a look for garbage at all that is loaded would stop answers for a quarter of a second
+        gc.freeze()
         with app.state.batches or nullcontext():
             _run(http_server(app, settings), listener)
         say("stopped")
@@ -60,12 +69,15 @@ def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
     Raises:
         ConfigError: it cannot be bound, or other machines could reach it without an API key.
     """
-    family, proto, address = _address(settings) if settings.uds is None else (socket.AF_UNIX, 0, str(settings.uds))
+    family, proto, address = (
+        _address(settings) if settings.uds is None else (socket.AF_UNIX, 0, str(settings.uds))
+    )
     with ExitStack() as held:
         listener = held.enter_context(socket.socket(family, proto=proto))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with _in_words(settings):
-            if settings.uds is not None:  # which does not say whether somebody is about to listen there
+            # which does not say whether somebody is about to listen there
+            if settings.uds is not None:
                 settings.uds.parent.stat()  # the lock would make the folder
                 held.enter_context(FileLock(f"{settings.uds}.lock", timeout=0, thread_local=False))
                 _remove_unused(settings.uds)
@@ -93,14 +105,18 @@ def _in_words(settings: ServiceSettings) -> Iterator[None]:
         is_locked = isinstance(error, Timeout)
         reason = os.strerror(errno.EADDRINUSE) if is_locked else error.strerror or error
         address = settings.uds or f"{settings.host}:{settings.port}"
-        raise ConfigError(f"{address} cannot be bound: {reason}. Give another, or end what uses it.") from None
+        raise ConfigError(
+            f"{address} cannot be bound: {reason}. Give another, or end what uses it."
+        ) from None
 
 
 def _address(settings: ServiceSettings) -> tuple[socket.AddressFamily, int, Any]:
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"the host {settings.host!r} has no address: {error.strerror}. Name another.") from None
+        raise ConfigError(
+            f"the host {settings.host!r} has no address: {error.strerror}. Name another."
+        ) from None
     family, _, proto, _, address = found[0]
     if settings.api_keys is None and not ipaddress.ip_address(address[0]).is_loopback:
         raise ConfigError(
@@ -128,7 +144,8 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def http_server(app: Starlette, settings: ServiceSettings) -> uvicorn.Server:
-    """Return uvicorn with its own limits, whose `should_exit` ends it when what it has accepted is answered."""
+    """Return uvicorn with its own limits, whose `should_exit` ends it when what it has accepted is
+    answered."""
     config = uvicorn.Config(
         app,
         http="h11",  # whose headers have a limit

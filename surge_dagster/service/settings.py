@@ -17,7 +17,8 @@ class ServiceSettings:
         batches: folder for files and batches; without one there are none.
         max_body_bytes: of a request.
         max_file_bytes: of an uploaded file.
-        max_connections: at a time; below the 1,024 descriptors that Linux gives a process by default.
+        max_connections: at a time; below the 1,024 descriptors that Linux gives a process by
+            default.
         idle_seconds: between two requests of a connection; more than the 60 s of nginx.
         drain_seconds: time after SIGTERM for the answers to requests that were accepted.
     """

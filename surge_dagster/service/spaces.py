@@ -1,13 +1,13 @@
 """ServedSpaces: the spaces of an output that the service answers for, which follow its switches.
 
-The lanes of the current space are loaded, and those of the newest other one, so that a switch to it finds them warm.
-Those that are there at the start count as begun in the order of their names: an output does not say when. A space that
-is derived from the vectors of a loaded model needs no more than that model. Lanes that neither of the two needs any
-longer still answer by name: until others take their place, or no request has come for ten minutes. So at most three
-models are loaded.
+The lanes of the current space are loaded, and those of the newest other one, so that a switch to it
+finds them warm. Those that are there at the start count as begun in the order of their names: an
+output does not say when. A space that is derived from the vectors of a loaded model needs no more
+than that model. Lanes that neither of the two needs any longer still answer by name: until others
+take their place, or no request has come for ten minutes. So at most three models are loaded.
 
-A thread looks at the output twice a second. From the moment at which it has seen a switch, `current` is the new space
-or, while its model is loaded, nobody.
+A thread looks at the output twice a second. From the moment at which it has seen a switch,
+`current` is the new space or, while its model is loaded, nobody.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class ServedSpace:
     Attributes:
         space: as on record, maybe a derived one.
         queries, documents: encode into the space, or into that which it is derived from.
-        state: "next": a switch to it finds its lanes warm; "draining": it was current, and is answered by name for now.
+        state: "next": a switch to it finds its lanes warm; "draining": it was current, and is
+            answered by name for now.
         dimensions: that vectors can be cut to, in falling order; the first is the space's own.
     """
 
@@ -66,7 +67,8 @@ class ServedSpace:
     dimensions: tuple[int, ...]
 
     def converted(self, vectors: np.ndarray, dimensions: int | None = None) -> np.ndarray:
-        """Vectors of a lane with the dimensions of the space, or fewer of `dimensions`: float32, cut as in files.
+        """Vectors of a lane with the dimensions of the space, or fewer of `dimensions`: float32,
+        cut as in files.
 
         Vectors of the space's own type, such as int8, are compared with these, as `search` does.
         """
@@ -106,18 +108,23 @@ class ServedSpaces:
         self._is_closed = False
 
     def start(self) -> None:
-        """Load the current space, wait until its query lane is warm, and follow the output from then on.
+        """Load the current space, wait until its query lane is warm, and follow the output from
+        then on.
 
         Raises:
-            ConfigError: the output has no current space, its model cannot be used here, the promise cannot be kept, or
-                neither this space nor the next one is of the named model.
+            ConfigError: the output has no current space, its model cannot be used here, the promise
+                cannot be kept, or neither this space nor the next one is of the named model.
             EncoderError: the workers do not start.
         """
         self._look()
         current = self._current
         assert current is not None
-        if self._named is not None and self._named.model_digest not in {each.model_digest for each in self._wanted()}:
-            served = " and ".join(f"{each.name} of the model {each.requested.model!r}" for each in self._wanted())
+        if self._named is not None and self._named.model_digest not in {
+            each.model_digest for each in self._wanted()
+        }:
+            served = " and ".join(
+                f"{each.name} of the model {each.requested.model!r}" for each in self._wanted()
+            )
             raise ConfigError(
                 f"the model {self._named.requested.model!r} (--model) is not that of a space that would be served: "
                 f"{self._store.url!r} has {served}. Leave it out, or embed with it first."
@@ -134,7 +141,8 @@ class ServedSpaces:
         self._following.enter_context(every(_LOOK_SECONDS, self._follow, "surge-served-spaces"))
 
     def find(self, model: str) -> ServedSpace:
-        """The space of this name, else that of the model's name, the current one first; "current" is the current one.
+        """The space of this name, else that of the model's name, the current one first; "current"
+        is the current one.
 
         Raises:
             SpaceLoading: its model is not loaded yet.
@@ -144,7 +152,10 @@ class ServedSpaces:
             if model == CURRENT and self._current is not None:
                 return self._ready(self._current)
             known = [*self._wanted(), *(served.space for served in self._served)]
-            for names in ([space.name for space in known], [space.requested.model for space in known]):
+            for names in (
+                [space.name for space in known],
+                [space.requested.model for space in known],
+            ):
                 if model in names:
                     return self._ready(known[names.index(model)])
             names = [*(space.name for space in known), *(space.requested.model for space in known)]
@@ -161,17 +172,24 @@ class ServedSpaces:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the query lane of the current space has a worker; one that is being loaded does not count."""
-        return not self._is_closed and all(each.queries.is_alive for each in self._served if each.state == CURRENT)
+        """Whether the query lane of the current space has a worker; one that is being loaded does
+        not count."""
+        return not self._is_closed and all(
+            each.queries.is_alive for each in self._served if each.state == CURRENT
+        )
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse requests, wait for the answers of those that were accepted for so long, and end all workers."""
+        """Refuse requests, wait for the answers of those that were accepted for so long, and end
+        all workers."""
         self._following.close()
         with self._lock:
             self._is_closed = True
             changing = [*self._loading.values(), *self._ending]
             closing = [*self._lanes.values(), *(lanes for lanes, _ in changing)]
-        ends = [in_background(partial(lanes.close, drain_seconds), "surge-close-space") for lanes in closing]
+        ends = [
+            in_background(partial(lanes.close, drain_seconds), "surge-close-space")
+            for lanes in closing
+        ]
         for end in (*ends, *(end for _, end in changing)):
             result_of(end)
 
@@ -189,7 +207,9 @@ class ServedSpaces:
         if space.encoder_sha256 in self._failed:
             reason, load_again_at = self._failed[space.encoder_sha256]
             seconds = max(_LOADING_SECONDS, load_again_at - time.monotonic())
-        raise SpaceLoading(f"the space {space.name} is not ready: {reason}; try again in {seconds:.0f} s", seconds)
+        raise SpaceLoading(
+            f"the space {space.name} is not ready: {reason}; try again in {seconds:.0f} s", seconds
+        )
 
     def _wanted(self) -> list[Space]:
         """Those whose lanes are to be loaded."""
@@ -211,7 +231,11 @@ class ServedSpaces:
             wanted = {space.encoder_sha256: space for space in self._wanted()}
             for sha256, space in wanted.items():
                 _, load_again_at = self._failed.get(sha256, ("", 0.0))
-                if sha256 not in self._lanes and sha256 not in self._loading and time.monotonic() >= load_again_at:
+                if (
+                    sha256 not in self._lanes
+                    and sha256 not in self._loading
+                    and time.monotonic() >= load_again_at
+                ):
                     lanes = SpaceLanes(space, self._settings, self.counts)
                     load = in_background(partial(self._load, lanes, space.name), "surge-load-space")
                     self._loading[sha256] = lanes, load
@@ -226,16 +250,26 @@ class ServedSpaces:
         for sha256, lanes in list(self._lanes.items()):
             if lanes.queries.failed_at is not None:
                 self._failed[sha256] = (_FAILED, lanes.queries.failed_at + _LOAD_AGAIN_SECONDS)
-                self._ending.append((self._lanes.pop(sha256), in_background(lanes.close, "surge-close-space")))
-            elif (since := lanes.documents.failed_at) is not None and time.monotonic() >= since + _LOAD_AGAIN_SECONDS:
+                self._ending.append(
+                    (self._lanes.pop(sha256), in_background(lanes.close, "surge-close-space"))
+                )
+            elif (
+                since := lanes.documents.failed_at
+            ) is not None and time.monotonic() >= since + _LOAD_AGAIN_SECONDS:
                 # Queries go on meanwhile. The new lane has no worker before its first request.
-                self._ending.append((lanes, in_background(lanes.renew_documents().close, "surge-close-lane")))
+                self._ending.append(
+                    (lanes, in_background(lanes.renew_documents().close, "surge-close-lane"))
+                )
 
     def _look(self) -> None:
         """Reads which spaces the output has, and which one is current."""
         pointer, now = read_current(self._store), time.monotonic()
         patience = _LISTING_SECONDS if self._store.is_remote else 0.0
-        if self._current is not None and pointer == self._pointer and now < self._listed_at + patience:
+        if (
+            self._current is not None
+            and pointer == self._pointer
+            and now < self._listed_at + patience
+        ):
             return
         listed = {space.name: space for space in list_spaces(self._store)}
         current = (listed.get(pointer.space) if pointer else None) or space_of_readers(self._store)
@@ -243,10 +277,19 @@ class ServedSpaces:
         with self._lock:
             known = [name for name in self._spaces if name in listed]
             self._spaces = {name: listed[name] for name in dict.fromkeys([*known, *listed])}
-            self._past |= {space.encoder_sha256 for space in (self._current, previous) if space is not None}
+            self._past |= {
+                space.encoder_sha256 for space in (self._current, previous) if space is not None
+            }
             self._past.discard(current.encoder_sha256)
-            others = [space for space in self._spaces.values() if space.encoder_sha256 != current.encoder_sha256]
-            self._next = next((space for space in reversed(others) if space.encoder_sha256 not in self._past), None)
+            others = [
+                space
+                for space in self._spaces.values()
+                if space.encoder_sha256 != current.encoder_sha256
+            ]
+            self._next = next(
+                (space for space in reversed(others) if space.encoder_sha256 not in self._past),
+                None,
+            )
             self._current, self._pointer, self._listed_at, self._trouble = current, pointer, now, ""
 
     def _load(self, lanes: SpaceLanes, name: str) -> None:
@@ -255,7 +298,8 @@ class ServedSpaces:
             lanes.start(keep_promise=False)
         except Exception as error:
             why = str(error) or repr(error)
-            shown = why if isinstance(error, ConfigError) else _FAILED  # others may tell what a worker printed
+            # others may tell what a worker printed
+            shown = why if isinstance(error, ConfigError) else _FAILED
             lanes.close()
         with self._lock:
             self._loading.pop(lanes.sha256, None)
@@ -270,12 +314,17 @@ class ServedSpaces:
             self._publish()
 
     def _drained(self, wanted: set[str]) -> list[SpaceLanes]:
-        """Takes out the lanes that end now; of those that are not wanted, one may stay: that which was wanted last."""
+        """Takes out the lanes that end now; of those that are not wanted, one may stay: that which
+        was wanted last."""
         now = time.monotonic()
         self._unneeded_since = {
-            sha256: self._unneeded_since.get(sha256, now) for sha256 in self._lanes if sha256 not in wanted
+            sha256: self._unneeded_since.get(sha256, now)
+            for sha256 in self._lanes
+            if sha256 not in wanted
         }
-        newest = max(self._unneeded_since, key=lambda sha256: self._unneeded_since[sha256], default="")
+        newest = max(
+            self._unneeded_since, key=lambda sha256: self._unneeded_since[sha256], default=""
+        )
         ended = []
         for sha256, since in list(self._unneeded_since.items()):
             idle_seconds = now - max(since, self._lanes[sha256].last_accepted_at)
@@ -286,7 +335,13 @@ class ServedSpaces:
 
     def _publish(self) -> None:
         served = [
-            ServedSpace(space, lanes.queries, lanes.documents, self._state(space), self._dimensions(space, lanes))
+            ServedSpace(
+                space,
+                lanes.queries,
+                lanes.documents,
+                self._state(space),
+                self._dimensions(space, lanes),
+            )
             for space in self._spaces.values()
             if (lanes := self._lanes.get(space.encoder_sha256)) is not None
         ]
@@ -302,7 +357,11 @@ class ServedSpaces:
         derived = {
             other.dimension
             for other in self._spaces.values()
-            if other.derived and other.encoder_sha256 == lanes.sha256 and other.dtype in ("float32", "float16")
+            if other.derived
+            and other.encoder_sha256 == lanes.sha256
+            and other.dtype in ("float32", "float16")
         }
-        fewer = {size for size in derived | set(lanes.matryoshka_dimensions) if size < space.dimension}
+        fewer = {
+            size for size in derived | set(lanes.matryoshka_dimensions) if size < space.dimension
+        }
         return (space.dimension, *sorted(fewer, reverse=True))

@@ -31,7 +31,8 @@ class Request:
     """A request that is not answered yet.
 
     Attributes:
-        ends: size of the texts before each row, in tokens as they count towards a pass; int64 [texts + 1].
+        ends: size of the texts before each row, in tokens as they count towards a pass; int64
+            [texts + 1].
         encoded: its vectors and truncation are filled by passes.
         next_row: the first that no pass has taken.
         missing: rows without a vector.
@@ -67,7 +68,8 @@ class Part:
 
 
 class TextQueue:
-    """The requests of which texts wait, first come, first served; `tokens` is the size of these texts."""
+    """The requests of which texts wait, first come, first served; `tokens` is the size of these
+    texts."""
 
     def __init__(self) -> None:
         self._requests = deque[Request]()
@@ -90,7 +92,8 @@ class TextQueue:
             self._take(request, len(request.texts))
 
     def take(self, most_tokens: int) -> list[Part]:
-        """The texts of the next pass, from the head of the queue: at least one of the first request."""
+        """The texts of the next pass, from the head of the queue: at least one of the first
+        request."""
         parts, room = list[Part](), most_tokens
         while self._requests and room > 0:
             request = self._requests[0]

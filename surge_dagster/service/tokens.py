@@ -1,4 +1,5 @@
-"""How many tokens texts have, counted before they are encoded, by the tokenizer that a pool's workers have loaded."""
+"""How many tokens texts have, counted before they are encoded, by the tokenizer that a pool's
+workers have loaded."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ _SLICE = 64  # texts
 class TokenCounter:
     """Counts tokens of texts, prompt and special tokens included, as the model reads them.
 
-    Where the model's tokenizer cannot be used here, or gives others than the workers' one, a text has as many tokens
-    per byte as the texts that were timed at the pool's first start and those of its runs, at most the model's length.
+    Where the model's tokenizer cannot be used here, or gives others than the workers' one, a text
+    has as many tokens per byte as the texts that were timed at the pool's first start and those of
+    its runs, at most the model's length.
 
     Args:
         loaded: the tokenizer that workers have, as in `Space.tokenizer`; "" where unknown.
@@ -35,7 +37,8 @@ class TokenCounter:
     def count(
         self, texts: list[str], text_bytes: np.ndarray, is_over: Callable[[], bool] = lambda: False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each text that the model reads, int64, and whether it has more; an estimate never says so.
+        """Tokens of each text that the model reads, int64, and whether it has more; an estimate
+        never says so.
 
         Raises:
             CancelledError: `is_over` says that nobody waits for them any longer.
@@ -43,11 +46,14 @@ class TokenCounter:
         most = self._space.max_length
         if self._tokenizer is not None:
             slices = list[Tokens]()
-            for start in range(0, len(texts), _SLICE):  # so that the ids of few texts are held at a time
+            # so that the ids of few texts are held at a time
+            for start in range(0, len(texts), _SLICE):
                 if is_over():
                     raise CancelledError
                 slices.append(self._tokenizer.encode(texts[start : start + _SLICE]))
-            lengths, truncated = ([getattr(tokens, name) for tokens in slices] for name in ("lengths", "truncated"))
+            lengths, truncated = (
+                [getattr(tokens, name) for tokens in slices] for name in ("lengths", "truncated")
+            )
             return np.concatenate(lengths), np.concatenate(truncated)
         if self._space.is_hash:
             counted = hash_tokens(text_bytes + len(self._space.prompt.encode()))

@@ -1,4 +1,5 @@
-"""Helpers of the catalog tests: distributions as an installer writes them, and the content of a catalog folder."""
+"""Helpers of the catalog tests: distributions as an installer writes them, and the content of a
+catalog folder."""
 
 from __future__ import annotations
 

@@ -47,9 +47,13 @@ def versions(catalog: Path) -> dict[str, str]:
     return {partition.key: partition.source_version for partition in open_source(str(catalog))}
 
 
-def test_distributions_are_partitions_and_rows_follow_paths_and_lines(site: Path, tmp_path: Path) -> None:
+def test_distributions_are_partitions_and_rows_follow_paths_and_lines(
+    site: Path, tmp_path: Path
+) -> None:
     out, seen = tmp_path / "catalog", list[tuple[int, int]]()
-    summary = build_demo_catalog(out, search_path=[str(site)], progress=lambda *progress: seen.append(progress))
+    summary = build_demo_catalog(
+        out, search_path=[str(site)], progress=lambda *progress: seen.append(progress)
+    )
     assert summary == CatalogSummary(partitions=4, texts=664)
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0
     assert sizes_of(out) == {"Small%2EOne": 3, "huge": 600, "middle": 60, "tiny": 1}
@@ -57,11 +61,17 @@ def test_distributions_are_partitions_and_rows_follow_paths_and_lines(site: Path
     record = (site / "huge-1.0.dist-info" / "RECORD").read_bytes()
     assert versions(out)["huge"] == f"1.0+{hashlib.sha256(record).hexdigest()[:16]}"
     names = [row[0] for row in rows_of(out, "middle")]
-    assert names == [f"middle.{module}.task_{n}" for module, count in (("a", 20), ("b", 40)) for n in range(count)]
+    assert names == [
+        f"middle.{module}.task_{n}"
+        for module, count in (("a", 20), ("b", 40))
+        for n in range(count)
+    ]
 
 
 @pytest.mark.parametrize("limit", [None, 200])
-def test_second_build_keeps_rows_and_source_versions(site: Path, tmp_path: Path, limit: int | None) -> None:
+def test_second_build_keeps_rows_and_source_versions(
+    site: Path, tmp_path: Path, limit: int | None
+) -> None:
     out = tmp_path / "catalog"
     first = build(site, out, limit)
     before, rows = versions(out), rows_of(out, "huge")
@@ -70,7 +80,9 @@ def test_second_build_keeps_rows_and_source_versions(site: Path, tmp_path: Path,
     assert (versions(out), rows_of(out, "huge")) == (before, rows)
 
 
-def test_upgrade_changes_its_partition_and_uninstalled_packages_are_removed(site: Path, tmp_path: Path) -> None:
+def test_upgrade_changes_its_partition_and_uninstalled_packages_are_removed(
+    site: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "catalog"
     build(site, out)
     before = versions(out)
@@ -101,10 +113,14 @@ def test_equal_ids_within_a_distribution_become_one_row(tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site, "twice", {"twice.py": functions(2), "twice/__init__.py": functions(3)})
     build(site, tmp_path / "catalog")
-    assert [row[0] for row in rows_of(tmp_path / "catalog", "twice")] == [f"twice.task_{n}" for n in range(3)]
+    assert [row[0] for row in rows_of(tmp_path / "catalog", "twice")] == [
+        f"twice.task_{n}" for n in range(3)
+    ]
 
 
-def test_distributions_without_record_metadata_or_sources_are_left_out(site: Path, tmp_path: Path) -> None:
+def test_distributions_without_record_metadata_or_sources_are_left_out(
+    site: Path, tmp_path: Path
+) -> None:
     install(site, "norecord", {"norecord.py": functions(2)})
     (site / "norecord-1.0.dist-info" / "RECORD").unlink()
     install(site, "nometadata", {"nometadata.py": functions(2)})
@@ -136,7 +152,9 @@ def test_limit_below_one_is_refused(site: Path, tmp_path: Path, limit: int) -> N
 
 
 @pytest.mark.soak
-def test_installed_packages_make_a_catalog_with_partitions_of_very_different_sizes(tmp_path: Path) -> None:
+def test_installed_packages_make_a_catalog_with_partitions_of_very_different_sizes(
+    tmp_path: Path,
+) -> None:
     """Takes some seconds: it reads the sources of all installed packages."""
     build_demo_catalog(tmp_path / "catalog", limit=400)
     sizes = sizes_of(tmp_path / "catalog")
@@ -159,7 +177,9 @@ def test_installed_packages_make_a_catalog_with_partitions_of_very_different_siz
         ("__init__.py", None),
     ],
 )
-def test_module_name_is_the_dotted_path_and_none_for_private_modules(path: str, expected: str | None) -> None:
+def test_module_name_is_the_dotted_path_and_none_for_private_modules(
+    path: str, expected: str | None
+) -> None:
     assert module_name(path) == expected
 
 
@@ -241,7 +261,10 @@ class Size:
     ("docstring", "expected"),
     [
         ("One line.", "One line."),
-        ("\n    Two lines that\n    belong together.\n\n    And more.\n", "Two lines that belong together."),
+        (
+            "\n    Two lines that\n    belong together.\n\n    And more.\n",
+            "Two lines that belong together.",
+        ),
         ("Blanks \t  are\n  one.   \n  \t\n rest", "Blanks are one."),
         ("", ""),
         ("   \n\n  ", ""),
@@ -277,7 +300,9 @@ def test_sources_are_never_executed(tmp_path: Path) -> None:
 
 def test_limit_takes_rows_from_scattered_files_in_file_order(tmp_path: Path) -> None:
     files = [
-        source_file(tmp_path, f"m{n:02}", "".join(f'def f{i}():\n    """Text {i}."""\n' for i in range(5)))
+        source_file(
+            tmp_path, f"m{n:02}", "".join(f'def f{i}():\n    """Text {i}."""\n' for i in range(5))
+        )
         for n in range(40)
     ]
     everything = extract(files)

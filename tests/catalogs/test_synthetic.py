@@ -51,7 +51,8 @@ def test_sizes_are_log_normal_with_the_given_sigma(sigma: float) -> None:
 
 
 def test_scaling_keeps_the_ratio_of_median_to_mean() -> None:
-    """The published parameters give a mean of 36,600; 10M texts in 4,000 partitions have a mean of 2,500."""
+    """The published parameters give a mean of 36,600; 10M texts in 4,000 partitions have a mean of
+    2,500."""
     sizes = partition_sizes(10_000_000, 4_000)
     assert sizes.mean() == 2_500
     assert np.median(sizes) == pytest.approx(8_350 * 2_500 / 36_600, rel=0.15)
@@ -84,7 +85,9 @@ def test_text_depends_only_on_seed_partition_and_row() -> None:
     assert len(set(whole)) > 990
     rows = np.arange(20, dtype=np.uint64)
     long = draw_texts(5, 2, rows, 3_000).to_pylist()  # over 255 words each
-    assert [draw_texts(5, 2, rows[row : row + 1], 3_000).to_pylist() for row in range(20)] == [[text] for text in long]
+    assert [draw_texts(5, 2, rows[row : row + 1], 3_000).to_pylist() for row in range(20)] == [
+        [text] for text in long
+    ]
 
 
 def test_engine_reads_the_catalog(tmp_path: Path) -> None:
@@ -93,18 +96,26 @@ def test_engine_reads_the_catalog(tmp_path: Path) -> None:
     partitions = list(open_source(str(tmp_path)))
     assert [partition.key for partition in partitions] == [f"category-{n:04}" for n in range(1, 13)]
     read = [
-        pa.Table.from_batches([pa.record_batch([b.ids, b.texts], ["id", "text"])]) for p in partitions for b in p.read()
+        pa.Table.from_batches([pa.record_batch([b.ids, b.texts], ["id", "text"])])
+        for p in partitions
+        for b in p.read()
     ]
     table = pa.concat_tables(read)
     assert (len(table), len(set(table["id"].to_pylist()))) == (5_000, 5_000)
-    assert [row[1] for row in rows_of(tmp_path, "category-0007")] == texts_of(0, 7, sizes_of(tmp_path)["category-0007"])
+    assert [row[1] for row in rows_of(tmp_path, "category-0007")] == texts_of(
+        0, 7, sizes_of(tmp_path)["category-0007"]
+    )
 
 
-def test_second_build_gives_equal_rows_and_versions_and_one_with_other_arguments_replaces_them(tmp_path: Path) -> None:
+def test_second_build_gives_equal_rows_and_versions_and_one_with_other_arguments_replaces_them(
+    tmp_path: Path,
+) -> None:
     def built(**arguments: Any) -> tuple[dict[str, str], list[tuple[str, str]]]:
         build_synthetic_catalog(tmp_path, texts=2_000, **arguments)
         assert sum(sizes_of(tmp_path).values()) == 2_000
-        versions = {partition.key: partition.source_version for partition in open_source(str(tmp_path))}
+        versions = {
+            partition.key: partition.source_version for partition in open_source(str(tmp_path))
+        }
         return versions, rows_of(tmp_path, "category-0003")
 
     first, again, other = built(partitions=5), built(partitions=5), built(partitions=3, seed=1)
@@ -117,9 +128,9 @@ def test_row_groups_are_bounded_in_rows_and_in_bytes(tmp_path: Path) -> None:
     build_synthetic_catalog(tmp_path / "long", texts=1_000, partitions=1, mean_bytes=20_000)
     for name, most_rows in (("short", 65_536), ("long", 420)):
         metadata = pq.read_metadata(tmp_path / name / "partition=category-0001" / "part-0.parquet")
-        assert max(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)) == pytest.approx(
-            most_rows, rel=0.01
-        )
+        assert max(
+            metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)
+        ) == pytest.approx(most_rows, rel=0.01)
 
 
 @pytest.mark.soak
@@ -149,7 +160,9 @@ def test_memory_does_not_grow_with_the_catalog(tmp_path: Path) -> None:
         ({"texts": 5, "partitions": 5, "mean_bytes": 15}, "mean size"),
     ],
 )
-def test_arguments_out_of_range_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+def test_arguments_out_of_range_are_refused(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build_synthetic_catalog(tmp_path / "catalog", **arguments)
     assert not (tmp_path / "catalog").exists()

@@ -42,5 +42,7 @@ def giant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderRuns:
     monkeypatch.setattr(MachineWork, "bytes_per_second", None)
     for key, count in {"giant": 600, "a": 5, "b": 7}.items():
         rows = numbered_rows(key, count, words=12)
-        write_rows(partition_folder(tmp_path / "catalog", key) / "part-0.parquet", rows, row_group_size=100)
+        write_rows(
+            partition_folder(tmp_path / "catalog", key) / "part-0.parquet", rows, row_group_size=100
+        )
     return FolderRuns({}, tmp_path)

@@ -1,11 +1,13 @@
 """Hosts of a network of their own, made of namespaces: what listens on every address stays inside.
 
-A host has an address, a host name, a process 1, and a /tmp, a cache and a /dev/shm of its own. They are in memory, and
-are gone when the host is killed. Other folders are those of the machine, as a shared file system is; the ones that lie
-in /tmp are named. A host also has a cgroup for its share of the processors, where one can be made.
+A host has an address, a host name, a process 1, and a /tmp, a cache and a /dev/shm of its own. They
+are in memory, and are gone when the host is killed. Other folders are those of the machine, as a
+shared file system is; the ones that lie in /tmp are named. A host also has a cgroup for its share
+of the processors, where one can be made.
 
-This needs root, the Debian package iproute2, and kernel namespaces, as in `sudo make soak ARGS=tests/cluster`. Tests
-are skipped without. A container needs the capability SYS_ADMIN, and NET_ADMIN.
+This needs root, the Debian package iproute2, and kernel namespaces, as in `sudo make soak
+ARGS=tests/cluster`. Tests are skipped without. A container needs the capability SYS_ADMIN, and
+NET_ADMIN.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Host:
     network: str
     number: int
     shared: tuple[Path, ...] = ()
-    _first: subprocess.Popen[str] | None = field(default=None, init=False)  # process 1, as the test sees it
+    # process 1, as the test sees it
+    _first: subprocess.Popen[str] | None = field(default=None, init=False)
     _group: Path | None = field(default=None, init=False)
 
     @property
@@ -77,7 +80,13 @@ class Host:
         Args:
             disk: size of /tmp, as `mount` takes it.
         """
-        with_the_test = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self.namespace}"]
+        with_the_test = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "nsenter",
+            f"--net=/run/netns/{self.namespace}",
+        ]
         words = [*with_the_test, "unshare", "--mount", "--uts", "--pid", "--fork"]
         kept = [str(path) for path in self.shared if path.is_relative_to("/tmp")]
         self._first = self._spawn(
@@ -88,21 +97,40 @@ class Host:
         said = self._first.stdout.readline()
         assert said == "up\n", said + self._first.stdout.read()
 
-    def popen(self, *command: object, env: Mapping[str, str] | None = None, **options: object) -> subprocess.Popen[str]:
+    def popen(
+        self, *command: object, env: Mapping[str, str] | None = None, **options: object
+    ) -> subprocess.Popen[str]:
         """A process of the host, which ends with the one that is returned."""
-        given = {"TMPDIR": "/tmp", "SURGE_CACHE_DIR": "/tmp/cache", "XDG_CACHE_HOME": "/tmp/cache", "HOME": "/tmp"}
+        given = {
+            "TMPDIR": "/tmp",
+            "SURGE_CACHE_DIR": "/tmp/cache",
+            "XDG_CACHE_HOME": "/tmp/cache",
+            "HOME": "/tmp",
+        }
         enter = ["nsenter", "--target", self._first_pid(), "--mount", "--uts", "--pid", "--net"]
-        return self._spawn(*enter, "setpriv", "--pdeathsig", "KILL", *command, env={**given, **(env or {})}, **options)
+        return self._spawn(
+            *enter,
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            *command,
+            env={**given, **(env or {})},
+            **options,
+        )
 
     def run(self, *command: object, env: Mapping[str, str] | None = None) -> str:
-        with self.popen(*command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        with self.popen(
+            *command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
             output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
         return output
 
     def pids(self) -> list[int]:
         """Of all its processes, as the test sees them."""
-        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False)
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False
+        )
         return [int(pid) for pid in listed.stdout.split()]
 
     def runs(self, what: str) -> bool:
@@ -144,40 +172,72 @@ class Host:
         """Leave no room on its disk."""
         self.popen("dd", "if=/dev/zero", "of=/tmp/full", "bs=1M", stderr=subprocess.DEVNULL).wait()
 
-    def _spawn(self, *words: object, env: Mapping[str, str], **options: object) -> subprocess.Popen[str]:
-        into = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', self._group] if self._group else []
+    def _spawn(
+        self, *words: object, env: Mapping[str, str], **options: object
+    ) -> subprocess.Popen[str]:
+        into = (
+            ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', self._group]
+            if self._group
+            else []
+        )
         command = [str(word) for word in (*into, *words)]
         return subprocess.Popen(command, text=True, env={**os.environ, **env}, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def _first_pid(self) -> int:
         """Of process 1: the child of `unshare`."""
         assert self._first is not None, f"{self.name} is not running"
-        children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text().split()
+        )
         return int(children[0])
 
 
 @contextmanager
 def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
-    """So many running hosts on one bridge, which is in a namespace of its own; all their processes end with them.
+    """So many running hosts on one bridge, which is in a namespace of its own; all their processes
+    end with them.
 
     Args:
         shared: folders that all share; the package and its interpreter are among them.
     """
-    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "nsenter", "unshare", "setpriv"))):
-        pytest.skip("hosts are made of namespaces: run this as root, with iproute2 and util-linux installed")
+    if os.geteuid() != 0 or not all(
+        map(shutil.which, ("ip", "tc", "nsenter", "unshare", "setpriv"))
+    ):
+        pytest.skip(
+            "hosts are made of namespaces: run this as root, with iproute2 and util-linux installed"
+        )
     network = f"surge-{os.getpid()}-{next(_NUMBERS)}"
     kept = tuple(dict.fromkeys(path.resolve() for path in (ROOT, Path(sys.prefix), *shared)))
-    kept = tuple(path for path in kept if not any(path.is_relative_to(other) for other in kept if other != path))
+    kept = tuple(
+        path
+        for path in kept
+        if not any(path.is_relative_to(other) for other in kept if other != path)
+    )
     made = [Host(network, number, kept) for number in range(1, count + 1)]
     with ExitStack() as stack:
         for namespace in (network, *(host.namespace for host in made)):
             _ip("netns", "add", namespace)
-            stack.callback(subprocess.run, ["ip", "netns", "del", namespace], check=False, capture_output=True)
+            stack.callback(
+                subprocess.run, ["ip", "netns", "del", namespace], check=False, capture_output=True
+            )
         _ip("-n", network, "link", "add", "bridge", "type", "bridge")
         _ip("-n", network, "link", "set", "bridge", "up")
         for host in made:
             port = f"port{host.number}"
-            _ip("-n", network, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+            _ip(
+                "-n",
+                network,
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                host.namespace,
+            )
             _ip("-n", network, "link", "set", port, "master", "bridge", "up")
             _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
@@ -191,7 +251,8 @@ def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
 
 
 def parquet_files(folder: Path) -> set[tuple[str, int]]:
-    """Those of a folder that hosts share, by name, with the times of their publication; some may vanish meanwhile."""
+    """Those of a folder that hosts share, by name, with the times of their publication; some may
+    vanish meanwhile."""
     found = set[tuple[str, int]]()
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names if name.endswith(".parquet")):

@@ -41,7 +41,12 @@ class SmallRuns:
         return [partition_of(key, rows) for key, rows in self.catalog.items()]
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        *,
+        at_once: int = 1,
+        **options: Any,
     ) -> EmbeddingRun:
         return make_run(pool, partitions, self.output, **options)
 
@@ -54,7 +59,12 @@ class FolderRuns(SmallRuns):
         return list(open_source(self.output / "catalog"))
 
     def new_run(
-        self, partitions: Sequence[Partition], pool: EncoderPool, *, at_once: int = 1, **options: Any
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        *,
+        at_once: int = 1,
+        **options: Any,
     ) -> EmbeddingRun:
         return make_run(pool, partitions, self.output / "output", **options)
 
@@ -65,8 +75,8 @@ class LocalCluster:
 
     Args:
         names: of the machines that are there at first.
-        before: called with a machine and its keys before it embeds them; if it raises `MachineLost`, the machine is
-            lost with all stretches that it has.
+        before: called with a machine and its keys before it embeds them; if it raises
+            `MachineLost`, the machine is lost with all stretches that it has.
     """
 
     runs: CatalogRuns
@@ -95,7 +105,9 @@ class LocalCluster:
 
         def work() -> StretchOutcome:
             self.before(machine, stretch.keys)
-            return self._machines[machine].embed(number, stretch.keys, stretch.ranges, again=stretch.is_again)
+            return self._machines[machine].embed(
+                number, stretch.keys, stretch.ranges, again=stretch.is_again
+            )
 
         self._begun.append(in_background(work, "test-machine"))
         return machine, number, self._begun[-1]
@@ -132,9 +144,13 @@ class LocalCluster:
         wait(self._begun)  # also those of lost machines
 
 
-def cluster_run(cluster: LocalCluster, pool: EncoderPool, *, force: bool = False) -> ClusterRun[Task]:
+def cluster_run(
+    cluster: LocalCluster, pool: EncoderPool, *, force: bool = False
+) -> ClusterRun[Task]:
     runs = cluster.runs
-    return ClusterRun(runs.list_partitions(), runs, pool, lambda: cluster, force=force, grace_seconds=20.0)
+    return ClusterRun(
+        runs.list_partitions(), runs, pool, lambda: cluster, force=force, grace_seconds=20.0
+    )
 
 
 def assert_all_embedded(runs: SmallRuns, pool: EncoderPool) -> None:

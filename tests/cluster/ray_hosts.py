@@ -24,7 +24,8 @@ _RAY = (BIN / "ray", "start", "--num-cpus", 1, "--disable-usage-stats")
 
 @dataclass
 class RayHosts:
-    """The hosts of a cluster, the first of which is its head; Ray is started again where it has ended.
+    """The hosts of a cluster, the first of which is its head; Ray is started again where it has
+    ended.
 
     Args:
         output: None for a folder beside the catalog.
@@ -44,7 +45,15 @@ class RayHosts:
 
     def start(self, *options: object) -> None:
         address = ("--node-ip-address", self.head.address, "--port", 6379)
-        self.head.run(*_RAY, "--head", *address, "--include-dashboard=false", *self.options, *options, env=self.env)
+        self.head.run(
+            *_RAY,
+            "--head",
+            *address,
+            "--include-dashboard=false",
+            *self.options,
+            *options,
+            env=self.env,
+        )
         until(lambda: len(self.supervise()) == len(self.hosts), 60 + 10 * len(self.hosts))
 
     def join(self, host: Host, *options: object, env: Mapping[str, str] | None = None) -> None:
@@ -56,12 +65,17 @@ class RayHosts:
         )
 
     def supervise(self) -> list[Host]:
-        """Start Ray where it does not run, as a supervisor of each host does; gives the hosts where it runs."""
+        """Start Ray where it does not run, as a supervisor of each host does; gives the hosts where
+        it runs."""
         for host in self.hosts[1:]:
             at_once = sum(map(self._is_joining, self.hosts))
             if at_once < _JOIN_AT_ONCE and not self._is_joining(host) and not host.runs(RAYLET):
                 self.join(host)
-        return [host for host in self.hosts if host is self.head or (host.runs(RAYLET) and not self._is_joining(host))]
+        return [
+            host
+            for host in self.hosts
+            if host is self.head or (host.runs(RAYLET) and not self._is_joining(host))
+        ]
 
     def _is_joining(self, host: Host) -> bool:
         return host in self._joining and self._joining[host].poll() is None
@@ -73,13 +87,34 @@ class RayHosts:
 
     def embedding(self, catalog: Path, log: Path, *options: object) -> subprocess.Popen[str]:
         """A driver on the head; what it says is appended to a file."""
-        command = (BIN / "surge-dagster", "embed", catalog, self.output or catalog.parent / "output", "--model", MODEL)
+        command = (
+            BIN / "surge-dagster",
+            "embed",
+            catalog,
+            self.output or catalog.parent / "output",
+            "--model",
+            MODEL,
+        )
         with log.open("a") as file:
             return self.head.popen(
-                *command, "--cluster", "auto", "--json", *options, env=self.env, stdout=file, stderr=subprocess.STDOUT
+                *command,
+                "--cluster",
+                "auto",
+                "--json",
+                *options,
+                env=self.env,
+                stdout=file,
+                stderr=subprocess.STDOUT,
             )
 
     def verify(self, catalog: Path) -> None:
         """Every partition has one file with its rows, in order, each with its own vector."""
-        command = (BIN / "surge-dagster", "verify", catalog, self.output or catalog.parent / "output", "--model", MODEL)
+        command = (
+            BIN / "surge-dagster",
+            "verify",
+            catalog,
+            self.output or catalog.parent / "output",
+            "--model",
+            MODEL,
+        )
         self.head.run(*command, "--reencode", "all", env=self.env)

@@ -46,17 +46,30 @@ class Bucket:
     @property
     def env(self) -> dict[str, str]:
         """Of a process that uses it."""
-        options = {"endpoint": self.endpoint, "access_key_id": "anybody", "secret_access_key": "anything"}
+        options = {
+            "endpoint": self.endpoint,
+            "access_key_id": "anybody",
+            "secret_access_key": "anything",
+        }
         return {"SURGE_STORAGE_OPTIONS": json.dumps(options)}
 
     def objects(self) -> dict[str, str]:
         """Etag by key."""
-        code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+        code = (
+            "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+        )
         listing = self.host.run(sys.executable, "-c", code, f"{self.endpoint}/{BUCKET}")
         return dict(re.findall(r"<Key>([^<]*)</Key>.*?<ETag>([^<]*)</ETag>", listing))
 
     def start(self) -> None:
-        command = (sys.executable, "-m", "tests.engine.store.object_server", self.host.address, _PORT, *self.words)
+        command = (
+            sys.executable,
+            "-m",
+            "tests.engine.store.object_server",
+            self.host.address,
+            _PORT,
+            *self.words,
+        )
         server = self.host.popen(*command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
         assert server.stdout is not None
         assert server.stdout.readline() == f"{self.endpoint}\n"
@@ -84,7 +97,9 @@ class Database:
     @property
     def url(self) -> str:
         """For hosts, with what the deployed instances give."""
-        deployed = yaml.safe_load((ROOT / "deploy" / "docker" / "dagster.yaml").read_text())["storage"]["postgres"]
+        deployed = yaml.safe_load((ROOT / "deploy" / "docker" / "dagster.yaml").read_text())[
+            "storage"
+        ]["postgres"]
         params = deployed["postgres_db"]["params"]
         return f"postgresql+psycopg2://{_USER}@{self.host.address}/{_USER}?{urlencode(params)}"
 
@@ -114,13 +129,17 @@ class Database:
         """A DAGSTER_HOME with this database, of hosts or of the test."""
         settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
         del settings["event_log_storage"]
-        settings["storage"] = {"postgres": {"postgres_url": self.url_of_test if of_test else self.url}}
+        settings["storage"] = {
+            "postgres": {"postgres_url": self.url_of_test if of_test else self.url}
+        }
         folder.mkdir()
         (folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
         return folder
 
     def _begin(self) -> None:
-        options = f"-c listen_addresses={self.host.address} -c unix_socket_directories={self.socket}"
+        options = (
+            f"-c listen_addresses={self.host.address} -c unix_socket_directories={self.socket}"
+        )
         self._do("pg_ctl", "start", "-w", "-l", f"{_DATA}/log", "-o", options)
 
     def _do(self, program: str, *words: str) -> None:

@@ -1,6 +1,8 @@
-"""Runs over a Ray cluster whose hosts, links and drivers fail: every file verified, nothing lost, nothing doubled.
+"""Runs over a Ray cluster whose hosts, links and drivers fail: every file verified, nothing lost,
+nothing doubled.
 
-All of them together kill 60 hosts and 15 drivers, cut 15 links, and restart the database of Dagster's runs 10 times.
+All of them together kill 60 hosts and 15 drivers, cut 15 links, and restart the database of
+Dagster's runs 10 times.
 """
 
 from __future__ import annotations
@@ -79,13 +81,16 @@ class Production:
     def change(self) -> None:
         """All texts are others from now on."""
         self.version += 1
-        build_synthetic_catalog(self.catalog, texts=self.texts, partitions=PARTITIONS, seed=self.version)
+        build_synthetic_catalog(
+            self.catalog, texts=self.texts, partitions=PARTITIONS, seed=self.version
+        )
 
     def begin(self) -> subprocess.Popen[str]:
         return self.cluster.embedding(self.catalog, self.log)
 
     def drive(self) -> None:
-        """Keep a driver at work: a killed one is followed by the next, one that has ended by one for newer texts."""
+        """Keep a driver at work: a killed one is followed by the next, one that has ended by one
+        for newer texts."""
         if self._driver is not None and (code := self._driver.poll()) is not None:
             self._driver = None
             if code >= 0:
@@ -154,7 +159,12 @@ class NightlyRuns(Production):
     failed: int = 0
 
     def begin(self) -> subprocess.Popen[str]:
-        settings = {"source": self.catalog, "output": self.root / "output", "model": MODEL, "cluster": "auto"}
+        settings = {
+            "source": self.catalog,
+            "output": self.root / "output",
+            "model": MODEL,
+            "cluster": "auto",
+        }
         given = {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
         command = (sys.executable, "-m", "tests.dagster.requested_run", NAMES.refresh_job)
         with self.log.open("a") as log:
@@ -179,13 +189,17 @@ def is_dead(cluster: RayHosts, host: Host) -> bool:
 @pytest.mark.parametrize(
     ("seed", "storage"), [(1, "folder"), (2, "bucket"), (3, "folder"), (4, "bucket"), (5, "folder")]
 )
-def test_partitions_survive_killed_hosts_cut_links_and_killed_drivers(tmp_path: Path, seed: int, storage: str) -> None:
+def test_partitions_survive_killed_hosts_cut_links_and_killed_drivers(
+    tmp_path: Path, seed: int, storage: str
+) -> None:
     rng = random.Random(seed)
     faults = rng.sample(FAULTS, len(FAULTS))
     opened = ray_hosts_and_bucket if storage == "bucket" else ray_hosts
     with opened(5, tmp_path) as made:
         cluster, bucket = made if isinstance(made, tuple) else (made, None)
-        production = Production(cluster, bucket, tmp_path, texts=800_000 if bucket is None else 200_000)
+        production = Production(
+            cluster, bucket, tmp_path, texts=800_000 if bucket is None else 200_000
+        )
         production.change()
         for fault in faults:
             production.until_more_is_published()
@@ -205,7 +219,9 @@ def test_partitions_survive_killed_hosts_cut_links_and_killed_drivers(tmp_path: 
 
 
 @pytest.mark.parametrize("restarts", [10])
-def test_runs_of_dagster_over_a_cluster_survive_restarts_of_their_database(tmp_path: Path, restarts: int) -> None:
+def test_runs_of_dagster_over_a_cluster_survive_restarts_of_their_database(
+    tmp_path: Path, restarts: int
+) -> None:
     require("ray", "ray")
     require("postgres", "psycopg2", "dagster_postgres")
     with socket_folder() as sockets, hosts(4, tmp_path, sockets) as made:
@@ -221,7 +237,11 @@ def test_runs_of_dagster_over_a_cluster_survive_restarts_of_their_database(tmp_p
             database.restart()
         production.end()
         assert production.failed <= restarts // 3, "a restart costs an attempt"
-        keys = {path.name.removeprefix("partition=") for path in production.catalog.glob("partition=*")}
-        with dg.DagsterInstance.from_config(str(database.home(tmp_path / "test", of_test=True))) as instance:
+        keys = {
+            path.name.removeprefix("partition=") for path in production.catalog.glob("partition=*")
+        }
+        with dg.DagsterInstance.from_config(
+            str(database.home(tmp_path / "test", of_test=True))
+        ) as instance:
             assert instance.get_materialized_partitions(NAMES.embeddings) == keys
             assert len(keys) == PARTITIONS

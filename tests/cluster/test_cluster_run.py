@@ -16,31 +16,49 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.staging import STAGING
-from tests.cluster.local_cluster import CATALOG, FolderRuns, LocalCluster, SmallRuns, assert_all_embedded, cluster_run
+from tests.cluster.local_cluster import (
+    CATALOG,
+    FolderRuns,
+    LocalCluster,
+    SmallRuns,
+    assert_all_embedded,
+    cluster_run,
+)
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder, write_rows
 
 # Each machine is a pool with processes of its own.
-pytestmark = [pytest.mark.usefixtures("no_leaks", "stretches_of_one_partition"), pytest.mark.processes]
+pytestmark = [
+    pytest.mark.usefixtures("no_leaks", "stretches_of_one_partition"),
+    pytest.mark.processes,
+]
 
 
-def test_machines_share_the_work_and_every_partition_is_told_of_once(runs: SmallRuns, pool: EncoderPool) -> None:
+def test_machines_share_the_work_and_every_partition_is_told_of_once(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
     cluster = LocalCluster(runs, ["a", "b"])
     run = cluster_run(cluster, pool)
     events = list(run.events())
     assert_all_embedded(runs, pool)
-    assert Counter(event.key for event in events if isinstance(event, Receipt)) == Counter(list(CATALOG))
+    assert Counter(event.key for event in events if isinstance(event, Receipt)) == Counter(
+        list(CATALOG)
+    )
     assert run.report.partitions_written == 12
     assert run.report.machines == 2
     assert run.report.texts_encoded == sum(map(len, CATALOG.values()))
     assert sum(work.texts for work in run.work.values()) == run.report.texts_encoded
-    assert cluster.requested and set(cluster.requested) == {2}, "there is nothing to do for a third machine"
+    assert cluster.requested and set(cluster.requested) == {2}, (
+        "there is nothing to do for a third machine"
+    )
     assert pool.worker_pids == [] and cluster.closed.is_set(), "the driver encodes nothing itself"
     again = cluster_run(LocalCluster(runs, []), pool)
     assert {event.action for event in again.events() if isinstance(event, Receipt)} == {"fresh"}
     assert again.report.partitions_skipped == 12, "nothing was due, so no machine was needed"
 
 
-def test_run_with_nothing_to_do_begins_no_space_and_needs_no_machine(tmp_path: Path, pool: EncoderPool) -> None:
+def test_run_with_nothing_to_do_begins_no_space_and_needs_no_machine(
+    tmp_path: Path, pool: EncoderPool
+) -> None:
     cluster = LocalCluster(SmallRuns({}, tmp_path), [])
     assert list(cluster_run(cluster, pool).events()) == [] and not list(tmp_path.iterdir())
 
@@ -49,7 +67,8 @@ def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
     runs: SmallRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list(cluster_run(LocalCluster(runs, ["a"]), pool).events())
-    left = runs.output / STAGING / pool.space.name / "p01" / "v" / "0-3.parquet"  # as by a machine that ended late
+    # as by a machine that ended late
+    left = runs.output / STAGING / pool.space.name / "p01" / "v" / "0-3.parquet"
     left.parent.mkdir(parents=True)
     left.touch()
     (runs.output / file_name(pool.space.name, "p02")).unlink()
@@ -60,7 +79,9 @@ def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
     assert run.report.partitions_written == 1 and not left.exists() and len(begun) == 1
 
 
-def test_machine_has_the_next_stretch_before_it_ends_one(runs: SmallRuns, pool: EncoderPool) -> None:
+def test_machine_has_the_next_stretch_before_it_ends_one(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
     both = threading.Barrier(2)
 
     def meet(machine: str, keys: Sequence[str]) -> None:
@@ -71,7 +92,9 @@ def test_machine_has_the_next_stretch_before_it_ends_one(runs: SmallRuns, pool: 
     run = cluster_run(cluster, pool)
     list(run.events())
     assert_all_embedded(runs, pool)
-    assert 0 < run.work["a"].seconds <= run.report.wall_seconds, "the time of two stretches counts once"
+    assert 0 < run.work["a"].seconds <= run.report.wall_seconds, (
+        "the time of two stretches counts once"
+    )
 
 
 def test_machine_that_joins_late_gets_work(runs: SmallRuns, pool: EncoderPool) -> None:
@@ -112,7 +135,9 @@ def test_machines_are_requested_for_all_that_is_left_also_while_there_is_none(
     assert requested and requested[0] > 1, "not those of a run whose machines' speed is unknown"
 
 
-def test_partition_of_many_stretches_is_encoded_by_several_machines(giant: FolderRuns, pool: EncoderPool) -> None:
+def test_partition_of_many_stretches_is_encoded_by_several_machines(
+    giant: FolderRuns, pool: EncoderPool
+) -> None:
     lost = list[str]()
 
     def lose_one(machine: str, keys: Sequence[str]) -> None:
@@ -121,12 +146,18 @@ def test_partition_of_many_stretches_is_encoded_by_several_machines(giant: Folde
             raise MachineLost("its host ended")
 
     cluster = LocalCluster(giant, ["a", "b", "c"], lose_one)
-    receipts = [event for event in cluster_run(cluster, pool).events() if isinstance(event, Receipt)]
+    receipts = [
+        event for event in cluster_run(cluster, pool).events() if isinstance(event, Receipt)
+    ]
     assert Counter(receipt.key for receipt in receipts) == Counter(["giant", "a", "b"])
     ranges = [(machine, part) for machine, given in cluster.given for part in given.ranges]
-    assert len({machine for machine, _ in ranges}) == 3 and len({part.start for _, part in ranges}) > 3
+    assert (
+        len({machine for machine, _ in ranges}) == 3 and len({part.start for _, part in ranges}) > 3
+    )
     for key, count in {"giant": 600, "a": 5, "b": 7}.items():
-        assert_embedded(giant.output / "output", pool.space.name, key, numbered_rows(key, count, words=12))
+        assert_embedded(
+            giant.output / "output", pool.space.name, key, numbered_rows(key, count, words=12)
+        )
 
 
 def test_divided_partition_that_is_refused_fails_once_and_its_ranges_are_given_up(
@@ -134,7 +165,11 @@ def test_divided_partition_that_is_refused_fails_once_and_its_ranges_are_given_u
 ) -> None:
     rows = numbered_rows("giant", 600, words=12)
     rows[599] = (rows[0][0], rows[599][1])
-    write_rows(partition_folder(giant.output / "catalog", "giant") / "part-0.parquet", rows, row_group_size=100)
+    write_rows(
+        partition_folder(giant.output / "catalog", "giant") / "part-0.parquet",
+        rows,
+        row_group_size=100,
+    )
     run = cluster_run(LocalCluster(giant, ["a", "b"]), pool)
     [failure] = [event for event in run.events() if isinstance(event, Failure)]
     assert failure.key == "giant" and "'id-0'" in failure.reason
@@ -150,11 +185,15 @@ def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(runs: SmallRuns
     finally:
         machine._pool.close()
     assert not outcome.stopped
-    assert [event.action for event in outcome.events if isinstance(event, Receipt)] == ["encoded"] * len(CATALOG)
+    assert [event.action for event in outcome.events if isinstance(event, Receipt)] == [
+        "encoded"
+    ] * len(CATALOG)
 
 
 @pytest.mark.parametrize("by", ["stop", "close"])
-def test_stopped_run_ends_its_machines_and_the_next_one_goes_on(runs: SmallRuns, pool: EncoderPool, by: str) -> None:
+def test_stopped_run_ends_its_machines_and_the_next_one_goes_on(
+    runs: SmallRuns, pool: EncoderPool, by: str
+) -> None:
     cluster = LocalCluster(runs, ["a"])
     run = cluster_run(cluster, pool)
     cluster.before = lambda machine, keys: run.stop() if by == "stop" else None

@@ -57,7 +57,9 @@ def build_catalog(catalog: Path, gates: Path) -> None:
         write_partition(catalog, f"p{number:02}", "v1", [(ids, pa.array(texts))])
 
 
-def test_partitions_turn_green_and_the_page_of_a_run_names_the_host_that_was_lost(tmp_path: Path) -> None:
+def test_partitions_turn_green_and_the_page_of_a_run_names_the_host_that_was_lost(
+    tmp_path: Path,
+) -> None:
     require("ray", "ray")
     gates = tmp_path / "gates"
     gates.mkdir()
@@ -69,24 +71,38 @@ def test_partitions_turn_green_and_the_page_of_a_run_names_the_host_that_was_los
         joins = (sys.executable, "-c", "import sys, ray; ray.init(sys.argv[1])", address)
         until(lambda: subprocess.run(joins, check=False, capture_output=True).returncode == 0, 200)
         settings = {"cluster": address, "model": "hash://64"}
-        with dev_server(tmp_path, **settings) as server, camera_on(server, tmp_path / "pictures") as camera:
+        with (
+            dev_server(tmp_path, **settings) as server,
+            camera_on(server, tmp_path / "pictures") as camera,
+        ):
             run = server.launch("catalog_refresh")
-            eventually("the first green partitions", lambda: server.partitions()["materialized"], seconds=120)
+            eventually(
+                "the first green partitions",
+                lambda: server.partitions()["materialized"],
+                seconds=120,
+            )
             green = server.partitions()["materialized"]
             assert len(green) < LARGE + SMALL
-            camera.take("before", "/assets/embeddings?view=partitions", f"{LARGE + SMALL} partitions")
+            camera.take(
+                "before", "/assets/embeddings?view=partitions", f"{LARGE + SMALL} partitions"
+            )
             names = eventually("a host that waits at a gate", lambda: waiting(gates), seconds=120)
             lost = next(host for host in made if host.name == names[0])
             lost.kill()
             told = f"the machine {lost.address} was lost"
-            eventually("a line about the lost host", lambda: said(server.logged(run), told), seconds=120)
+            eventually(
+                "a line about the lost host", lambda: said(server.logged(run), told), seconds=120
+            )
             for number in range(LARGE, LARGE + SMALL):
                 (gates / str(number)).touch()
             assert server.finished(run) == "SUCCESS"
             for line in said(server.logged(run), told):
                 assert line.endswith("done again")
-            camera.take("run", f"/runs/{run}?logs=lost", told)  # the page has no more lines than fit
-            camera.take("after", "/assets/embeddings?view=partitions", f"{LARGE + SMALL} partitions")
+            # the page has no more lines than fit
+            camera.take("run", f"/runs/{run}?logs=lost", told)
+            camera.take(
+                "after", "/assets/embeddings?view=partitions", f"{LARGE + SMALL} partitions"
+            )
             camera.take_chart("machines", "/assets/superbatches?view=overview", "timeline")
             assert len(server.partitions()["materialized"]) == LARGE + SMALL
         cluster.verify(tmp_path / "catalog")

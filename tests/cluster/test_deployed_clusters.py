@@ -1,4 +1,5 @@
-"""The Ray clusters of deploy/ on hosts of a network of their own, started by the scripts themselves."""
+"""The Ray clusters of deploy/ on hosts of a network of their own, started by the scripts
+themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     require("ray", "ray")
     with hosts(4, tmp_path_factory.getbasetemp()) as network:
         for host in network:  # of its routes Ray takes a host's address
-            subprocess.run(["ip", "-n", host.namespace, "route", "add", "default", "dev", "eth0"], check=True)
+            subprocess.run(
+                ["ip", "-n", host.namespace, "route", "add", "default", "dev", "eth0"], check=True
+            )
         yield network
 
 
@@ -41,10 +44,14 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def environment(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
     """Of every host; `tools` is a folder for stand-ins."""
     tools = tmp_path_factory.mktemp("t")
-    monkeypatch.setenv("PATH", f"{tools}:{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    monkeypatch.setenv(
+        "PATH", f"{tools}:{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    )
     return {"RAY_TMPDIR": str(tools), "SURGE_MODEL": MODEL, "tools": str(tools)}
 
 
@@ -92,7 +99,14 @@ def test_slurm_job_embeds_on_all_its_nodes_and_lets_no_other_user_in(
         f"""printf '%s\\0' "$@" > "{tools}/new" && mv "{tools}/new" "{tools}/task" && sleep infinity""",
     )
     output, nodes = catalog.parent / "output", {"SLURM_JOB_NODELIST": "node[1-4]"}
-    job = start(network[0], "bash", DEPLOY / "slurm" / "embed.sbatch", catalog, output, env=environment | nodes)
+    job = start(
+        network[0],
+        "bash",
+        DEPLOY / "slurm" / "embed.sbatch",
+        catalog,
+        output,
+        env=environment | nodes,
+    )
     until((tools / "task").exists)
     *task, _ = (tools / "task").read_text().split("\0")
     of_job = dict(line.split("=", 1) for line in (tools / "job").read_text().splitlines())
@@ -101,7 +115,11 @@ def test_slurm_job_embeds_on_all_its_nodes_and_lets_no_other_user_in(
     assert "40 partitions written" in ended(job)
     assert_verified(catalog, output)
 
-    until(lambda: "nodes: 4" in ended(start(network[1], "python", "-c", LISTED, env=environment | of_job)))
+    until(
+        lambda: (
+            "nodes: 4" in ended(start(network[1], "python", "-c", LISTED, env=environment | of_job))
+        )
+    )
     stranger = environment | of_job | {"RAY_AUTH_TOKEN": "0" * 64}
     process, log = start(network[1], "python", "-c", LISTED, env=stranger)
     assert process.wait(timeout=400) != 0 and "nodes: " not in log.read_text()
@@ -112,7 +130,11 @@ def test_skypilot_task_embeds_on_all_its_nodes_and_ends_on_each(
 ) -> None:
     output = catalog.parent / "output"
     addresses = "\n".join(host.address for host in network)
-    task = environment | {"SKYPILOT_NODE_IPS": addresses, "SOURCE": str(catalog), "OUTPUT": str(output)}
+    task = environment | {
+        "SKYPILOT_NODE_IPS": addresses,
+        "SOURCE": str(catalog),
+        "OUTPUT": str(output),
+    }
     run = load("skypilot/embed.yaml")["run"]
     nodes = [
         start(host, "bash", "-c", run, env=task | {"SKYPILOT_NODE_RANK": str(rank)})
@@ -139,12 +161,23 @@ def test_job_on_kubernetes_and_a_driver_outside_embed_on_the_workers_alone(
     ended(start(head, "ray", "start", "--head", "--port", 6379, *of_head, *common, env=environment))
     address = environment | {"RAY_ADDRESS": f"{head.address}:6379"}
     for worker in workers:
-        join = ("ray", "start", "--address", address["RAY_ADDRESS"], "--num-gpus", 1, *of_worker, common[0])
+        join = (
+            "ray",
+            "start",
+            "--address",
+            address["RAY_ADDRESS"],
+            "--num-gpus",
+            1,
+            *of_worker,
+            common[0],
+        )
         ended(start(worker, *join, env=environment))
 
     output = catalog.parent / "of-job"
     entrypoint = load("ray/job.yaml")["spec"]["entrypoint"]
-    entrypoint = entrypoint.replace("s3://shop/products", str(catalog)).replace("s3://shop/embeddings", str(output))
+    entrypoint = entrypoint.replace("s3://shop/products", str(catalog)).replace(
+        "s3://shop/embeddings", str(output)
+    )
     assert "40 partitions written" in ended(start(head, "sh", "-c", entrypoint, env=address))
     assert_verified(catalog, output)
 

@@ -19,14 +19,26 @@ from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.version import __version__
-from tests.cluster.local_cluster import CATALOG, FolderRuns, LocalCluster, SmallRuns, assert_all_embedded, cluster_run
+from tests.cluster.local_cluster import (
+    CATALOG,
+    FolderRuns,
+    LocalCluster,
+    SmallRuns,
+    assert_all_embedded,
+    cluster_run,
+)
 from tests.small_catalogs import numbered_rows, partition_folder, write_rows
 
 # Each machine is a pool with processes of its own.
-pytestmark = [pytest.mark.usefixtures("no_leaks", "stretches_of_one_partition"), pytest.mark.processes]
+pytestmark = [
+    pytest.mark.usefixtures("no_leaks", "stretches_of_one_partition"),
+    pytest.mark.processes,
+]
 
 
-def test_stretch_of_a_lost_machine_is_done_again_by_another(runs: SmallRuns, pool: EncoderPool) -> None:
+def test_stretch_of_a_lost_machine_is_done_again_by_another(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
     lost, both = list[Sequence[str]](), threading.Event()
 
     def lose_the_first(machine: str, keys: Sequence[str]) -> None:
@@ -49,7 +61,9 @@ def test_stretch_of_a_lost_machine_is_done_again_by_another(runs: SmallRuns, poo
     assert run.work["a"].failures == 1, "one process ended"
 
 
-def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(runs: SmallRuns, pool: EncoderPool) -> None:
+def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
     cluster = LocalCluster(runs, ["a"])
 
     def lose_after_the_work(machine: str, keys: Sequence[str]) -> None:
@@ -66,7 +80,9 @@ def test_what_a_lost_machine_had_published_counts_as_encoded_by_this_run(runs: S
     assert run.published == CATALOG.keys()
 
 
-def test_partition_that_ends_every_machine_fails_by_name(runs: SmallRuns, pool: EncoderPool) -> None:
+def test_partition_that_ends_every_machine_fails_by_name(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
     def end_with(machine: str, keys: Sequence[str]) -> None:
         if "p03" in keys:
             cluster.names.append(f"{machine}'")  # another one joins
@@ -82,7 +98,9 @@ def test_partition_that_ends_every_machine_fails_by_name(runs: SmallRuns, pool: 
     assert run.report.partitions_written == 11
 
 
-def test_partition_next_to_one_that_ends_machines_is_embedded(runs: SmallRuns, pool: EncoderPool) -> None:
+def test_partition_next_to_one_that_ends_machines_is_embedded(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
     neighbour = threading.Event()
 
     def end_with(machine: str, keys: Sequence[str]) -> None:
@@ -113,7 +131,10 @@ def test_machine_that_can_read_nothing_is_left_out_and_fails_no_partition(
         def list_partitions(self) -> list[Partition]:
             if why == "lists nothing":
                 return []
-            return [replace(partition, read=fail, read_range=fail) for partition in super().list_partitions()]
+            return [
+                replace(partition, read=fail, read_range=fail)
+                for partition in super().list_partitions()
+            ]
 
     blind = ["blind", "blind too"]
     cluster = LocalCluster(giant, [*blind, "a"])
@@ -124,7 +145,9 @@ def test_machine_that_can_read_nothing_is_left_out_and_fails_no_partition(
     assert failures == []
     assert run.report.partitions_written == 3
     assert cluster.names == ["a"]
-    assert sum("is left out" in message for message in caplog.messages) == len(blind), "one warning each"
+    assert sum("is left out" in message for message in caplog.messages) == len(blind), (
+        "one warning each"
+    )
 
 
 def test_partitions_that_fail_on_the_only_machine_fail_by_name(
@@ -133,7 +156,9 @@ def test_partitions_that_fail_on_the_only_machine_fail_by_name(
     bad = {"p11", "p10", "p09", "p08"}
     embed = Machine.embed
 
-    def fail_bad(self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any) -> StretchOutcome:
+    def fail_bad(
+        self: Machine, number: int, keys: Sequence[str], *more: Any, **options: Any
+    ) -> StretchOutcome:
         if bad.issuperset(keys):
             return StretchOutcome([Failure(key, "unreadable") for key in keys], False)
         return embed(self, number, keys, *more, **options)
@@ -147,7 +172,9 @@ def test_partitions_that_fail_on_the_only_machine_fail_by_name(
     assert run.report.partitions_written == 8
 
 
-@pytest.mark.parametrize("error", [ConfigError("the output is read-only"), TransientError("no answer")])
+@pytest.mark.parametrize(
+    "error", [ConfigError("the output is read-only"), TransientError("no answer")]
+)
 def test_machine_whose_first_stretches_raise_is_left_out(
     runs: SmallRuns, pool: EncoderPool, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,7 +201,9 @@ def test_machine_whose_first_stretches_raise_is_left_out(
 
 
 @pytest.mark.parametrize("machines", [["a"], ["a", "b"]])
-def test_error_of_every_machine_ends_the_run(runs: SmallRuns, pool: EncoderPool, machines: list[str]) -> None:
+def test_error_of_every_machine_ends_the_run(
+    runs: SmallRuns, pool: EncoderPool, machines: list[str]
+) -> None:
     def fail(machine: str, keys: Sequence[str]) -> None:
         raise ConfigError("the output is read-only")
 
@@ -184,7 +213,9 @@ def test_error_of_every_machine_ends_the_run(runs: SmallRuns, pool: EncoderPool,
     assert cluster.closed.is_set()
 
 
-def test_outage_that_a_machine_at_work_meets_ends_the_run(runs: SmallRuns, pool: EncoderPool) -> None:
+def test_outage_that_a_machine_at_work_meets_ends_the_run(
+    runs: SmallRuns, pool: EncoderPool
+) -> None:
     def fail(machine: str, keys: Sequence[str]) -> None:
         if run.report.partitions_written >= 4 and run.work[machine].stretches:
             raise StoreUnavailable("the bucket does not answer")
@@ -219,12 +250,18 @@ def test_machine_that_reads_another_copy_of_the_source_publishes_no_receipts(
 
     assert cluster.names == ["a"]
     assert len(receipts) == 12
-    assert {receipt.source_version for receipt in receipts} == {each.source_version for each in runs.list_partitions()}
+    assert {receipt.source_version for receipt in receipts} == {
+        each.source_version for each in runs.list_partitions()
+    }
 
 
 @pytest.mark.parametrize(("before", "divided"), [("nothing", True), ("older files", False)])
 def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused(
-    giant: FolderRuns, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, before: str, divided: bool
+    giant: FolderRuns,
+    pool: EncoderPool,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    divided: bool,
 ) -> None:
     if not divided:
         monkeypatch.setattr(stretches, "_DIVIDED", 1e9)
@@ -240,13 +277,20 @@ def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused(
     def embed_elsewhere(*arguments: Any, **options: Any) -> StretchOutcome:
         outcome = embed(*arguments, **options)
         receipts = [event for event in outcome.events if isinstance(event, Receipt)]
-        moved = [replace(one, path=one.path.replace(str(elsewhere / "output"), str(here))) for one in receipts]
+        moved = [
+            replace(one, path=one.path.replace(str(elsewhere / "output"), str(here)))
+            for one in receipts
+        ]
         return replace(outcome, events=moved)
 
     monkeypatch.setattr(Machine, "embed", embed_elsewhere)
     cluster = LocalCluster(FolderRuns({}, elsewhere), ["a"])
-    run = ClusterRun(giant.list_partitions(), giant, pool, lambda: cluster, force=False, grace_seconds=20.0)
-    with pytest.raises(ConfigError, match=r"has (no such|another) file( there)?\. All machines need one output"):
+    run = ClusterRun(
+        giant.list_partitions(), giant, pool, lambda: cluster, force=False, grace_seconds=20.0
+    )
+    with pytest.raises(
+        ConfigError, match=r"has (no such|another) file( there)?\. All machines need one output"
+    ):
         list(run.events())
     assert cluster.closed.is_set() and not run.report.partitions_written
 

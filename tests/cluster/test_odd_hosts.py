@@ -1,4 +1,5 @@
-"""Hosts of a Ray cluster that fail in odd ways: nothing wrong is written, and the run says in a line what happened."""
+"""Hosts of a Ray cluster that fail in odd ways: nothing wrong is written, and the run says in a
+line what happened."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def published(catalog: Path) -> int:
 
 
 def embed(cluster: RayHosts, catalog: Path, seconds: float = 400) -> str:
-    """What a run says that succeeds, within so many seconds of a machine that other work keeps busy."""
+    """What a run says that succeeds, within so many seconds of a machine that other work keeps
+    busy."""
     log = catalog.parent / "last"
     assert cluster.embedding(catalog, log).wait(seconds) == 0, log.read_text()
     return log.read_text()
@@ -69,7 +71,9 @@ def test_half_of_the_hosts_go_on_where_all_were_killed(catalog: Path) -> None:
         half.verify(catalog)
 
 
-def test_partition_whose_source_is_replaced_while_its_ranges_are_in_work_is_of_one_source(tmp_path: Path) -> None:
+def test_partition_whose_source_is_replaced_while_its_ranges_are_in_work_is_of_one_source(
+    tmp_path: Path,
+) -> None:
     catalog, log = tmp_path / "catalog", tmp_path / "log"
     build_synthetic_catalog(catalog, texts=2_000_000, partitions=2, sigma=3, seed=1)
     build_synthetic_catalog(tmp_path / "newer", texts=2_000_000, partitions=2, sigma=3, seed=2)
@@ -81,7 +85,11 @@ def test_partition_whose_source_is_replaced_while_its_ranges_are_in_work_is_of_o
         for newer in (tmp_path / "newer").rglob("*.parquet"):
             newer.replace(catalog / newer.relative_to(tmp_path / "newer"))
         assert driver.wait(400) == 1
-        told = [line for line in log.read_text().splitlines() if "refused: " in line and "'category-0001'" in line]
+        told = [
+            line
+            for line in log.read_text().splitlines()
+            if "refused: " in line and "'category-0001'" in line
+        ]
         assert len(told) == 1
         embed(cluster, catalog)
         cluster.verify(catalog)
@@ -114,7 +122,10 @@ def test_bucket_that_ignores_conditions_of_writes_is_refused_at_the_start(catalo
         log = catalog.parent / "log"
         assert cluster.embedding(catalog, log).wait(200) == 2
         told, as_json = log.read_text().splitlines()
-        assert "ignores conditions of writes" in told and told in f"error: {json.loads(as_json)['error']}"
+        assert (
+            "ignores conditions of writes" in told
+            and told in f"error: {json.loads(as_json)['error']}"
+        )
         assert bucket.objects() == {}
 
 
@@ -155,11 +166,16 @@ def test_host_whose_clock_is_a_day_ahead_harms_nothing(catalog: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [8, 64])
 def test_many_machines_that_start_in_one_second_make_one_space(catalog: Path, count: int) -> None:
-    """Ray is started on all hosts first; the run starts its actors together, as soon as it finds them."""
+    """Ray is started on all hosts first; the run starts its actors together, as soon as it finds
+    them."""
     if psutil.virtual_memory().available < count * HOST_BYTES:
         pytest.skip(f"{count} hosts need {count * HOST_BYTES >> 30} GiB of memory")
     with ray_hosts(count, catalog, "--include-log-monitor=false") as cluster:
         log = embed(cluster, catalog, 1_200)
-        assert "100 partitions written" in log and "is not used" not in log and "does not start" not in log
+        assert (
+            "100 partitions written" in log
+            and "is not used" not in log
+            and "does not start" not in log
+        )
         cluster.verify(catalog)
         assert len(list((catalog.parent / "output").glob("hash-64*"))) == 1

@@ -1,4 +1,5 @@
-"""Ray itself, on hosts of a network of their own: files as on one machine, whatever becomes of the hosts."""
+"""Ray itself, on hosts of a network of their own: files as on one machine, whatever becomes of the
+hosts."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def files(catalog: Path) -> int:
     return len(list((catalog.parent / "output").glob("hash-64*/*.parquet")))
 
 
-def test_run_goes_on_when_a_host_ends_and_when_another_joins(cluster: RayHosts, catalog: Path, tmp_path: Path) -> None:
+def test_run_goes_on_when_a_host_ends_and_when_another_joins(
+    cluster: RayHosts, catalog: Path, tmp_path: Path
+) -> None:
     _, lost, late = cluster.hosts
     late.kill()
     late.boot()
@@ -78,14 +81,21 @@ def test_run_whose_driver_ends_is_continued_by_the_next_and_leaves_no_machine_at
     cluster.verify(catalog)
 
 
-def test_run_whose_head_ends_says_so_in_a_line(cluster: RayHosts, catalog: Path, tmp_path: Path) -> None:
+def test_run_whose_head_ends_says_so_in_a_line(
+    cluster: RayHosts, catalog: Path, tmp_path: Path
+) -> None:
     head, driver, _ = cluster.hosts
     command = (BIN / "surge-dagster", "embed", catalog, tmp_path / "output", "--model", MODEL)
     log = tmp_path / "log"
     with (
         log.open("w") as file,
         driver.popen(
-            *command, "--cluster", f"ray://{head.address}:10001", "--json", stdout=file, stderr=subprocess.STDOUT
+            *command,
+            "--cluster",
+            f"ray://{head.address}:10001",
+            "--json",
+            stdout=file,
+            stderr=subprocess.STDOUT,
         ) as process,
     ):
         until(lambda: files(catalog) or process.poll() is not None)

@@ -13,7 +13,13 @@ from surge_dagster.cluster.cluster_run import MachineLost
 from surge_dagster.cluster.machine import CatalogRuns, MachineFacts
 from surge_dagster.cluster.ray_cluster import RayCluster, RayTask
 from surge_dagster.cluster.stretches import Stretch
-from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, SurgeError, TransientError
+from surge_dagster.engine.errors import (
+    ConfigError,
+    EncoderError,
+    StoreUnavailable,
+    SurgeError,
+    TransientError,
+)
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.version import __version__
 
@@ -68,12 +74,17 @@ def test_precision_of_the_first_machine_is_that_of_the_run_also_when_all_machine
     cluster._welcome("gpu", facts("bf16"))
     cluster._end("gpu")
     cluster._welcome("cpu", facts("fp32"))
-    assert "the machine cpu is not used: it has another precision (fp32) than this run (bf16)" in warnings[0]
+    assert (
+        "the machine cpu is not used: it has another precision (fp32) than this run (bf16)"
+        in warnings[0]
+    )
     cluster._welcome("gpu-again", facts("bf16"))
     assert list(cluster._facts) == ["gpu-again"] and len(warnings) == 1
 
 
-@pytest.mark.parametrize(("error", "kind"), [(ValueError("bad"), ConfigError), (ConnectionError("no"), TransientError)])
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ValueError("bad"), ConfigError), (ConnectionError("no"), TransientError)]
+)
 def test_address_that_is_none_is_a_wrong_setting_and_a_cluster_that_does_not_answer_may_later(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[SurgeError]
 ) -> None:
@@ -107,7 +118,8 @@ def test_machines_that_join_and_those_that_an_autoscaler_starts_are_of_the_devic
     resources = {"head": {"CPU": 4}}
     ray = sys.modules["ray"]
     nodes = lambda: [  # noqa: E731
-        {"NodeID": node, "NodeManagerAddress": node, "Alive": True, "Resources": has} for node, has in resources.items()
+        {"NodeID": node, "NodeManagerAddress": node, "Alive": True, "Resources": has}
+        for node, has in resources.items()
     ]
     monkeypatch.setattr(ray, "nodes", nodes)
     client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False))
@@ -117,7 +129,9 @@ def test_machines_that_join_and_those_that_an_autoscaler_starts_are_of_the_devic
         monkeypatch.setitem(sys.modules, name, sdk)
 
     def actor_of(machine: object) -> object:
-        def options(*, num_cpus: int, num_gpus: int, scheduling_strategy: str, **others: object) -> object:
+        def options(
+            *, num_cpus: int, num_gpus: int, scheduling_strategy: str, **others: object
+        ) -> object:
             started.append(f"{scheduling_strategy} CPU {num_cpus} GPU {num_gpus}")
             actor = SimpleNamespace(facts=SimpleNamespace(remote=lambda: "facts"))
             return SimpleNamespace(remote=lambda runs: actor)
@@ -149,7 +163,10 @@ def test_run_that_waits_for_the_machines_of_another_one_says_so(
     for seconds in (100, 30, 100, 30):  # another run has its processors
         now += seconds
         assert cluster.machines() == {}
-    assert warnings == ["1 machine starting for 130 s: another run may have all of them; this one waits"] * 2
+    assert (
+        warnings
+        == ["1 machine starting for 130 s: another run may have all of them; this one waits"] * 2
+    )
     cluster._starting.clear()
     now += 130
     with pytest.raises(EncoderError, match="no machine of the cluster has been able to encode"):
@@ -164,9 +181,12 @@ class StubActor:
 
 
 @pytest.mark.parametrize(
-    "error", [RayTaskError(EncoderError("a worker ended")), RayError("The actor died: it was killed")]
+    "error",
+    [RayTaskError(EncoderError("a worker ended")), RayError("The actor died: it was killed")],
 )
-def test_machine_that_is_lost_gets_no_work_until_it_has_started_again(cluster: RayCluster, error: Exception) -> None:
+def test_machine_that_is_lost_gets_no_work_until_it_has_started_again(
+    cluster: RayCluster, error: Exception
+) -> None:
     actor = StubActor()
     cluster._actors["cpu"] = actor
     cluster._welcome("cpu", facts("fp32"))
@@ -181,7 +201,9 @@ def test_machine_that_is_lost_gets_no_work_until_it_has_started_again(cluster: R
     assert list(cluster.machines()) == ["cpu"]
 
 
-def test_machine_that_ray_starts_no_more_is_left_out_with_a_warning(cluster: RayCluster, warnings: list[str]) -> None:
+def test_machine_that_ray_starts_no_more_is_left_out_with_a_warning(
+    cluster: RayCluster, warnings: list[str]
+) -> None:
     cluster._actors["cpu"] = StubActor()
     cluster._welcome("cpu", RayError("The actor died: it was killed"))
 
@@ -200,7 +222,9 @@ def test_host_that_ended_is_not_named_a_second_time(
     assert not cluster.is_starting()
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), ConfigError("read-only"), OSError("disk full")])
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("no answer"), ConfigError("read-only"), OSError("disk full")]
+)
 def test_error_of_a_machine_keeps_its_kind(cluster: RayCluster, error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)):
         cluster.result(RayTask("cpu", StubActor(), 0, RayTaskError(error)))
@@ -208,7 +232,9 @@ def test_error_of_a_machine_keeps_its_kind(cluster: RayCluster, error: Exception
 
 def test_defect_on_a_machine_is_not_an_error_of_the_cluster(cluster: RayCluster) -> None:
     with pytest.raises(RayTaskError):
-        cluster.result(RayTask("cpu", StubActor(), 0, RayTaskError(AttributeError("no such attribute"))))
+        cluster.result(
+            RayTask("cpu", StubActor(), 0, RayTaskError(AttributeError("no such attribute")))
+        )
 
 
 def test_defect_of_the_driver_is_not_an_error_of_the_cluster(
@@ -233,7 +259,11 @@ def test_cluster_that_goes_away_is_a_passing_error(
 
     call_of_actor = SimpleNamespace(remote=fail, options=lambda **_: call_of_actor)
     actor = SimpleNamespace(embed=call_of_actor, stop=call_of_actor)
-    cluster._actors["cpu"], stretch, task = actor, Stretch(("a",), 1), RayTask("cpu", actor, 0, "outcome")
+    cluster._actors["cpu"], stretch, task = (
+        actor,
+        Stretch(("a",), 1),
+        RayTask("cpu", actor, 0, "outcome"),
+    )
     ray = sys.modules["ray"]
     monkeypatch.setattr(ray, "is_initialized", lambda: is_connected)
     client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False))

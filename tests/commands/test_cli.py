@@ -32,13 +32,18 @@ DOCUMENTED = """
 def installed(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the installed command in a process of its own."""
     command = [str(Path(sys.executable).with_name("surge-dagster")), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False
+    )
 
 
 def write_partition(catalog: Path, key: str, rows: int, **columns: object) -> Path:
     path = catalog / f"partition={key}" / "part-0.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = {"id": [f"{key}-{row}" for row in range(rows)], "text": [f"{key} number {row}" for row in range(rows)]}
+    table = {
+        "id": [f"{key}-{row}" for row in range(rows)],
+        "text": [f"{key} number {row}" for row in range(rows)],
+    }
     pq.write_table(pa.table(table | columns), path)
     return path
 
@@ -54,12 +59,24 @@ def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
     first = installed("embed", catalog, "out", *MODEL, "--json", cwd=surge.root)
     assert first.returncode == 0, first.stderr
     report = json.loads(first.stdout.splitlines()[-1])
-    assert (report["partitions_written"], report["texts_encoded"], report["partitions_failed"]) == (3, 34, [])
+    assert (report["partitions_written"], report["texts_encoded"], report["partitions_failed"]) == (
+        3,
+        34,
+        [],
+    )
     assert set(DOCUMENTED.split()) <= set(report)
     again = surge.json("embed", catalog, "out", *MODEL)
-    assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (0, 3, 0)
+    assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (
+        0,
+        3,
+        0,
+    )
     verified = surge.json("verify", catalog, "out", *MODEL, "--reencode", "all")
-    assert (verified["violations"], verified["vectors_compared"], verified["seed"]) == ([], 34, None)
+    assert (verified["violations"], verified["vectors_compared"], verified["seed"]) == (
+        [],
+        34,
+        None,
+    )
     [hit] = surge.json("search", "out", "pears number 2", *MODEL, "-k", 1)["hits"]
     assert (hit["key"], hit["id"]) == ("pears", "pears-2")
 
@@ -94,14 +111,20 @@ def test_no_worker_is_started_where_everything_is_fresh(
         report = json.loads(out.splitlines()[-1])
         assert code == 0 and "3 fresh, 0 failed; there was nothing to encode" in out
         assert not list(space.glob(".tmp-*")), "what the dead left goes all the same"
-        assert (report["partitions_skipped"], report["texts_encoded"], report["dimension"]) == (3, 0, 16)
+        assert (report["partitions_skipped"], report["texts_encoded"], report["dimension"]) == (
+            3,
+            0,
+            16,
+        )
         assert set(DOCUMENTED.split()) <= set(report)
         code, _, error = surge(*arguments, "--b-min", 9, "--b-max", 3)
         assert code == 2 and "b_min" in error, "wrong usage is refused all the same"
     assert surge.json(*arguments, "--force")["texts_encoded"] == 34
 
 
-def test_bad_partition_gives_exit_code_1_and_all_others_are_published(catalog: Path, surge: Command) -> None:
+def test_bad_partition_gives_exit_code_1_and_all_others_are_published(
+    catalog: Path, surge: Command
+) -> None:
     write_partition(catalog, "nulls", 3, text=["a", None, "c"])
     code, out, error = surge("embed", catalog, "out", *MODEL, "--json")
     report = json.loads(out.splitlines()[-1])
@@ -110,14 +133,22 @@ def test_bad_partition_gives_exit_code_1_and_all_others_are_published(catalog: P
     assert "row 1" in error and "Traceback" not in error
 
 
-def test_removed_partition_is_named_and_left_out_and_deleted_only_on_request(catalog: Path, surge: Command) -> None:
-    embed, everything = ("embed", catalog, "out", *MODEL), ("search", "out", "plums number 0", *MODEL, "-k", 40)
+def test_removed_partition_is_named_and_left_out_and_deleted_only_on_request(
+    catalog: Path, surge: Command
+) -> None:
+    embed, everything = (
+        ("embed", catalog, "out", *MODEL),
+        ("search", "out", "plums number 0", *MODEL, "-k", 40),
+    )
     assert surge.json(*embed)["partitions_removed"] == []
     shutil.rmtree(catalog / "partition=plums")
     assert surge.json(*embed)["partitions_removed"] == ["plums"]
     assert "1 partition removed from the source: 'plums'. Readers leave out" in surge.printed
     assert "2 fresh, 0 failed, 1 removed from the source; there was" in surge(*embed)[1]
-    found = [{hit["key"] for hit in surge.json(*everything, *asked)["hits"]} for asked in ((), ("--removed",))]
+    found = [
+        {hit["key"] for hit in surge.json(*everything, *asked)["hits"]}
+        for asked in ((), ("--removed",))
+    ]
     assert found == [{"apples", "pears"}, {"apples", "pears", "plums"}]
     [violation] = surge.json("verify", catalog, "out", *MODEL, expected=1)["violations"]
     assert (violation["key"], violation["kind"]) == ("plums", "orphan")
@@ -127,7 +158,11 @@ def test_removed_partition_is_named_and_left_out_and_deleted_only_on_request(cat
     shutil.rmtree(catalog / "partition=apples")
     write_partition(catalog, "figs", 1)
     code, out, error = surge(*embed, "--removed-partitions", "delete")
-    assert code == 1 and "2 of 3 partitions were removed from the source" in error and "1 partition written" in out
+    assert (
+        code == 1
+        and "2 of 3 partitions were removed from the source" in error
+        and "1 partition written" in out
+    )
     assert {hit["key"] for hit in surge.json(*everything)["hits"]} == {"apples", "pears", "figs"}
 
 
@@ -141,13 +176,22 @@ def test_search_follows_a_switch_which_needs_a_complete_space(
     content = made.file("hash://24", "c").read_bytes()
     made.file("hash://24", "c").unlink()
     code, _, error = surge(*switch, "hash://24")
-    assert code == 1 and "1 missing: 'c'" in error and read_current(made.store) == CurrentSpace(first)
+    assert (
+        code == 1 and "1 missing: 'c'" in error and read_current(made.store) == CurrentSpace(first)
+    )
     made.file("hash://24", "c").write_bytes(content)
-    assert surge.json(*switch, "hash://24")["current"] == {"space": second, "previous": first, "number": 2}
+    assert surge.json(*switch, "hash://24")["current"] == {
+        "space": second,
+        "previous": first,
+        "number": 2,
+    }
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     found = surge.json("search", "output", "b/7 b/7 b/7", "-k", 1)
     assert f"searching the current space {second}" in surge.printed
-    assert (found["space"], [(hit["key"], hit["id"]) for hit in found["hits"]]) == (second, [("b", "id-7")])
+    assert (found["space"], [(hit["key"], hit["id"]) for hit in found["hits"]]) == (
+        second,
+        [("b", "id-7")],
+    )
 
 
 def test_search_asks_before_it_loads_a_model_that_only_the_output_names(
@@ -162,9 +206,15 @@ def test_search_asks_before_it_loads_a_model_that_only_the_output_names(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     command = ("search", "output", "b/7")
     code, _, error = surge(*command)
-    assert code == 2 and "names the model 'somebody/else', which the settings do not" in error and "--yes" in error
+    assert (
+        code == 2
+        and "names the model 'somebody/else', which the settings do not" in error
+        and "--yes" in error
+    )
     code, _, error = surge(*command, "--yes")
-    assert code == 2 and "somebody/else" in error and "--yes" not in error, "it tried to load the model"
+    assert code == 2 and "somebody/else" in error and "--yes" not in error, (
+        "it tried to load the model"
+    )
     monkeypatch.setattr(sys, "stdin", terminal := io.StringIO("n\n"))
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     code, out, error = surge(*command)
@@ -172,7 +222,9 @@ def test_search_asks_before_it_loads_a_model_that_only_the_output_names(
 
 
 def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command) -> None:
-    write_partition(tmp_path / "catalog", "a", 2, id=["\x1b[2J", "b"], text=["red \x1b[31m", "\x9b31m"])
+    write_partition(
+        tmp_path / "catalog", "a", 2, id=["\x1b[2J", "b"], text=["red \x1b[31m", "\x9b31m"]
+    )
     write_partition(tmp_path / "catalog", "%1B%5B2J", 2, id=["a", "a"])
     code, out, error = surge("embed", "catalog", "output", *MODEL)
     assert code == 1 and "refused" in error
@@ -196,15 +248,30 @@ def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command)
         (("embed", "--no-such-option"), "--no-such-option"),
         (("embed", "catalog", "out", *MODEL, "--document-prompt", "\udcff"), "UTF-8"),
         (("search", "out", "\udcff", *MODEL), "UTF-8"),
-        (("search", "empty", *MODEL), "the text to search for is missing: surge-dagster search empty TEXT"),
-        (("search", "s3://b/out", *MODEL), "the text to search for is missing: surge-dagster search s3://b/out TEXT"),
+        (
+            ("search", "empty", *MODEL),
+            "the text to search for is missing: surge-dagster search empty TEXT",
+        ),
+        (
+            ("search", "s3://b/out", *MODEL),
+            "the text to search for is missing: surge-dagster search s3://b/out TEXT",
+        ),
         (
             ("embed", "catalog", "out", "--text", "{title"),
             "text is '{title': the text template '{title' is not complete",
         ),
-        (("embed", "catalog", "out", "--partition-by", "a,a"), "partition_by is 'a,a': expected each column once"),
-        (("embed", "catalog", "out", "--query", "SELECT 1"), "the setting query is for sources of BigQuery"),
-        (("embed", "catalog", "out", "--updated-at", "x"), "the setting updated_at is for sources of BigQuery"),
+        (
+            ("embed", "catalog", "out", "--partition-by", "a,a"),
+            "partition_by is 'a,a': expected each column once",
+        ),
+        (
+            ("embed", "catalog", "out", "--query", "SELECT 1"),
+            "the setting query is for sources of BigQuery",
+        ),
+        (
+            ("embed", "catalog", "out", "--updated-at", "x"),
+            "the setting updated_at is for sources of BigQuery",
+        ),
     ],
 )
 def test_wrong_usage_gives_exit_code_2_and_the_reason(
@@ -222,7 +289,9 @@ def test_wrong_usage_gives_exit_code_2_and_the_reason(
 def test_the_environment_wins_over_the_file_and_a_flag_over_both(
     surge: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (surge.root / "surge.yaml").write_text("source: catalog\noutput: from-file\nmodel: hash://8\ndtype: float16\n")
+    (surge.root / "surge.yaml").write_text(
+        "source: catalog\noutput: from-file\nmodel: hash://8\ndtype: float16\n"
+    )
     monkeypatch.setenv("SURGE_MODEL", "hash://12")
     monkeypatch.setenv("SURGE_OUTPUT", "from-env")
     report = surge.json("embed", *MODEL)
@@ -232,7 +301,8 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
+    ("ending", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)],
 )
 def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
     catalog: Path, surge: Command, ending: signal.Signals, code: int
@@ -254,7 +324,18 @@ def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
 
 
 def test_catalogs_are_built_and_planned(surge: Command) -> None:
-    build = ("catalog", "synthetic", "--out", "made", "--texts", 500, "--partitions", 7, "--seed", 3)
+    build = (
+        "catalog",
+        "synthetic",
+        "--out",
+        "made",
+        "--texts",
+        500,
+        "--partitions",
+        7,
+        "--seed",
+        3,
+    )
     assert surge.json(*build)["partitions"] == 7
     planned = surge.json("plan", "made", "--texts-per-second", 100, "--b-min", 100)
     assert (planned["partitions"], planned["texts"]) == (7, 500)
@@ -262,7 +343,17 @@ def test_catalogs_are_built_and_planned(surge: Command) -> None:
 
 
 def test_every_command_has_help(surge: Command) -> None:
-    for command in ("", "embed", "verify", "switch", "plan", "search", "demo", "catalog demo", "catalog synthetic"):
+    for command in (
+        "",
+        "embed",
+        "verify",
+        "switch",
+        "plan",
+        "search",
+        "demo",
+        "catalog demo",
+        "catalog synthetic",
+    ):
         code, out, error = surge(*command.split(), "--help")
         assert code == 0, error
         assert f"Usage: surge-dagster {command}".strip() in " ".join(out.split())

@@ -24,7 +24,9 @@ def fake() -> Iterator[FakeBigQuery]:
 
 
 def configure(surge: Command, **settings: Any) -> None:
-    (surge.root / "surge.yaml").write_text(json.dumps({"output": "out", "model": MODEL[1], **settings}))
+    (surge.root / "surge.yaml").write_text(
+        json.dumps({"output": "out", "model": MODEL[1], **settings})
+    )
 
 
 def assert_all_embedded(surge: Command) -> None:
@@ -32,26 +34,46 @@ def assert_all_embedded(surge: Command) -> None:
         assert_embedded(surge.root / "out", surge.space_json().parent.name, key, CATALOG[key])
 
 
-def test_table_with_a_column_of_changes_is_embedded_and_verified(fake: FakeBigQuery, surge: Command) -> None:
+def test_table_with_a_column_of_changes_is_embedded_and_verified(
+    fake: FakeBigQuery, surge: Command
+) -> None:
     configure(surge, source=SOURCE, partition_by="category", updated_at="changed")
     assert surge.json("embed")["partitions_written"] == 3
     assert_all_embedded(surge)
-    assert "CAST(MAX(`changed`) AS STRING)" in fake.queries[0] and "FINGERPRINT" not in fake.queries[0]
+    assert (
+        "CAST(MAX(`changed`) AS STRING)" in fake.queries[0] and "FINGERPRINT" not in fake.queries[0]
+    )
     assert surge.json("verify")["violations"] == []
     changed = fake.table["changed"].to_pylist()
     changed[fake.table["category"].to_pylist().index("b")] = 99
     fake.replace(fake.table.set_column(3, "changed", [changed]))
     again = surge.json("embed")
-    assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (1, 2, 0)
+    assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (
+        1,
+        2,
+        0,
+    )
 
 
-def test_query_is_embedded_and_found_on_record_by_verify(fake: FakeBigQuery, surge: Command) -> None:
+def test_query_is_embedded_and_found_on_record_by_verify(
+    fake: FakeBigQuery, surge: Command
+) -> None:
     query = f"SELECT * FROM `{TABLE}`"
-    found = surge.json("embed", "bigquery://p", "out", *MODEL, "--query", query, "--partition-by", "category")
+    found = surge.json(
+        "embed", "bigquery://p", "out", *MODEL, "--query", query, "--partition-by", "category"
+    )
     assert found["partitions_written"] == 3 and f"FROM (\n{query}\n)" in fake.queries[0]
     assert_all_embedded(surge)
     assert surge.json("verify", "bigquery://p", "out")["violations"] == []
-    other = ("bigquery://p", "out", *MODEL, "--query", f"{query} WHERE TRUE", "--partition-by", "category")
+    other = (
+        "bigquery://p",
+        "out",
+        *MODEL,
+        "--query",
+        f"{query} WHERE TRUE",
+        "--partition-by",
+        "category",
+    )
     code, _, error = surge("embed", *other)
     assert code == 2 and "holds embeddings of the catalog 'bigquery://p?query=" in error
 

@@ -24,7 +24,11 @@ def test_space_is_derived_verified_searched_and_made_current(surge: Command) -> 
     surge.json("switch", "catalog", "out", "--space", made["space"])
     assert surge.json("search", "out", "a number 7", "-k", 1)["space"] == made["space"]
     again = surge.json("derive", "out", "--dtype", "binary")
-    assert (again["parent"], again["partitions_written"], again["partitions_fresh"]) == (parent, 0, 2)
+    assert (again["parent"], again["partitions_written"], again["partitions_fresh"]) == (
+        parent,
+        0,
+        2,
+    )
 
 
 def test_damaged_and_removed_partitions_of_the_parent_are_reported(surge: Command) -> None:

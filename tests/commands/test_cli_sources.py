@@ -18,7 +18,9 @@ MODEL = ("--model", "hash://16")
 @pytest.fixture
 def in_bucket(object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Three partitions in a bucket that the settings of the environment reach."""
-    for number, key in enumerate(("lang=de/category=a", "lang=de/category=b", "lang=en/category=a"), 4):
+    for number, key in enumerate(
+        ("lang=de/category=a", "lang=de/category=b", "lang=en/category=a"), 4
+    ):
         content = write_rows(tmp_path / "x.parquet", numbered_rows(key, number)).read_bytes()
         object_server.put(f"cat/{key}/0.parquet", content)
     options = {"endpoint": object_server.url, "access_key_id": "a", "secret_access_key": "b"}
@@ -46,9 +48,14 @@ def test_pattern_is_embedded_and_the_refusal_of_one_table_names_the_command_that
         write_rows(tmp_path / "products" / f"{name}.parquet", numbered_rows(name, 4))
     embedded = CliRunner().invoke(app, ["embed", "products/{category}.parquet", "out", *MODEL])
     assert embedded.exit_code == 0 and "2 partitions" in embedded.output, embedded.output
-    assert {path.name for path in Path("out").glob("*/*.parquet")} == {"shoes.parquet", "hats.parquet"}
+    assert {path.name for path in Path("out").glob("*/*.parquet")} == {
+        "shoes.parquet",
+        "hats.parquet",
+    }
     refused = CliRunner().invoke(app, ["embed", "products/hats.parquet", "out", *MODEL])
-    assert "`surge-dagster embed products/hats.parquet OUTPUT --partition-by COLUMN`" in str(refused.exception)
+    assert "`surge-dagster embed products/hats.parquet OUTPUT --partition-by COLUMN`" in str(
+        refused.exception
+    )
 
 
 def test_dagster_reads_a_catalog_in_a_bucket(in_bucket: str, tmp_path: Path) -> None:
@@ -57,8 +64,12 @@ def test_dagster_reads_a_catalog_in_a_bucket(in_bucket: str, tmp_path: Path) -> 
     from surge_dagster.config.settings import load_settings
     from surge_dagster.definitions import embedding_catalog
 
-    definitions = embedding_catalog(load_settings(source=in_bucket, output=str(tmp_path / "out"), model="hash://16"))
+    definitions = embedding_catalog(
+        load_settings(source=in_bucket, output=str(tmp_path / "out"), model="hash://16")
+    )
     with dg.DagsterInstance.ephemeral() as instance:
-        result = definitions.resolve_job_def("catalog_refresh").execute_in_process(instance=instance)
+        result = definitions.resolve_job_def("catalog_refresh").execute_in_process(
+            instance=instance
+        )
         assert result.success
     assert len(list((tmp_path / "out").glob("*/lang*.parquet"))) == 3

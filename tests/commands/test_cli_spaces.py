@@ -1,4 +1,5 @@
-"""The command line finds the space, its model and its columns in the output, and refuses another catalog."""
+"""The command line finds the space, its model and its columns in the output, and refuses another
+catalog."""
 
 from __future__ import annotations
 
@@ -18,17 +19,30 @@ from tests.engine.model.small_model import model_folder
 from tests.spaces import Spaces
 
 
-def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its_last_run(surge: Command) -> None:
+def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its_last_run(
+    surge: Command,
+) -> None:
     texts = ["red", "green", "blue"]
     write_partition(surge.root / "catalog", "a", 3, sku=["x", "y", "z"], title=texts)
     columns = ("--id", "sku", "--text", "title")
     surge.json(
-        "embed", "catalog", "out", "--model", "hash://16", "--document-prompt", "a ", "--query-prompt", "a ", *columns
+        "embed",
+        "catalog",
+        "out",
+        "--model",
+        "hash://16",
+        "--document-prompt",
+        "a ",
+        "--query-prompt",
+        "a ",
+        *columns,
     )
     verified = surge.json("verify", "catalog", "out", "--reencode", "all")
     assert (verified["texts"], verified["violations"]) == (3, [])
     [hit] = surge.json("search", "out", "green", "-k", 1)["hits"]
-    assert (hit["id"], hit["score"]) == ("y", pytest.approx(1, abs=1e-5)), "with the prompts of the space"
+    assert (hit["id"], hit["score"]) == ("y", pytest.approx(1, abs=1e-5)), (
+        "with the prompts of the space"
+    )
     switched = surge.json("switch", "catalog", "out", "--space", verified["space"])
     assert switched["current"]["space"] == verified["space"]
     code, _, error = surge("verify", "catalog", "out", "--text", "text", "--reencode", 0)
@@ -37,8 +51,8 @@ def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its
 
 @pytest.fixture(params=["hashed", pytest.param("loaded", marks=pytest.mark.soak)])
 def tiny(request: pytest.FixtureRequest, surge: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder `models/tiny` of a model. Workers hash the prompt and the text; those of `make soak` load the model,
-    which takes seconds for each pool.
+    """The folder `models/tiny` of a model. Workers hash the prompt and the text; those of `make
+    soak` load the model, which takes seconds for each pool.
     """
     folder = surge.root / "models" / "tiny"
     if request.param == "loaded":
@@ -50,7 +64,9 @@ def tiny(request: pytest.FixtureRequest, surge: Command, monkeypatch: pytest.Mon
     return model_folder(folder)
 
 
-def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command, tiny: Path) -> None:
+def test_model_in_a_relative_folder_is_found_from_any_working_folder(
+    surge: Command, tiny: Path
+) -> None:
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", "models/tiny")["space"]
     assert name.startswith("tiny-")
@@ -62,11 +78,19 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
     assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
     assert surge.json("verify", "../catalog", "../out", "--yes")["violations"] == []
     code, _, error = surge("verify", "../catalog", "../out")
-    assert code == 2 and "--yes" in error, "it asks before it loads a model that only the output names"
+    assert code == 2 and "--yes" in error, (
+        "it asks before it loads a model that only the output names"
+    )
     (surge.root / "models").rename(surge.root / "moved")
     code, _, error = surge("search", "../out", "a number 2", "--yes")
     assert code == 2 and "models/tiny" in error and "check the path" in error
-    found = surge.json("search", "../out", "a number 2", "--model", (surge.root / "moved" / "tiny").rename("renamed"))
+    found = surge.json(
+        "search",
+        "../out",
+        "a number 2",
+        "--model",
+        (surge.root / "moved" / "tiny").rename("renamed"),
+    )
     assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
 
 
@@ -80,9 +104,13 @@ def test_space_is_searched_and_verified_with_its_own_prompts_after_those_of_its_
     before = json.loads(settings.read_text()) if settings.exists() else {}
     settings.write_text(json.dumps(before | prompts))  # it resolves to others from now on
     for given in (("--model", tiny), ("--yes",)):
-        assert surge.json("search", "out", "a number 2", *given)["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+        assert surge.json("search", "out", "a number 2", *given)["hits"][0][
+            "score"
+        ] == pytest.approx(1, abs=1e-5)
         assert surge.json("verify", "catalog", "out", *given)["violations"] == []
-    assert surge.json("embed", "catalog", "out", "--model", tiny)["space"] != name, "begun, and not current"
+    assert surge.json("embed", "catalog", "out", "--model", tiny)["space"] != name, (
+        "begun, and not current"
+    )
     found = surge.json("search", "out", "a number 2", "--yes")
     assert (found["space"], found["hits"][0]["score"]) == (name, pytest.approx(1, abs=1e-5))
     weights = next(tiny.rglob("*.safetensors"))
@@ -141,7 +169,9 @@ class TestAnotherCatalog:
         write_partition(surge.root / "catalog", "a", 3)
         surge.json(*self.EMBED)
 
-    def test_another_catalog_is_refused_with_both_names_and_needs_a_space_of_its_own(self, surge: Command) -> None:
+    def test_another_catalog_is_refused_with_both_names_and_needs_a_space_of_its_own(
+        self, surge: Command
+    ) -> None:
         write_partition(surge.root / "other", "a", 5)
         before = {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
         code, _, error = surge("embed", "other", "out", "--model", "hash://16")
@@ -151,7 +181,9 @@ class TestAnotherCatalog:
         shutil.copytree(surge.root / "catalog", surge.root / "copy")  # everything in it is fresh
         assert surge("embed", "copy", "out", "--model", "hash://16")[0] == 2
 
-    def test_catalog_that_moved_with_its_output_or_is_reached_another_way_is_the_same(self, surge: Command) -> None:
+    def test_catalog_that_moved_with_its_output_or_is_reached_another_way_is_the_same(
+        self, surge: Command
+    ) -> None:
         (surge.root / "link").symlink_to("catalog")
         assert surge("embed", "link", *self.EMBED[2:])[0] == 0
         assert surge("embed", f"file://{surge.root}/catalog", *self.EMBED[2:])[0] == 0
@@ -160,7 +192,9 @@ class TestAnotherCatalog:
             (surge.root / name).rename(surge.root / "moved" / name)
         assert surge("embed", "moved/catalog", "moved/out", *self.EMBED[3:])[0] == 0
 
-    def test_catalog_that_moved_is_the_same_once_its_former_place_was_given_as_its_name(self, surge: Command) -> None:
+    def test_catalog_that_moved_is_the_same_once_its_former_place_was_given_as_its_name(
+        self, surge: Command
+    ) -> None:
         (surge.root / "catalog").rename(surge.root / "new")
         write_partition(surge.root / "new", "b", 2)
         moved = ("embed", "new", *self.EMBED[2:])
@@ -170,7 +204,9 @@ class TestAnotherCatalog:
         write_partition(surge.root / "catalog", "c", 2)
         assert surge(*self.EMBED)[0] == 2
 
-    def test_catalogs_are_told_apart_by_their_names_where_they_have_one(self, surge: Command) -> None:
+    def test_catalogs_are_told_apart_by_their_names_where_they_have_one(
+        self, surge: Command
+    ) -> None:
         assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
         (surge.root / "catalog").rename(surge.root / "new")
         assert surge("embed", "new", *self.EMBED[2:], "--catalog-name", "shop")[0] == 0
@@ -181,7 +217,9 @@ class TestAnotherCatalog:
         assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
         assert surge(*self.EMBED)[0] == 0
         assert json.loads(surge.space_json().read_text())["catalog"]["name"] == "shop"
-        code, _, error = surge("embed", surge.root / "catalog", *self.EMBED[2:], "--catalog-name", "docs")
+        code, _, error = surge(
+            "embed", surge.root / "catalog", *self.EMBED[2:], "--catalog-name", "docs"
+        )
         assert code == 2 and f"'docs' at '{surge.root}/catalog'" in error
 
     def test_catalog_beside_a_copy_of_the_output_is_another_one(self, surge: Command) -> None:
@@ -193,21 +231,32 @@ class TestAnotherCatalog:
     def test_verification_of_another_catalog_names_both(self, surge: Command) -> None:
         write_partition(surge.root / "other", "a", 5)
         code, _, error = surge("verify", "other", "out", "--reencode", 0)
-        assert code == 1 and f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read" in error
+        assert (
+            code == 1
+            and f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read"
+            in error
+        )
 
     def test_damaged_settings_of_a_catalog_are_refused_in_one_line(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())
         record["catalog"]["settings"] = {"max_text_bytes": "many", "id": 3}
         surge.space_json().write_text(json.dumps(record))
         code, _, error = surge("verify", "catalog", "out", "--reencode", 0)
-        assert code == 2 and "max_text_bytes: " in error and surge.printed.count("\n") == 1 and "pydantic" not in error
+        assert (
+            code == 2
+            and "max_text_bytes: " in error
+            and surge.printed.count("\n") == 1
+            and "pydantic" not in error
+        )
 
     def test_space_without_a_catalog_gets_that_of_its_next_run(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())
         del record["catalog"]
         surge.space_json().write_text(json.dumps(record))
         assert surge(*self.EMBED)[1].count("1 fresh") == 1
-        assert json.loads(surge.space_json().read_text())["catalog"]["place"] == str(surge.root / "catalog")
+        assert json.loads(surge.space_json().read_text())["catalog"]["place"] == str(
+            surge.root / "catalog"
+        )
 
 
 def test_verify_fails_where_partitions_have_no_file(surge: Command) -> None:
@@ -234,4 +283,7 @@ def test_code_of_a_model_that_only_the_output_names_is_not_run(surge: Command) -
     surge.space_json().write_text(json.dumps(record))
     for command in (("search", "out", "x", "--yes"), ("verify", "catalog", "out", "--yes")):
         code, _, error = surge(*command)
-        assert code == 2 and f"load it with --trust-remote-code {commit} and --model team/model" in error
+        assert (
+            code == 2
+            and f"load it with --trust-remote-code {commit} and --model team/model" in error
+        )

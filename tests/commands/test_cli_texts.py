@@ -10,7 +10,9 @@ from tests.commands.test_cli import write_partition
 
 
 def test_template_is_embedded_searched_and_verified(tmp_path: Path, surge: Command) -> None:
-    write_partition(tmp_path / "catalog", "shoes", 2, sku=[1, 2], title=["Boot", "Clog"], price=[99.5, 20.0])
+    write_partition(
+        tmp_path / "catalog", "shoes", 2, sku=[1, 2], title=["Boot", "Clog"], price=[99.5, 20.0]
+    )
     given = (*MODEL, "--id", "sku", "--text", "{title} for {price} {{EUR}}")
     surge.json("embed", "catalog", "out", *given)
     first = surge.json("search", "out", "Clog for 20 {EUR}", *MODEL)["hits"][0]
@@ -26,11 +28,17 @@ def test_table_without_rows_is_told_to_give_no_partitions(tmp_path: Path, surge:
 
 def test_errors_are_the_json_document_too(surge: Command) -> None:
     code, out, error = surge("embed", "nowhere", "out", *MODEL, "--json")
-    assert code == 2 and surge.printed == f"error: {json.loads(out)['error']}\n" and "nowhere" in error
+    assert (
+        code == 2 and surge.printed == f"error: {json.loads(out)['error']}\n" and "nowhere" in error
+    )
 
 
-def test_further_columns_are_carried_into_the_output_and_searched(tmp_path: Path, surge: Command) -> None:
-    write_partition(tmp_path / "catalog", "shoes", 1, id=["1"], text=["Boot"], price=[99.5], sku=["b-1"])
+def test_further_columns_are_carried_into_the_output_and_searched(
+    tmp_path: Path, surge: Command
+) -> None:
+    write_partition(
+        tmp_path / "catalog", "shoes", 1, id=["1"], text=["Boot"], price=[99.5], sku=["b-1"]
+    )
     given = (*MODEL, "--columns", "sku,price")
     surge.json("embed", "catalog", "out", *given)
     [hit] = surge.json("search", "out", "Boot", *MODEL)["hits"]

@@ -35,8 +35,21 @@ def document(*arguments: Any) -> dict[str, Any]:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
-def test_plan_prints_time_and_cost_first_and_what_they_follow_from_on_request(catalog: Path, tmp_path: Path) -> None:
-    given = ("--texts-per-second", 100, "--workers", 2, "--b-min", 100, "--price-per-hour", 3.6, "--deadline", "1s")
+def test_plan_prints_time_and_cost_first_and_what_they_follow_from_on_request(
+    catalog: Path, tmp_path: Path
+) -> None:
+    given = (
+        "--texts-per-second",
+        100,
+        "--workers",
+        2,
+        "--b-min",
+        100,
+        "--price-per-hour",
+        3.6,
+        "--deadline",
+        "1s",
+    )
     lines = plan(catalog, tmp_path, *given).stdout.splitlines()
     assert lines == [
         "wall time      1.2 s, 200 texts/s; the first files after 1.2 s",
@@ -64,23 +77,37 @@ def test_plan_prints_time_and_cost_first_and_what_they_follow_from_on_request(ca
     assert len(shown.splitlines()) <= 24 and list(tmp_path.iterdir()) == []
 
 
-def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(catalog: Path, tmp_path: Path) -> None:
+def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(
+    catalog: Path, tmp_path: Path
+) -> None:
     first = document(catalog, tmp_path / "out", *MODEL)
-    assert (first["partitions"], first["texts"], first["dimension"], first["device"]) == (3, 235, DIMENSION, "cpu")
-    assert first["call_margin"] is not None and first["peak_resident_bytes"] <= first["memory_limit_bytes"]
+    assert (first["partitions"], first["texts"], first["dimension"], first["device"]) == (
+        3,
+        235,
+        DIMENSION,
+        "cpu",
+    )
+    assert (
+        first["call_margin"] is not None
+        and first["peak_resident_bytes"] <= first["memory_limit_bytes"]
+    )
     assert set(first["text_seconds_by_tokens"]) == {"8", "32", "128", "512"}
     assert not (tmp_path / "out").exists(), "a plan writes nothing"
     calibrated = document(catalog, tmp_path / "out", *MODEL, "--calibrate")
     assert calibrated["publish_seconds"] > 0 and calibrated["workers_per_machine"] >= 1
     assert list(tmp_path.iterdir()) == []
-    embedded = CliRunner().invoke(app, ["embed", str(catalog), str(tmp_path / "out"), *MODEL, "--json"])
+    embedded = CliRunner().invoke(
+        app, ["embed", str(catalog), str(tmp_path / "out"), *MODEL, "--json"]
+    )
     report = json.loads(embedded.stdout.strip().splitlines()[-1])
     assert report["superbatches"] == calibrated["superbatches"]
     assert report["predicted_wall_seconds"] > 0 and report["prediction_error"] is not None
     assert "were predicted) on cpu" in embedded.stdout
 
 
-def test_plan_takes_the_price_from_the_settings(catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_takes_the_price_from_the_settings(
+    catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SURGE_PRICE_PER_HOUR", "3.6")
 
     shown = plan(catalog, tmp_path, "--texts-per-second", 100).stdout
@@ -94,22 +121,33 @@ def test_fresh_partitions_are_left_out_of_the_plan(tmp_path: Path) -> None:
     where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
     assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 0
     shown = plan(*where).stdout
-    assert shown.splitlines()[-2:] == ["3 partitions fresh: not in this plan", "Nothing is left to encode."]
+    assert shown.splitlines()[-2:] == [
+        "3 partitions fresh: not in this plan",
+        "Nothing is left to encode.",
+    ]
     write_partition(tmp_path / "catalog", "b", numbered_rows("b", 7), version="v2")
     left = document(*where)
     assert (left["partitions"], left["texts"], left["texts_encoded"]) == (1, 7, 2)
-    assert "work           1 partition, 7 texts, about 2 of them to encode; about " in plan(*where).stdout
+    assert (
+        "work           1 partition, 7 texts, about 2 of them to encode; about "
+        in plan(*where).stdout
+    )
 
 
 def test_refused_partitions_are_named_with_the_reason_and_are_no_work(tmp_path: Path) -> None:
     for key in ("a", "b"):
         write_partition(
-            tmp_path / "catalog", key, [*numbered_rows(key, 3), ("id-2", "again")][: 3 if key == "a" else 4]
+            tmp_path / "catalog",
+            key,
+            [*numbered_rows(key, 3), ("id-2", "again")][: 3 if key == "a" else 4],
         )
     where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
     assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 1
     shown = plan(*where).stdout.splitlines()
-    assert shown[-4:-2] == ["1 partition fresh: not in this plan", "1 partition refused: not in this plan"]
+    assert shown[-4:-2] == [
+        "1 partition fresh: not in this plan",
+        "1 partition refused: not in this plan",
+    ]
     assert "the id 'id-2' stands at row 2 already" in shown[-2]
     assert shown[-1] == "Every partition that is left to encode is refused."
     [refused] = document(*where)["partitions_refused"]
@@ -133,7 +171,10 @@ def test_large_numbers_have_no_exponents(catalog: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "refusal"),
     [
-        *((("--deadline", deadline), "90s, 30m or 2h") for deadline in ("soon", "2", "2 weeks", "0s", "-1h")),
+        *(
+            (("--deadline", deadline), "90s, 30m or 2h")
+            for deadline in ("soon", "2", "2 weeks", "0s", "-1h")
+        ),
         (("--calibrate",), "--texts-per-second describes another"),
     ],
 )

@@ -40,17 +40,23 @@ class Service:
     def embed(self, path: str, **body: Any) -> tuple[np.ndarray, str]:
         """Vectors and the name of their space."""
         request = urllib.request.Request(
-            f"{self.url}{path}", json.dumps({"model": "current"} | body).encode(), {"content-type": "application/json"}
+            f"{self.url}{path}",
+            json.dumps({"model": "current"} | body).encode(),
+            {"content-type": "application/json"},
         )
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
             document = json.load(answer)
-        return np.array([each["embedding"] for each in document["data"]], np.float32), document["model"]
+        return np.array([each["embedding"] for each in document["data"]], np.float32), document[
+            "model"
+        ]
 
 
 @contextmanager
 def serving(root: Path, *arguments: str) -> Iterator[Service]:
     command = [sys.executable, "-m", "surge_dagster", "serve", "out", "--port", "0", *arguments]
-    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+    with subprocess.Popen(
+        command, cwd=root, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
         assert process.stderr is not None
         try:
             said = list[str]()
@@ -69,7 +75,9 @@ def output(surge: Command) -> str:
     return surge.json("embed", "catalog", "out", "--model", "hash://16", *PROMPTS)["space"]
 
 
-def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(surge: Command, output: str) -> None:
+def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(
+    surge: Command, output: str
+) -> None:
     stored = read_embedded(surge.root / "out", output, "a")
     with serving(surge.root) as service:
         documents, space = service.embed("/documents/v1/embeddings", input=stored.texts)
@@ -80,15 +88,22 @@ def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(s
         assert service.process.wait(60) == 0
         assert service.process.stderr and service.process.stderr.read().endswith("stopped\n")
     error = json.load(refused.value)["error"]
-    assert (refused.value.code, error["code"]) == (400, "context_length_exceeded") and "row 1 " in error["message"]
+    assert (refused.value.code, error["code"]) == (
+        400,
+        "context_length_exceeded",
+    ) and "row 1 " in error["message"]
     assert space == output
     np.testing.assert_array_equal(documents, stored.matrix)
     assert stored.texts
-    np.testing.assert_array_equal(queries, hash_vectors([f"find: {text}" for text in stored.texts], 16))
+    np.testing.assert_array_equal(
+        queries, hash_vectors([f"find: {text}" for text in stored.texts], 16)
+    )
     assert service.said[0].startswith(f"{output} (current): 16 dimensions, queries within ")
 
 
-def test_wrong_usage_is_refused_with_what_to_do(surge: Command, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage_is_refused_with_what_to_do(
+    surge: Command, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arguments, expected in (
         (("nowhere",), "surge-dagster embed"),
         (("out", "--host", "0.0.0.0"), "--api-keys FILE"),
@@ -105,7 +120,8 @@ def test_wrong_usage_is_refused_with_what_to_do(surge: Command, output: str, mon
         assert code == 2 and expected in error
     with monkeypatch.context() as without:
         without.setattr(
-            "surge_dagster.commands.serve.find_spec", lambda name: None if name == "python_multipart" else ...
+            "surge_dagster.commands.serve.find_spec",
+            lambda name: None if name == "python_multipart" else ...,
         )
         code, _, error = surge("serve", "out")
     assert code == 2 and "needs python_multipart. Run: pip install 'surge-dagster[serve]'" in error
@@ -119,7 +135,8 @@ def test_wrong_usage_is_refused_with_what_to_do(surge: Command, output: str, mon
 
 @pytest.mark.soak
 def test_no_request_is_lost_at_sigterm(surge: Command, output: str) -> None:
-    """Eight clients send one request after the other, each over its connection until it is told to open another.
+    """Eight clients send one request after the other, each over its connection until it is told to
+    open another.
 
     A new connection may be refused or reset, which clients answer by asking elsewhere.
     """
@@ -131,7 +148,9 @@ def test_no_request_is_lost_at_sigterm(surge: Command, output: str) -> None:
         while True:
             is_new = connection.sock is None
             try:
-                connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+                connection.request(
+                    "POST", "/v1/embeddings", body, {"content-type": "application/json"}
+                )
                 answer = connection.getresponse()
                 assert (answer.status, bool(answer.read())) == (200, True)
             except (OSError, HTTPException, AssertionError) as error:
@@ -142,7 +161,9 @@ def test_no_request_is_lost_at_sigterm(surge: Command, output: str) -> None:
 
     with serving(surge.root, "--promise-ms", "10000") as service:
         address = service.url.removeprefix("http://")
-        clients = [threading.Thread(target=ask, args=(number, address)) for number in range(len(answered))]
+        clients = [
+            threading.Thread(target=ask, args=(number, address)) for number in range(len(answered))
+        ]
         for client in clients:
             client.start()
         while sum(answered) < 2_000 and not lost:

@@ -1,4 +1,5 @@
-"""The command on a table that nobody prepared: its vectors are those of folders with equal rows, also after a kill."""
+"""The command on a table that nobody prepared: its vectors are those of folders with equal rows,
+also after a kill."""
 
 from __future__ import annotations
 
@@ -29,12 +30,22 @@ def mortal(*arguments, **options):
 local_upload.LocalUpload.publish = mortal
 main()
 """
-OPTIONS = ("--partition-by", "category", "--model", f"hash://{DIMENSION}", "--b-min", "50", "--b-max", "100")
+OPTIONS = (
+    "--partition-by",
+    "category",
+    "--model",
+    f"hash://{DIMENSION}",
+    "--b-min",
+    "50",
+    "--b-max",
+    "100",
+)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    # As some programs write it: a mark at the beginning, columns that nobody needs, quotes where they are needed.
+    # As some programs write it: a mark at the beginning, columns that nobody needs, quotes where
+    # they are needed.
     path = write_csv(tmp_path / "products.csv", [(*row, '5" pipe', "") for row in ROWS], HEADER)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     return path

@@ -26,7 +26,9 @@ from tests.commands.test_cli import write_partition
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that each look at the clock gives, the last one again and again."""
     seconds = [0.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: seconds.pop(0) if len(seconds) > 1 else seconds[0])
+    monkeypatch.setattr(
+        terminal.time, "monotonic", lambda: seconds.pop(0) if len(seconds) > 1 else seconds[0]
+    )
     return seconds
 
 
@@ -46,7 +48,9 @@ def test_progress_without_a_terminal_is_a_line_every_ten_seconds(
     ]
 
 
-def test_quiet_command_prints_errors_alone(tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_command_prints_errors_alone(
+    tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     write_partition(tmp_path / "catalog", "a", 3)
     embed = ("embed", "catalog", "out", "--model", "hash://16")
@@ -78,7 +82,9 @@ def test_progress_of_a_run_goes_on_within_a_superbatch(monkeypatch: pytest.Monke
     local_run._follow(cast(EmbeddingRun, run), events(), 100, quiet=False)
 
 
-def test_progress_of_a_run_over_a_cluster_counts_what_its_machines_have_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_run_over_a_cluster_counts_what_its_machines_have_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, lines = SimpleNamespace(in_flight=None, report=RunReport()), list[tuple[int, int | None]]()
 
     @contextmanager
@@ -101,5 +107,10 @@ def test_package_runs_as_a_module(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.print_json({"hits": [{"columns": {"price": float("nan"), "sizes": [float("inf"), 1.5]}}]})
-    assert capsys.readouterr().out == '{"hits": [{"columns": {"price": null, "sizes": [null, 1.5]}}]}\n'
+    terminal.print_json(
+        {"hits": [{"columns": {"price": float("nan"), "sizes": [float("inf"), 1.5]}}]}
+    )
+    assert (
+        capsys.readouterr().out
+        == '{"hits": [{"columns": {"price": null, "sizes": [null, 1.5]}}]}\n'
+    )

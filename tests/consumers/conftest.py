@@ -17,12 +17,14 @@ from surge_dagster.consumers.target import Target
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Any]:
-    """The server runs as another user where this one is root. Its folder is not one of pytest's: each session of pytest
-    closes those to other users.
+    """The server runs as another user where this one is root. Its folder is not one of pytest's:
+    each session of pytest closes those to other users.
     """
     pgserver = pytest.importorskip("pgserver", reason="not installed: pgserver of the extra 'dev'")
     pytest.importorskip("pgvector", reason="not installed: the extra 'pgvector'")
-    with tempfile.TemporaryDirectory(prefix="surge-pgserver-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="surge-pgserver-", ignore_cleanup_errors=True
+    ) as folder:
         Path(folder).chmod(0o755)
         server = pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
         yield server

@@ -1,9 +1,11 @@
-"""A hand-over that kills its own process with SIGKILL, or tells the one that started it, at its n-th point.
+"""A hand-over that kills its own process with SIGKILL, or tells the one that started it, at its
+n-th point.
 
     python -m tests.consumers.killed_hand_over KIND PLACE OUTPUT N [writes] [told]
 
-Points are before and after each batch that is applied, each write to a table, the comparison, and the confirmation;
-with `writes`, batches do not count. With `told`, it prints a line at the point and goes on.
+Points are before and after each batch that is applied, each write to a table, the comparison, and
+the confirmation; with `writes`, batches do not count. With `told`, it prints a line at the point
+and goes on.
 """
 
 from __future__ import annotations

@@ -35,11 +35,14 @@ class Follower:
         return self.target.apply(opened, judge if judged else None)
 
     def assert_equal(self) -> None:
-        """The target has the rows of the files, each once, with its own text and vector, and no others."""
+        """The target has the rows of the files, each once, with its own text and vector, and no
+        others."""
         expected = self.output.expected()
         assert self.target.counts() == {key: len(rows) for key, rows in expected.items()}
         assert sorted(stored_rows(self.target)) == sorted(
-            (key, row, text, vector) for key, rows in expected.items() for row, (text, vector) in rows.items()
+            (key, row, text, vector)
+            for key, rows in expected.items()
+            for row, (text, vector) in rows.items()
         )
 
 
@@ -53,7 +56,11 @@ def stored_rows(target: Any) -> list[tuple[str, Any, str, bytes]]:
         return [(*row, np.array(vector, np.float32).tobytes()) for *row, vector in rows]
     with target._connected() as connection:
         query = target._sql(f"SELECT {', '.join(columns)} FROM {{table}}")
-        rows = connection.cursor(binary=True).execute(query).fetchall() if target._columns(connection) else []
+        rows = (
+            connection.cursor(binary=True).execute(query).fetchall()
+            if target._columns(connection)
+            else []
+        )
         return [(*row, vector.to_numpy().astype(np.float32).tobytes()) for *row, vector in rows]
 
 

@@ -33,14 +33,21 @@ def test_examples_of_the_page_run(
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
-    write_catalog(tmp_path / "data" / "catalog", {"a": numbered_rows("a", 3), "b": numbered_rows("b", 2)})
+    write_catalog(
+        tmp_path / "data" / "catalog", {"a": numbered_rows("a", 3), "b": numbered_rows("b", 2)}
+    )
     catalog, loop, asset = blocks("python")
     batches: list[Any] = []
-    names: dict[str, Any] = {"embedding_catalog": embedding_catalog, "apply_to_your_index": batches.append}
+    names: dict[str, Any] = {
+        "embedding_catalog": embedding_catalog,
+        "apply_to_your_index": batches.append,
+    }
     run(f"shop = {catalog}", names)
     run(asset, names)
     job = dg.define_asset_job("mine", selection=dg.AssetSelection.assets(names["search_index"]))
-    added = dg.Definitions(assets=[names["search_index"]], jobs=[job], executor=dg.in_process_executor)
+    added = dg.Definitions(
+        assets=[names["search_index"]], jobs=[job], executor=dg.in_process_executor
+    )
     definitions = dg.Definitions.merge(names["shop"], added)
     with dg.DagsterInstance.ephemeral(str(tmp_path)) as instance:
         for name in ("catalog_refresh", "hand_over", "mine"):
@@ -56,6 +63,8 @@ def test_examples_of_the_page_run(
     lancedb, pgvector = blocks("yaml")
     for text in (lancedb, re.sub(r'"postgresql:.*?"', lambda _: f'"{new_database()}"', pgvector)):
         settings: Settings = load_settings(output="data/embeddings", **yaml.safe_load(text))
-        [target] = [table.target() for table in (settings.lancedb, settings.pgvector) if table is not None]
+        [target] = [
+            table.target() for table in (settings.lancedb, settings.pgvector) if table is not None
+        ]
         assert target.apply(partial(changes, "data/embeddings", target.place)).rows_sent == 5
         assert target.counts() == {"a": 3, "b": 2}

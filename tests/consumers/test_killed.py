@@ -1,4 +1,5 @@
-"""After SIGKILL or a restart of Postgres during a hand-over, the next one leaves the table equal to the files."""
+"""After SIGKILL or a restart of Postgres during a hand-over, the next one leaves the table equal to
+the files."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
 def edit(output: Output, chance: Random, keys: Iterable[str] = "abcd") -> None:
     """Change some of these partitions in every way that there is."""
     for key in keys:
-        rows = {f"id-{chance.randrange(12)}": f"text {chance.randrange(4)}" for _ in range(chance.randrange(12))}
+        rows = {
+            f"id-{chance.randrange(12)}": f"text {chance.randrange(4)}"
+            for _ in range(chance.randrange(12))
+        }
         if chance.random() < 0.2 and key in output.rows:
             output.remove(key)
         elif chance.random() < 0.8:
@@ -53,8 +57,17 @@ def interrupted(
     act: Callable[[subprocess.Popen[str]], Any] = lambda process: None,
     after_seconds: float = 0,
 ) -> bool:
-    """Hand over in a process that dies at a point, or is ended by `act` when it tells of it; whether it was."""
-    command = [sys.executable, "-m", "tests.consumers.killed_hand_over", kind, place, str(output.store.root), str(at)]
+    """Hand over in a process that dies at a point, or is ended by `act` when it tells of it;
+    whether it was."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.consumers.killed_hand_over",
+        kind,
+        place,
+        str(output.store.root),
+        str(at),
+    ]
     pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, *modes], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
@@ -88,12 +101,14 @@ def test_killed_hand_over_is_repeated_by_the_next_one(
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("keys", [4, 2_500], ids=["3 partitions", "2,000 partitions"])  # a fifth is removed
+# a fifth is removed
+@pytest.mark.parametrize("keys", [4, 2_500], ids=["3 partitions", "2,000 partitions"])
 @pytest.mark.parametrize("kind", ["lancedb", "pgvector"])
 def test_fifty_kills_and_restarts_lose_and_double_nothing(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, keys: int
 ) -> None:
-    """Takes minutes: each is a process of its own, which ends at a point, or up to a tenth of a second after it."""
+    """Takes minutes: each is a process of its own, which ends at a point, or up to a tenth of a
+    second after it."""
     restart = request.getfixturevalue("restart_postgres") if kind == "pgvector" else None
     place = place_of(kind, request, tmp_path)
     output, chance, endings, loads = Output(tmp_path / "out"), Random(16), Counter[str](), True
@@ -104,8 +119,15 @@ def test_fifty_kills_and_restarts_lose_and_double_nothing(
         edit(output, chance, chance.sample(names, min(keys, 100)))
         points = POINTS if keys == 4 else 4 * keys if loads else 400
         modes = [mode for mode in ("writes", "told") if chance.random() < 0.6]
-        at, after_seconds = 1 + chance.randrange(8 if "writes" in modes else points), chance.random() / 10
-        act = restart if restart is not None and "told" in modes and chance.random() < 0.6 else subprocess.Popen.kill
+        at, after_seconds = (
+            1 + chance.randrange(8 if "writes" in modes else points),
+            chance.random() / 10,
+        )
+        act = (
+            restart
+            if restart is not None and "told" in modes and chance.random() < 0.6
+            else subprocess.Popen.kill
+        )
         ended = interrupted(kind, place, output, at, *modes, act=act, after_seconds=after_seconds)
         endings["restarts" if act is restart else "kills"] += ended
         if chance.random() < 0.5:
@@ -118,4 +140,6 @@ def test_fifty_kills_and_restarts_lose_and_double_nothing(
                 drop(follower.target)
     follower.hand_over()
     follower.assert_equal()
-    print(f"{kind}, {len(output.rows):,} partitions, {sum(map(len, output.rows.values())):,} rows: {dict(endings)}")
+    print(
+        f"{kind}, {len(output.rows):,} partitions, {sum(map(len, output.rows.values())):,} rows: {dict(endings)}"
+    )

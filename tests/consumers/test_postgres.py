@@ -27,7 +27,9 @@ def test_zero_byte_is_refused_by_name_and_stops_no_other(follower: Follower) -> 
     follower.output.write("a", {**TEXTS, "last": "zero \0 byte"})
     follower.output.write("b", TEXTS)
     done = follower.hand_over()
-    assert "partition 'a'" in str(done.failures["a"]) and "row 'last' has a zero byte" in str(done.failures["a"])
+    assert "partition 'a'" in str(done.failures["a"]) and "row 'last' has a zero byte" in str(
+        done.failures["a"]
+    )
     assert follower.target.counts() == {"b": 10}
     follower.output.write("a", TEXTS)
     follower.output.write("b", {**TEXTS, "id-9": "zero \0 byte", "new": "new"})
@@ -43,7 +45,9 @@ def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(follower
     follower.assert_equal()
 
 
-def test_index_is_built_once_the_table_has_rows_and_again_for_another_distance(follower: Follower) -> None:
+def test_index_is_built_once_the_table_has_rows_and_again_for_another_distance(
+    follower: Follower,
+) -> None:
     load(follower, "a")
     first = index_of(follower)
     assert "USING hnsw (embedding vector_cosine_ops)" in first[0]
@@ -68,7 +72,9 @@ def index_of(follower: Follower) -> tuple[str, int]:
     return index
 
 
-def test_connection_does_not_wait_for_a_lost_answer_unless_its_dsn_says_so(follower: Follower) -> None:
+def test_connection_does_not_wait_for_a_lost_answer_unless_its_dsn_says_so(
+    follower: Follower,
+) -> None:
     dsn = follower.target._dsn  # pyright: ignore[reportAttributeAccessIssue]
     for given, expected in (("", "30"), (f"{'&' if '?' in dsn else '?'}keepalives_idle=7", "7")):
         with PgVectorTable(dsn + given, "products")._connected() as connection:
@@ -76,7 +82,9 @@ def test_connection_does_not_wait_for_a_lost_answer_unless_its_dsn_says_so(follo
 
 
 def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> None:
-    nobody = Follower(follower.output, PgVectorTable("postgresql://127.0.0.1:1/db?password=hunter2"))
+    nobody = Follower(
+        follower.output, PgVectorTable("postgresql://127.0.0.1:1/db?password=hunter2")
+    )
     with pytest.raises(TransientError, match="does not answer") as error:
         nobody.hand_over()
     assert "hunter2" not in str(error.value)
@@ -84,7 +92,9 @@ def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> N
 
 @pytest.mark.parametrize("dsn", ["postgres//a:hunter2@b/c", "postgresql://a:hunter2@[::1/c"])
 def test_dsn_that_libpq_does_not_take_is_not_shown(follower: Follower, dsn: str) -> None:
-    with pytest.raises(ConfigError, match="the dsn of pgvector is not one that libpq takes") as error:
+    with pytest.raises(
+        ConfigError, match="the dsn of pgvector is not one that libpq takes"
+    ) as error:
         Follower(follower.output, PgVectorTable(dsn)).hand_over()
     assert "hunter2" not in "".join(traceback.format_exception(error.value)).replace(repr(dsn), "")
 
@@ -92,7 +102,9 @@ def test_dsn_that_libpq_does_not_take_is_not_shown(follower: Follower, dsn: str)
 @pytest.mark.parametrize("password", ["hun@ter2", "p@:ter2", "p@s3c/ter2", "p@127.0.0.1:ter2"])
 def test_end_of_a_password_with_an_at_sign_is_not_shown(follower: Follower, password: str) -> None:
     with pytest.raises(ConfigError, match="Write %40 for it") as error:
-        Follower(follower.output, PgVectorTable(f"postgresql://a:{password}@127.0.0.1:1/c")).hand_over()
+        Follower(
+            follower.output, PgVectorTable(f"postgresql://a:{password}@127.0.0.1:1/c")
+        ).hand_over()
     assert "ter2" not in str(error.value)
 
 
@@ -118,7 +130,9 @@ def test_table_that_another_hand_over_changed_is_not_judged(
 
     load(follower, "a")
     monkeypatch.setattr(PgVectorTable, "_build_index", overtaken)
-    with pytest.raises(TransientError, match="another hand-over has changed the table 'products' of Postgres"):
+    with pytest.raises(
+        TransientError, match="another hand-over has changed the table 'products' of Postgres"
+    ):
         follower.hand_over(judged=True)
     assert follower.hand_over(judged=True).rows_sent == 0
     follower.assert_equal()

@@ -1,4 +1,5 @@
-"""Tables follow what runs write: columns that are carried, also from a later run on, and outputs in buckets."""
+"""Tables follow what runs write: columns that are carried, also from a later run on, and outputs in
+buckets."""
 
 from __future__ import annotations
 
@@ -23,10 +24,19 @@ from tests.engine.runs import finish_receipts, make_run
 from tests.engine.store.object_server import ObjectServer
 from tests.engine.store.test_object_store import open_store_of
 
-ROWS = pa.table({"id": ["1", "2", "3"], "text": ["one", "two", "three"], "sku": ["a", "b", None], "price": [1, 2, 3]})
+ROWS = pa.table(
+    {
+        "id": ["1", "2", "3"],
+        "text": ["one", "two", "three"],
+        "sku": ["a", "b", None],
+        "price": [1, 2, 3],
+    }
+)
 
 
-def follow(pool: EncoderPool, store: Store, target: Target, rows: pa.Table, *carried: str) -> HandOver:
+def follow(
+    pool: EncoderPool, store: Store, target: Target, rows: pa.Table, *carried: str
+) -> HandOver:
     """Embed a partition with some of its columns, and hand it over."""
     version = f"{rows.to_pydict()} {carried}"
     source = FrameCatalog({"k": rows}, Selection(carried=carried), versions={"k": version})
@@ -45,7 +55,9 @@ def found(target: Any, *columns: str) -> list[tuple[Any, ...]]:
     import psycopg
 
     with psycopg.connect(target._dsn) as connection:
-        return sorted(connection.execute(f"SELECT {', '.join(columns)} FROM products".encode()).fetchall())
+        return sorted(
+            connection.execute(f"SELECT {', '.join(columns)} FROM products".encode()).fetchall()
+        )
 
 
 def test_carried_columns_reach_the_table_also_from_a_later_run_on(
@@ -67,7 +79,12 @@ def test_table_follows_an_output_in_a_bucket(
     hash_pool: EncoderPool, tmp_path: Path, object_server: ObjectServer
 ) -> None:
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
-    embed = partial(follow, hash_pool, open_store_of(object_server), LanceTable(str(tmp_path / "lance"), "products"))
+    embed = partial(
+        follow,
+        hash_pool,
+        open_store_of(object_server),
+        LanceTable(str(tmp_path / "lance"), "products"),
+    )
     assert embed(ROWS).rows_sent == 3
     edited = pa.table({"id": ["1", "3", "4"], "text": ["one", "edited", "four"]})
     done = embed(edited)

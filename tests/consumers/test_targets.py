@@ -1,4 +1,5 @@
-"""A table has the rows of the files after each hand-over, whatever happened before; the same for every target."""
+"""A table has the rows of the files after each hand-over, whatever happened before; the same for
+every target."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_table_follows_edits_gaps_and_removed_partitions(follower: Follower) -> 
         assert [done[step].commits for step in done] == [1, 0, 2, 2]
 
 
-def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(follower: Follower) -> None:
+def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(
+    follower: Follower,
+) -> None:
     output = follower.output
     load(follower, "a", "b")
     before = output.expected()
@@ -69,16 +72,27 @@ def test_table_that_was_dropped_is_loaded_again(follower: Follower) -> None:
     follower.assert_equal()
 
 
-def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(follower: Follower) -> None:
+def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(
+    follower: Follower,
+) -> None:
     load(follower, "a", "b")
     if isinstance(follower.target, LanceTable):
         table = follower.target._open()
         assert table is not None
         table.delete("partition = 'a' AND id = 'id-3'")
-        table.add(table.search().where("partition = 'b'").limit(1).to_arrow().set_column(0, "partition", [["c"]]))
+        table.add(
+            table.search()
+            .where("partition = 'b'")
+            .limit(1)
+            .to_arrow()
+            .set_column(0, "partition", [["c"]])
+        )
     else:
         run(follower.target, "DELETE FROM products WHERE partition = 'a' AND id = 'id-3'")
-        run(follower.target, "INSERT INTO products SELECT 'c', id, text, embedding FROM products LIMIT 1")
+        run(
+            follower.target,
+            "INSERT INTO products SELECT 'c', id, text, embedding FROM products LIMIT 1",
+        )
     assert set(compare(follower.hand_over().feed, follower.target).wrong) == {"a", "c"}
     assert follower.hand_over(judged=True).rows_sent == 0
     assert follower.hand_over().rows_sent == 10
@@ -114,13 +128,18 @@ def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(
     assert follower.hand_over().rows_sent == 50
     follower.assert_equal()
     spoil(follower.target, ("f", "id-3"))
-    assert compare(follower.hand_over().feed, follower.target, everything=True).wrong.keys() == {"f"}
+    assert compare(follower.hand_over().feed, follower.target, everything=True).wrong.keys() == {
+        "f"
+    }
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_table_changed_by_hand_is_found_and_equal_to_the_files_after_the_next_hand_over(follower: Follower) -> None:
-    """Takes minutes: everything is compared four times. Three samples miss 1 % once in 3.5 million times."""
+def test_table_changed_by_hand_is_found_and_equal_to_the_files_after_the_next_hand_over(
+    follower: Follower,
+) -> None:
+    """Takes minutes: everything is compared four times. Three samples miss 1 % once in 3.5 million
+    times."""
     chance = random.Random(5)
 
     def wrong(*, everything: bool = False) -> set[str]:
@@ -190,11 +209,16 @@ def test_table_of_another_space_is_loaded_anew_whatever_was_confirmed(follower: 
     again.assert_equal()
 
 
-def test_table_of_another_catalog_or_output_is_refused_by_both_names(follower: Follower, tmp_path: Path) -> None:
+def test_table_of_another_catalog_or_output_is_refused_by_both_names(
+    follower: Follower, tmp_path: Path
+) -> None:
     load(follower, "a")
     elsewhere = Output(tmp_path / "elsewhere")
     elsewhere.write("b", TEXTS)
-    for other in (Follower(follower.output, follower.target, "toys"), Follower(elsewhere, follower.target)):
+    for other in (
+        Follower(follower.output, follower.target, "toys"),
+        Follower(elsewhere, follower.target),
+    ):
         with pytest.raises(ConfigError) as refused:
             other.hand_over()
         assert f"has the rows of 'shop' of {follower.output.store.url}" in str(refused.value)
@@ -204,26 +228,42 @@ def test_table_of_another_catalog_or_output_is_refused_by_both_names(follower: F
 
 def test_rows_with_the_least_and_the_greatest_number_follow_the_files(follower: Follower) -> None:
     least, greatest = -(2**63), 2**63 - 1
-    steps: list[Any] = [{least: "least", greatest: "greatest", 1: "one"}, {least: "another", 1: "one"}, {1: "one"}]
+    steps: list[Any] = [
+        {least: "least", greatest: "greatest", 1: "one"},
+        {least: "another", 1: "one"},
+        {1: "one"},
+    ]
     for texts in steps:
         follower.output.write("a", texts, with_changes=False)
         follower.hand_over()
         follower.assert_equal()
 
 
-@pytest.mark.parametrize("row", [{"name": "boots"}, {"partition": "x", "id": "1", "text": "", "embedding": [1.0] * 8}])
-def test_table_with_rows_of_other_programs_is_refused_and_unchanged(follower: Follower, row: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "row", [{"name": "boots"}, {"partition": "x", "id": "1", "text": "", "embedding": [1.0] * 8}]
+)
+def test_table_with_rows_of_other_programs_is_refused_and_unchanged(
+    follower: Follower, row: dict[str, Any]
+) -> None:
     follower.output.write("a", TEXTS)
     if isinstance(follower.target, LanceTable):
         follower.target._connect().create_table("products", [row])
     elif "id" in row:
         run(follower.target, "CREATE EXTENSION vector")
-        run(follower.target, "CREATE TABLE products (partition text, id text, text text, embedding vector(8))")
-        run(follower.target, "INSERT INTO products VALUES ('x', '1', '', '[1, 1, 1, 1, 1, 1, 1, 1]')")
+        run(
+            follower.target,
+            "CREATE TABLE products (partition text, id text, text text, embedding vector(8))",
+        )
+        run(
+            follower.target,
+            "INSERT INTO products VALUES ('x', '1', '', '[1, 1, 1, 1, 1, 1, 1, 1]')",
+        )
     else:
         run(follower.target, "CREATE TABLE products (name text)")
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"has rows that no hand-over put there|has no column"):
+        with pytest.raises(
+            ConfigError, match=r"has rows that no hand-over put there|has no column"
+        ):
             follower.hand_over()
     assert "id" not in row or follower.target.counts() == {"x": 1}
 
@@ -239,7 +279,9 @@ def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower) -> 
         "c": found.wrong["c"],
     }
     assert "is missing" in found.wrong["b"] and "is not that of its file" in found.wrong["c"]
-    assert found.vectors_compared == 40 and found.partitions_compared is None, "a wrong one in a sample: all are"
+    assert found.vectors_compared == 40 and found.partitions_compared is None, (
+        "a wrong one in a sample: all are"
+    )
 
 
 def test_comparison_names_a_file_that_was_damaged_since(follower: Follower) -> None:
@@ -258,8 +300,14 @@ def test_errors_of_lancedb_name_the_table_and_can_be_tried_again(tmp_path: Path)
     load(follower, "a")
     for path in (tmp_path / "lance" / "products.lance" / "_versions").iterdir():
         path.write_bytes(b"x")
-    for ask in (follower.hand_over, follower.target.counts, lambda: follower.target.vectors("a", ["id-1"])):
-        with pytest.raises(TransientError, match=r"the table 'products' of .*lance cannot be used: .*Run again"):
+    for ask in (
+        follower.hand_over,
+        follower.target.counts,
+        lambda: follower.target.vectors("a", ["id-1"]),
+    ):
+        with pytest.raises(
+            TransientError, match=r"the table 'products' of .*lance cannot be used: .*Run again"
+        ):
             ask()
 
 
@@ -301,7 +349,9 @@ def drop(target: Target) -> None:
 
 
 def fill_another_space(output: Output) -> None:
-    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
+    output.space = claim_space(
+        output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve()
+    )
     output.rows = {}
     output.write("a", {row: f"{text} for another model" for row, text in TEXTS.items()})
 

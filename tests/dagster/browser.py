@@ -1,6 +1,8 @@
-"""A headless Chromium for tests that photograph pages of Dagster, and for the benchmark of these pages.
+"""A headless Chromium for tests that photograph pages of Dagster, and for the benchmark of these
+pages.
 
-Debian has the browser as the package `chromium`; Playwright, which drives it, is in the extra `dev`.
+Debian has the browser as the package `chromium`; Playwright, which drives it, is in the extra
+`dev`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
     except ImportError as error:
         raise NoBrowser("not installed: Playwright, of the extra 'dev'") from error
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
         try:
             yield browser.new_page(viewport={"width": width, "height": height})
         finally:

@@ -40,7 +40,9 @@ class Camera:
         self._url = f"http://127.0.0.1:{server.port}"
         self._folder = folder
 
-    def take(self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT) -> None:
+    def take(
+        self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT
+    ) -> None:
         """Take a screenshot of a page when it shows these texts, after a click on the text `click`."""
         self._open(path, height)
         if click is not None:
@@ -70,7 +72,9 @@ class Camera:
     def _take(self, name: str, shows: tuple[str, ...]) -> None:
         for text in shows:
             self._page.get_by_text(text).first.wait_for(timeout=_MILLISECONDS)
-        self._page.get_by_text("Loading run logs").first.wait_for(state="hidden", timeout=_MILLISECONDS)
+        self._page.get_by_text("Loading run logs").first.wait_for(
+            state="hidden", timeout=_MILLISECONDS
+        )
         self._page.wait_for_load_state("networkidle", timeout=_MILLISECONDS)
         broken = self._page.evaluate(
             "[...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src)"

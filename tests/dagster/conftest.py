@@ -1,4 +1,5 @@
-"""Fixture `bench`: a small catalog, an output and a Dagster instance on disk; runs use real worker processes."""
+"""Fixture `bench`: a small catalog, an output and a Dagster instance on disk; runs use real worker
+processes."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RETRY_NUMBER_TAG, ROOT_RUN_ID_TAG, WILL_RETRY_TAG
+from dagster._core.storage.tags import (
+    PARENT_RUN_ID_TAG,
+    RETRY_NUMBER_TAG,
+    ROOT_RUN_ID_TAG,
+    WILL_RETRY_TAG,
+)
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
@@ -65,9 +71,15 @@ class Ran:
     success: bool
 
     def _events(self, kind: dg.DagsterEventType) -> list[Any]:
-        return [e.dagster_event for e in self.instance.all_logs(self.run_id, of_type=kind) if e.dagster_event]
+        return [
+            e.dagster_event
+            for e in self.instance.all_logs(self.run_id, of_type=kind)
+            if e.dagster_event
+        ]
 
-    def materialized(self, asset: dg.AssetKey = NAMES.embeddings) -> dict[str | None, dg.AssetMaterialization]:
+    def materialized(
+        self, asset: dg.AssetKey = NAMES.embeddings
+    ) -> dict[str | None, dg.AssetMaterialization]:
         """Materializations by partition key, in the order they were stored."""
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
         return {
@@ -77,17 +89,24 @@ class Ran:
         }
 
     def superbatches(self) -> list[dict[str, Any]]:
-        return [metrics for event in self._of_superbatches() if (metrics := superbatch_metrics(event))]
+        return [
+            metrics for event in self._of_superbatches() if (metrics := superbatch_metrics(event))
+        ]
 
     def charts(self) -> dict[str, Any]:
-        """Metadata of the event with the charts, after those of the SuperBatches; empty when there is none."""
+        """Metadata of the event with the charts, after those of the SuperBatches; empty when there
+        is none."""
         found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
         assert len(found) <= 1
         return values_of(found[0]) if found else {}
 
     def _of_superbatches(self) -> list[dg.AssetMaterialization]:
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
-        return [e.step_materialization_data.materialization for e in events if e.asset_key == NAMES.superbatches]
+        return [
+            e.step_materialization_data.materialization
+            for e in events
+            if e.asset_key == NAMES.superbatches
+        ]
 
     def sources(self) -> dict[str | None, str]:
         reported = self.materialized(NAMES.source_partitions)
@@ -107,7 +126,11 @@ class Ran:
         return defaultdict(int, {name: value.value for name, value in metadata.items()})
 
     def logged(self) -> list[str]:
-        return [entry.user_message for entry in self.instance.all_logs(self.run_id) if entry.dagster_event is None]
+        return [
+            entry.user_message
+            for entry in self.instance.all_logs(self.run_id)
+            if entry.dagster_event is None
+        ]
 
     def failure(self) -> str:
         event = self._events(dg.DagsterEventType.STEP_FAILURE)[-1]
@@ -143,16 +166,28 @@ class Workbench:
 
     @property
     def definitions(self) -> dg.Definitions:
-        """The definitions that a code location loads with the current settings; its paths are relative to `root`."""
-        given = {"source": "catalog", "output": "output", "model": f"hash://{DIMENSION}", **self.settings}
+        """The definitions that a code location loads with the current settings; its paths are
+        relative to `root`."""
+        given = {
+            "source": "catalog",
+            "output": "output",
+            "model": f"hash://{DIMENSION}",
+            **self.settings,
+        }
         settings = load_settings(**given)
-        name = f"{settings.model_dump_json()} {self.settings.get('alert_webhook')}"  # JSON leaves out secrets
+        # JSON leaves out secrets
+        name = f"{settings.model_dump_json()} {self.settings.get('alert_webhook')}"
         if name not in _DEFINITIONS:
             _DEFINITIONS[name] = embedding_catalog(settings)
         return _DEFINITIONS[name]
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
-        write_partition(self.catalog, key, numbered_rows(key, rows) if isinstance(rows, int) else rows, version=version)
+        write_partition(
+            self.catalog,
+            key,
+            numbered_rows(key, rows) if isinstance(rows, int) else rows,
+            version=version,
+        )
 
     def fill(self, keys: Iterable[str], rows: int = 3) -> None:
         for key in keys:
@@ -167,50 +202,78 @@ class Workbench:
         [path] = self.output.glob(f"*/{key}.parquet")
         return path
 
-    def run(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> Ran:
+    def run(
+        self,
+        job: str,
+        config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Ran:
         return execute(self.instance, self.definitions.resolve_job_def(job), config, tags)
 
-    def materialize(self, config: Mapping[str, Any], tags: Mapping[str, str], *assets: dg.AssetKey) -> Ran:
-        """Materialize assets in this process, `embeddings` where none is named, like the UI's button."""
+    def materialize(
+        self, config: Mapping[str, Any], tags: Mapping[str, str], *assets: dg.AssetKey
+    ) -> Ran:
+        """Materialize assets in this process, `embeddings` where none is named, like the UI's
+        button."""
         job = self.definitions.resolve_implicit_global_asset_job_def()
-        return execute(self.instance, job, config, tags, asset_selection=assets or [NAMES.embeddings])
+        return execute(
+            self.instance, job, config, tags, asset_selection=assets or [NAMES.embeddings]
+        )
 
     def run_downstream(self, *assets: dg.AssetsDefinition) -> Ran:
         job = dg.define_asset_job("downstream", selection=dg.AssetSelection.assets(*assets))
-        definitions = dg.Definitions.merge(self.definitions, dg.Definitions(assets=assets, jobs=[job]))
+        definitions = dg.Definitions.merge(
+            self.definitions, dg.Definitions(assets=assets, jobs=[job])
+        )
         return execute(self.instance, definitions.resolve_job_def("downstream"))
 
     def retry(self, ran: Ran) -> Ran:
         """Execute the run that Dagster launches after a failed run of a job."""
         assert ran.will_retry
         [run] = self.instance.get_runs(dg.RunsFilter([ran.run_id]))
-        numbered = {PARENT_RUN_ID_TAG: run.run_id, ROOT_RUN_ID_TAG: run.run_id, RETRY_NUMBER_TAG: "1"}
+        numbered = {
+            PARENT_RUN_ID_TAG: run.run_id,
+            ROOT_RUN_ID_TAG: run.run_id,
+            RETRY_NUMBER_TAG: "1",
+        }
         return self.run(run.job_name, run.run_config, {**run.tags, **numbered})
 
     def refresh(self, *, unattended: Unattended | None = None, **options: Any) -> Ran:
         """Launch `catalog_refresh`; `unattended` as a schedule does."""
         tags = unattended.tags if unattended else {}
-        return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {}, tags)
+        return self.run(
+            "catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {}, tags
+        )
 
     def embed_keys(self, tags: Mapping[str, str] | None = None, **options: Any) -> Ran:
-        """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names them."""
+        """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names
+        them."""
         return self.run("embed_partitions", {"ops": {"embeddings": {"config": options}}}, tags)
 
     def embed(self, first: str, last: str, *, backfill: str | None = None, **options: Any) -> Ran:
         """Launch a range of partitions of the asset, like the UI."""
-        tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+        tags = {
+            "dagster/asset_partition_range_start": first,
+            "dagster/asset_partition_range_end": last,
+        }
         if backfill:
             tags["dagster/backfill"] = backfill
-        return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
+        return self.materialize(
+            {"ops": {"embeddings": {"config": options}}} if options else {}, tags
+        )
 
     def tick(self, sensor: str = NAMES.sensor, cursor: str | None = None) -> SensorExecutionData:
         repository, resources = self.definitions.get_repository_def(), self.definitions.resources
-        with dg.build_sensor_context(self.instance, cursor, repository_def=repository, resources=resources) as context:
+        with dg.build_sensor_context(
+            self.instance, cursor, repository_def=repository, resources=resources
+        ) as context:
             return repository.get_sensor_def(sensor).evaluate_tick(context)
 
     def scheduled(self, name: str = NAMES.schedule) -> list[dg.RunRequest] | str:
         schedule = self.definitions.get_repository_def().get_schedule_def(name)
-        with dg.build_schedule_context(self.instance, resources=self.definitions.resources) as context:
+        with dg.build_schedule_context(
+            self.instance, resources=self.definitions.resources
+        ) as context:
             ticked = schedule.evaluate_tick(context)
         return list(ticked.run_requests or []) or ticked.skip_message or ""
 
@@ -224,9 +287,13 @@ class Workbench:
         return self.tick()
 
     def launch(self, found: SensorExecutionData) -> list[Ran]:
-        return [self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests or []]
+        return [
+            self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests or []
+        ]
 
-    def pretend(self, found: SensorExecutionData, status: dg.DagsterRunStatus) -> list[dg.DagsterRun]:
+    def pretend(
+        self, found: SensorExecutionData, status: dg.DagsterRunStatus
+    ) -> list[dg.DagsterRun]:
         return [
             self.pretend_run("embed_partitions", status, tags=each.tags, run_config=each.run_config)
             for each in found.run_requests or []
@@ -240,12 +307,19 @@ class Workbench:
 
     def ask(self, query: str) -> dict[str, Any]:
         """The answer of Dagster's own GraphQL schema, which the UI's pages are made of."""
-        from dagster_graphql.schema import create_schema  # takes seconds of every process that collects tests
+        # takes seconds of every process that collects tests
+        from dagster_graphql.schema import create_schema
 
-        target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(ROOT))
-        location = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(target, location_name="surge"))
+        target = LoadableTargetOrigin(
+            module_name="surge_dagster.definitions", working_directory=str(ROOT)
+        )
+        location = InProcessWorkspaceLoadTarget(
+            InProcessCodeLocationOrigin(target, location_name="surge")
+        )
         with WorkspaceProcessContext(self.instance, location) as process:
-            asked = create_schema().execute_async(query, context_value=process.create_request_context())
+            asked = create_schema().execute_async(
+                query, context_value=process.create_request_context()
+            )
             answer = asyncio.run(asked)  # pyright: ignore[reportArgumentType]
         assert not answer.errors, answer.errors
         return answer.data or {}
@@ -254,7 +328,9 @@ class Workbench:
         definition = self.definitions.resolve_job_def(job)
         failed = status is dg.DagsterRunStatus.FAILURE
         begun = dg.DagsterRunStatus.STARTED if failed else status
-        run = self.instance.create_run_for_job(definition, status=begun, remote_job_origin=origin_of(job), **how)
+        run = self.instance.create_run_for_job(
+            definition, status=begun, remote_job_origin=origin_of(job), **how
+        )
         if failed:
             self.instance.report_run_failed(run)
         return run
@@ -269,7 +345,11 @@ def execute(
 ) -> Ran:
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     result = job.execute_in_process(
-        instance=instance, run_config={**(config or {}), **quiet}, tags=dict(tags or {}), raise_on_error=False, **how
+        instance=instance,
+        run_config={**(config or {}), **quiet},
+        tags=dict(tags or {}),
+        raise_on_error=False,
+        **how,
     )
     return Ran(instance, result.run_id, result.success)
 
@@ -285,7 +365,8 @@ def stale_status(bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddin
 
 
 def tick_for_a_minute(bench: Workbench) -> None:
-    """Evaluate `lost_runs` as often as its daemon does, until a run that is dead now is declared lost."""
+    """Evaluate `lost_runs` as often as its daemon does, until a run that is dead now is declared
+    lost."""
     cursor = None
     for _ in range(5):
         cursor = bench.tick(LOST_RUNS, cursor).cursor
@@ -293,10 +374,14 @@ def tick_for_a_minute(bench: Workbench) -> None:
 
 
 def shown(bench: Workbench) -> tuple[set[str], set[str]]:
-    cached = get_and_update_asset_status_cache_value(bench.instance, NAMES.embeddings, NAMES.partitions)
+    cached = get_and_update_asset_status_cache_value(
+        bench.instance, NAMES.embeddings, NAMES.partitions
+    )
     assert cached is not None
     failed = set(cached.deserialize_failed_partition_subsets(NAMES.partitions).get_partition_keys())
-    done = set(cached.deserialize_materialized_partition_subsets(NAMES.partitions).get_partition_keys())
+    done = set(
+        cached.deserialize_materialized_partition_subsets(NAMES.partitions).get_partition_keys()
+    )
     return done - failed, failed
 
 
@@ -306,13 +391,18 @@ def values_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str,
 
 def origin_of(job_name: str) -> RemoteJobOrigin:
     """The origin of a job, as the code location of workspace.yaml gives it."""
-    target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(Path.cwd()))
+    target = LoadableTargetOrigin(
+        module_name="surge_dagster.definitions", working_directory=str(Path.cwd())
+    )
     location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "surge")
     return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job_name)
 
 
-def when_footers_are_checked(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], Failure | None]) -> None:
-    """Call a function for each published file before a run checks its footer; it may return a failure or raise."""
+def when_footers_are_checked(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[str], Failure | None]
+) -> None:
+    """Call a function for each published file before a run checks its footer; it may return a
+    failure or raise."""
 
     def check(outputs: OutputState, rows: Mapping[str, int], *others: Any) -> Iterator[Failure]:
         failures = {key: before(key) for key in rows}
@@ -324,7 +414,10 @@ def when_footers_are_checked(monkeypatch: pytest.MonkeyPatch, before: Callable[[
 
 
 def requested(found: SensorExecutionData) -> list[list[str]]:
-    return [request.run_config["ops"]["embeddings"]["config"]["keys"] for request in found.run_requests or []]
+    return [
+        request.run_config["ops"]["embeddings"]["config"]["keys"]
+        for request in found.run_requests or []
+    ]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -335,7 +428,8 @@ def _databases_are_quick() -> Iterator[None]:  # pyright: ignore[reportUnusedFun
 
 @pytest.fixture(scope="session")
 def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DAGSTER_HOME with the project's settings and with tables, whose creation takes a second or two."""
+    """A DAGSTER_HOME with the project's settings and with tables, whose creation takes a second or
+    two."""
     home = tmp_path_factory.mktemp("dagster-home")
     (home / "dagster.yaml").write_text(yaml.safe_dump(_settings()))
     with dg.DagsterInstance.from_config(str(home)) as instance:
@@ -355,7 +449,9 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
         shutil.copytree(home, root / "home")
         with dg.DagsterInstance.from_config(str(root / "home")) as instance:
             made = Workbench(root, instance)
-            patch.setattr("surge_dagster.orchestration.requests.now", lambda: datetime.now(UTC) + made.ahead)
+            patch.setattr(
+                "surge_dagster.orchestration.requests.now", lambda: datetime.now(UTC) + made.ahead
+            )
             yield made
     close_databases()
 
@@ -376,9 +472,15 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _settings() -> dict[str, Any]:
-    """The project's settings; what a step prints is not recorded, which takes four processes for each run."""
-    nothing = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
-    return yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text()) | {"compute_logs": nothing}
+    """The project's settings; what a step prints is not recorded, which takes four processes for
+    each run."""
+    nothing = {
+        "module": "dagster._core.storage.noop_compute_log_manager",
+        "class": "NoOpComputeLogManager",
+    }
+    return yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text()) | {
+        "compute_logs": nothing
+    }
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Makes Dagster's SQLite databases quick enough for hundreds of tests, each with an instance of its own."""
+"""Makes Dagster's SQLite databases quick enough for hundreds of tests, each with an instance of its
+own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _ENGINES: dict[str, Engine] = {}
 
 
 class _CompiledStatements(dict[Any, Any]):
-    """Shared by engines of one kind: the first part of SQLAlchemy's key is the engine's own dialect."""
+    """Shared by engines of one kind: the first part of SQLAlchemy's key is the engine's own
+    dialect."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         return super().get(key[1:], default)
@@ -34,12 +36,13 @@ class _CompiledStatements(dict[Any, Any]):
 
 @contextmanager
 def quick_databases() -> Iterator[None]:
-    """Make Dagster's SQLite databases skip fsync (data of killed processes stays) and keep what each access prepares.
+    """Make Dagster's SQLite databases skip fsync (data of killed processes stays) and keep what
+    each access prepares.
 
-    Each run has its own database, and Dagster would read its hundred migrations for each of them. It also makes an
-    engine and a connection for each access: an engine compiles every statement anew, and a connection reads the schema.
-    Connections stay open until `close_databases`. Dagster also infers the schema of a resource's class for each of the
-    dozen resources that a run makes.
+    Each run has its own database, and Dagster would read its hundred migrations for each of them.
+    It also makes an engine and a connection for each access: an engine compiles every statement
+    anew, and a connection reads the schema. Connections stay open until `close_databases`. Dagster
+    also infers the schema of a resource's class for each of the dozen resources that a run makes.
     """
     read: dict[str, ScriptDirectory] = {}
     compiled = _CompiledStatements()
@@ -53,7 +56,11 @@ def quick_databases() -> Iterator[None]:
 
     def engine(url: str, **options: Any) -> Engine:
         if url not in _ENGINES:
-            options |= {"poolclass": QueuePool, "max_overflow": -1, "execution_options": {"compiled_cache": compiled}}
+            options |= {
+                "poolclass": QueuePool,
+                "max_overflow": -1,
+                "execution_options": {"compiled_cache": compiled},
+            }
             _ENGINES[url] = create_engine(url, **options)
             _ENGINES[url].dispose = lambda close=True: None  # Dagster calls it after each access
         return _ENGINES[url]

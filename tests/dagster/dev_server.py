@@ -1,4 +1,5 @@
-"""A real `dagster dev` (webserver, daemon and code server) that tests control over GraphQL, like the UI."""
+"""A real `dagster dev` (webserver, daemon and code server) that tests control over GraphQL, like
+the UI."""
 
 from __future__ import annotations
 
@@ -114,7 +115,9 @@ class DevServer:
         return answer["backfillId"]
 
     def backfill(self, backfill_id: str, *, seconds: float = 100) -> dict[str, Any]:
-        return eventually("the end of a backfill", lambda: self._backfill_if_ended(backfill_id), seconds=seconds)
+        return eventually(
+            "the end of a backfill", lambda: self._backfill_if_ended(backfill_id), seconds=seconds
+        )
 
     def _backfill_if_ended(self, backfill_id: str) -> dict[str, Any] | None:
         query = """query($b: String!) { partitionBackfillOrError(backfillId: $b) {
@@ -130,20 +133,27 @@ class DevServer:
             answer = self.ask(query, s=selector)["startSensor"]
             assert answer["__typename"] == "Sensor", answer
             return
-        query = (
-            "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState { id } } } }"
-        )
+        query = "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState { id } } } }"
         state = self.ask(query, s=selector)["sensorOrError"]["sensorState"]["id"]
-        answer = self.ask("mutation($i: String!) { stopSensor(id: $i) { __typename } }", i=state)["stopSensor"]
+        answer = self.ask("mutation($i: String!) { stopSensor(id: $i) { __typename } }", i=state)[
+            "stopSensor"
+        ]
         assert answer["__typename"] == "StopSensorMutationResult", answer
 
     def keys_of_a_tick(self) -> list[str]:
-        """Partitions that the sensor would request now; requests no run, and registers new keys as a tick does."""
+        """Partitions that the sensor would request now; requests no run, and registers new keys as
+        a tick does."""
         query = """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") {
             ... on DryRunInstigationTick { evaluationResult { error { message } runRequests { runConfigYaml } } } } }"""
-        tick = self.ask(query, s={**_SELECTOR, "sensorName": "new_partitions"})["sensorDryRun"]["evaluationResult"]
+        tick = self.ask(query, s={**_SELECTOR, "sensorName": "new_partitions"})["sensorDryRun"][
+            "evaluationResult"
+        ]
         assert not tick["error"], tick["error"]
-        return [key for request in tick["runRequests"] or () for key in _named_keys(request["runConfigYaml"])]
+        return [
+            key
+            for request in tick["runRequests"] or ()
+            for key in _named_keys(request["runConfigYaml"])
+        ]
 
     def terminate(self, run_id: str) -> None:
         query = "mutation($r: String!) { terminateRun(runId: $r, terminatePolicy: SAFE_TERMINATE) { __typename } }"
@@ -165,12 +175,14 @@ class DevServer:
             ... on EngineEvent { metadataEntries { label ... on TextMetadataEntry { text } } } } } } }"""
         events = self.ask(query, r=run_id)["logsForRun"]["events"]
         entries = [entry for event in events for entry in event.get("metadataEntries", ())]
-        return psutil.Process(int(next(entry["text"] for entry in entries if entry["label"] == "pid")))
+        return psutil.Process(
+            int(next(entry["text"] for entry in entries if entry["label"] == "pid"))
+        )
 
     def runs(self) -> list[dict[str, Any]]:
-        return self.ask("{ runsOrError { ... on Runs { results { runId status jobName } } } }")["runsOrError"][
-            "results"
-        ]
+        return self.ask("{ runsOrError { ... on Runs { results { runId status jobName } } } }")[
+            "runsOrError"
+        ]["results"]
 
     def records(self) -> list[RunRecord]:
         """All runs, in the order in which they were created."""
@@ -192,7 +204,9 @@ class DevServer:
         return sorted(found, key=lambda run: run.created)
 
     def finished(self, run_id: str) -> str:
-        return eventually(f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=150)
+        return eventually(
+            f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=150
+        )
 
     def partitions(self) -> dict[str, list[str]]:
         """The partition bar of `embeddings`: all, materialized, failed, in progress."""
@@ -206,20 +220,31 @@ class DevServer:
             "failed": "failedPartitions",
             "in progress": "materializingPartitions",
         }
-        return {"all": node["partitionKeys"], **{short: sorted(bar.get(long, [])) for short, long in names.items()}}
+        return {
+            "all": node["partitionKeys"],
+            **{short: sorted(bar.get(long, [])) for short, long in names.items()},
+        }
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
-        """Materializations of a run in the order they were stored: asset, partition, numbers in the metadata."""
+        """Materializations of a run in the order they were stored: asset, partition, numbers in the
+        metadata."""
         query = """query($r: ID!) { logsForRun(runId: $r, limit: 1000) { ... on EventConnection { events {
             ... on MaterializationEvent { assetKey { path } partition
                 metadataEntries { label ... on IntMetadataEntry { intValue } ... on BoolMetadataEntry { boolValue } } }
             } } } }"""
-        found = [event for event in self.ask(query, r=run_id)["logsForRun"]["events"] if event.get("assetKey")]
+        found = [
+            event
+            for event in self.ask(query, r=run_id)["logsForRun"]["events"]
+            if event.get("assetKey")
+        ]
         return [
             {
                 "asset": event["assetKey"]["path"][-1],
                 "partition": event["partition"],
-                **{e["label"]: e.get("intValue", e.get("boolValue")) for e in event["metadataEntries"]},
+                **{
+                    e["label"]: e.get("intValue", e.get("boolValue"))
+                    for e in event["metadataEntries"]
+                },
             }
             for event in found
         ]
@@ -232,7 +257,11 @@ class DevServer:
         return [event["message"] for event in events if event]
 
     def encoded(self, run_id: str) -> int:
-        return sum(event.get("texts") or 0 for event in self.events(run_id) if event["asset"] == "superbatches")
+        return sum(
+            event.get("texts") or 0
+            for event in self.events(run_id)
+            if event["asset"] == "superbatches"
+        )
 
     def encoder_workers(self) -> list[psutil.Process]:
         """Living encoder processes that belong to this server's runs."""
@@ -244,7 +273,9 @@ class DevServer:
 
 
 def processes_with(variable: str, value: str) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _environment(process).get(variable) == value]
+    return [
+        process for process in psutil.process_iter() if _environment(process).get(variable) == value
+    ]
 
 
 @contextmanager
@@ -256,7 +287,12 @@ def dev_server(
     Args:
         postgres: URL of the database that keeps runs and events; "" is SQLite.
     """
-    settings = {"source": str(folder / "catalog"), "output": str(folder / "output"), "model": "hash://16", **settings}
+    settings = {
+        "source": str(folder / "catalog"),
+        "output": str(folder / "output"),
+        "model": "hash://16",
+        **settings,
+    }
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "home").mkdir()
@@ -269,16 +305,24 @@ def dev_server(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DAGSTER_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("DAGSTER_")
+    }
     environment |= {f"SURGE_{name.upper()}": value for name, value in settings.items()}
-    environment |= {"DAGSTER_HOME": str(folder / "home"), _MARK: str(folder), "PYTHONPATH": CHILD_PATH}
+    environment |= {
+        "DAGSTER_HOME": str(folder / "home"),
+        _MARK: str(folder),
+        "PYTHONPATH": CHILD_PATH,
+    }
     if gated:
         environment["GATED_BACKEND"] = "1"
     # As a script's `make ui &` starts it: with SIGINT ignored.
     command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, *_make_ui(port)]
     server = DevServer(port, folder)
     with (folder / "dev.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             eventually("dagster dev answers", lambda: _answers(server, process), seconds=200)
             yield server

@@ -1,9 +1,10 @@
-"""The hash backend with texts that hold it up: `wait for PATH` blocks its worker until PATH exists; PATH.reached says
-that it does, and holds the name of the host.
+"""The hash backend with texts that hold it up: `wait for PATH` blocks its worker until PATH exists;
+PATH.reached says that it does, and holds the name of the host.
 
-So a test can stop a run at a known point, look at what is there, and let it go on, without ever guessing a time.
-`break before PATH` breaks the device unless PATH exists: its worker dies, and no other one can start. `$GATED_DEVICE`
-says where the device is: the same PATH. `take SECONDS` takes so long, as a device does that is slowed down.
+So a test can stop a run at a known point, look at what is there, and let it go on, without ever
+guessing a time. `break before PATH` breaks the device unless PATH exists: its worker dies, and no
+other one can start. `$GATED_DEVICE` says where the device is: the same PATH. `take SECONDS` takes
+so long, as a device does that is slowed down.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class GatedBackend(HashBackend):
                     threading.Event().wait(0.02)
             if text.startswith("take "):
                 time.sleep(float(text.removeprefix("take ")))
-            if text.startswith("break before ") and not (repaired := Path(text.removeprefix("break before "))).exists():
+            if (
+                text.startswith("break before ")
+                and not (repaired := Path(text.removeprefix("break before "))).exists()
+            ):
                 _broken(repaired).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(prepared, rows, progress)

@@ -1,4 +1,5 @@
-"""Executes `catalog_refresh` in a process of its own and kills it when files are published and their events are not.
+"""Executes `catalog_refresh` in a process of its own and kills it when files are published and
+their events are not.
 
 Usage: python -m tests.dagster.killed_before_events CATALOG OUTPUT
 

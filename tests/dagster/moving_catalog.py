@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.small_catalogs import Rows, numbered_rows, partition_folder, write_partition
 
 _CHANGED = 0.03
-_FEWEST_CHANGED = 12  # so many that a bucket which goes down half-way loses enough of them to be taken for down
+# so many that a bucket which goes down half-way loses enough of them to be taken for down
+_FEWEST_CHANGED = 12
 _APPEAR, _REMOVE = 0.005, 0.005
 _MOST_ROWS = 8
 _LARGE = 120  # more than a SuperBatch of the runs here may hold
@@ -62,7 +63,10 @@ class MovingCatalog:
         chosen = self._random.sample(good, count + 1 + max(1, round(_REMOVE * len(good))))
         moved = Moved(repaired=self.repair())
         moved.touched, moved.spoiled = set(chosen[: count // 10 + 1]), {chosen[count]}
-        moved.changed, moved.removed = set(chosen[count // 10 + 1 : count]), set(chosen[count + 1 :])
+        moved.changed, moved.removed = (
+            set(chosen[count // 10 + 1 : count]),
+            set(chosen[count + 1 :]),
+        )
         for key in sorted(moved.changed):
             self._change(key)
         for key in sorted(moved.touched):
@@ -94,7 +98,9 @@ class MovingCatalog:
 
     def _change(self, key: str, rows: int | None = None) -> None:
         start = self._random.randrange(1_000_000)  # texts that were not there before
-        self._write(key, numbered_rows(key, rows or self._random.randint(1, _MOST_ROWS), start=start))
+        self._write(
+            key, numbered_rows(key, rows or self._random.randint(1, _MOST_ROWS), start=start)
+        )
 
     def _write(self, key: str, rows: Rows) -> None:
         self.rows[key] = rows

@@ -1,8 +1,9 @@
 """A catalog in production over many nightly runs, on a clock that the test advances.
 
-The sensor's and the schedule's ticks are evaluated as Dagster's daemon does it; every run that they request is a
-process of its own, as a run launcher starts it. The output is a bucket behind a real S3 server. Tests of
-a nightly run look at the server's etags and the databases' rows, not at the project's own reports.
+The sensor's and the schedule's ticks are evaluated as Dagster's daemon does it; every run that they
+request is a process of its own, as a run launcher starts it. The output is a bucket behind a real
+S3 server. Tests of a nightly run look at the server's etags and the databases' rows, not at the
+project's own reports.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _CUT = always(Fault("reset_before"))
 
 @dataclass(slots=True)
 class Ended:
-    """What became of one run: its exit code, the catalog keys whose objects it put, and what it printed."""
+    """What became of one run: its exit code, the catalog keys whose objects it put, and what it
+    printed."""
 
     code: int
     published: set[str]
@@ -51,18 +53,31 @@ class Production:
     bench: Workbench
     server: ObjectServer
     moving: MovingCatalog
-    spaces: list[str] = field(default_factory=list)  # names of the bucket's spaces, in the order they were begun
+    # names of the bucket's spaces, in the order they were begun
+    spaces: list[str] = field(default_factory=list)
 
     @classmethod
     def begin(cls, bench: Workbench, server: ObjectServer, **settings: Any) -> Production:
         (bench.root / "tmp").mkdir()
         bench.catalog.mkdir()
-        options = {"endpoint": server.url, "access_key_id": "anybody", "secret_access_key": "anything"}
-        bench.settings |= {"output": _OUTPUT, "storage_options": options, "b_min": 30, "b_max": 60, **settings}
+        options = {
+            "endpoint": server.url,
+            "access_key_id": "anybody",
+            "secret_access_key": "anything",
+        }
+        bench.settings |= {
+            "output": _OUTPUT,
+            "storage_options": options,
+            "b_min": 30,
+            "b_max": 60,
+            **settings,
+        }
         return cls(bench, server, MovingCatalog(bench.catalog))
 
     def settings(self) -> Settings:
-        return load_settings(source=str(self.bench.catalog), **{"model": "hash://16", **self.bench.settings})
+        return load_settings(
+            source=str(self.bench.catalog), **{"model": "hash://16", **self.bench.settings}
+        )
 
     # What the daemon and an operator do
 
@@ -85,7 +100,8 @@ class Production:
     ) -> Ended:
         """A run, to its end, in a process of its own if `apart`.
 
-        When the bucket is sent so many files, SIGKILL reaches the process, or it answers nothing but 503 from then on.
+        When the bucket is sent so many files, SIGKILL reaches the process, or it answers nothing
+        but 503 from then on.
         """
         before = self.server.objects()
         config, tags = (request.run_config, request.tags) if request else ({}, {})
@@ -118,7 +134,9 @@ class Production:
 
     def _environment(self) -> dict[str, str]:
         values = {"source": self.bench.catalog, "model": "hash://16", **self.bench.settings}
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SURGE_")}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("SURGE_")
+        }
         given = {
             f"SURGE_{name.upper()}": json.dumps(value) if isinstance(value, dict) else str(value)
             for name, value in values.items()
@@ -136,7 +154,8 @@ class Production:
         )
 
     def _break(self, at: int, plan: Plan, what: Callable[[], None] = lambda: None) -> None:
-        """Do something when so many files have been sent to the bucket, and follow a plan from the last of them on."""
+        """Do something when so many files have been sent to the bucket, and follow a plan from the
+        last of them on."""
         lock, files = threading.Lock(), Counter[str]()
 
         def before(method: str, target: str) -> None:
@@ -163,22 +182,32 @@ class Production:
             if key.endswith("/space.json") and (space := key.split("/")[1]) not in self.spaces:
                 self.spaces.append(space)
         names = self._object_names({*self.moving.rows, *self.moving.removed})
-        return {names[key] for key, etag in after.items() if key in names and before.get(key) != etag}
+        return {
+            names[key] for key, etag in after.items() if key in names and before.get(key) != etag
+        }
 
     def _object_names(self, keys: set[str]) -> dict[str, str]:
         return {f"out/{file_name(space, key)}": key for space in self.spaces for key in keys}
 
     def stored(self, space: str) -> set[str]:
         objects = self.server.objects()
-        return {key for key in {*self.moving.rows, *self.moving.removed} if f"out/{file_name(space, key)}" in objects}
+        return {
+            key
+            for key in {*self.moving.rows, *self.moving.removed}
+            if f"out/{file_name(space, key)}" in objects
+        }
 
     def rows_of_events(self) -> Counter[tuple[str, str]]:
         """Rows of the database that all runs share, by kind of event and asset."""
-        with closing(sqlite3.connect(self.bench.root / "home" / "history" / "runs" / "index.db")) as database:
+        with closing(
+            sqlite3.connect(self.bench.root / "home" / "history" / "runs" / "index.db")
+        ) as database:
             rows = database.execute(
                 "SELECT dagster_event_type, asset_key, COUNT(*) FROM event_logs GROUP BY 1, 2"
             ).fetchall()
-        return Counter({(kind, json.loads(asset)[-1] if asset else ""): count for kind, asset, count in rows})
+        return Counter(
+            {(kind, json.loads(asset)[-1] if asset else ""): count for kind, asset, count in rows}
+        )
 
     def rows_of_runs(self) -> int:
         total = 0
@@ -204,7 +233,9 @@ class Production:
             "in progress": set(bar["materializingPartitions"]),
         }
         counts = {name: node["partitionStats"][f"num{label}"] for name, label in _COUNTS.items()}
-        assert counts == {name: len(keys) for name, keys in found.items()}, "the bar and the counts beside it"
+        assert counts == {name: len(keys) for name, keys in found.items()}, (
+            "the bar and the counts beside it"
+        )
         return found
 
 

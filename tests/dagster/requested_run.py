@@ -1,6 +1,7 @@
 """Executes one run that the sensor requested, in a process of its own, as a run launcher does.
 
-Usage: python -m tests.dagster.requested_run JOB, with {"run_config": …, "tags": …} on standard input
+Usage: python -m tests.dagster.requested_run JOB, with {"run_config": …, "tags": …} on standard
+input
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ def main(job: str) -> int:
             embedding_catalog()
             .resolve_job_def(job)
             .execute_in_process(
-                instance=instance, run_config=request["run_config"], tags=request["tags"], raise_on_error=False
+                instance=instance,
+                run_config=request["run_config"],
+                tags=request["tags"],
+                raise_on_error=False,
             )
         )
     return 0 if result.success else 1

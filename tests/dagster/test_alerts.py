@@ -86,7 +86,9 @@ def listener() -> Iterator[Listener]:
 class Ticks:
     """A sensor with the cursor that Dagster keeps for it."""
 
-    def __init__(self, bench: Workbench, name: str, definitions: dg.Definitions | None = None) -> None:
+    def __init__(
+        self, bench: Workbench, name: str, definitions: dg.Definitions | None = None
+    ) -> None:
         self._bench = bench
         self._sensor = (definitions or bench.definitions).get_repository_def().get_sensor_def(name)
         self._cursor: str | None = None
@@ -98,7 +100,9 @@ class Ticks:
         return found.skip_message
 
 
-def test_a_failed_run_is_posted_once_with_its_partitions(bench: Workbench, listener: Listener) -> None:
+def test_a_failed_run_is_posted_once_with_its_partitions(
+    bench: Workbench, listener: Listener
+) -> None:
     bench.settings["alert_webhook"] = listener.url
     bench.write("good")
     for number in range(25):
@@ -111,8 +115,14 @@ def test_a_failed_run_is_posted_once_with_its_partitions(bench: Workbench, liste
     ticks.look()
     [alert] = listener.alerts()
     assert (alert["catalog"], alert["run_id"]) == ("", ran.run_id)
-    assert (alert["failed_count"], alert["failed_partitions"]) == (25, [f"bad{number:02}" for number in range(20)])
-    assert alert["message"].startswith("catalog_refresh failed.\n25 partitions failed") and "bad00" in alert["message"]
+    assert (alert["failed_count"], alert["failed_partitions"]) == (
+        25,
+        [f"bad{number:02}" for number in range(20)],
+    )
+    assert (
+        alert["message"].startswith("catalog_refresh failed.\n25 partitions failed")
+        and "bad00" in alert["message"]
+    )
     assert "and 5 more" in alert["text"] and ran.run_id in alert["text"]
 
 
@@ -135,7 +145,9 @@ def test_runs_that_are_launched_again_are_not_posted_and_others_once_for_their_c
         each.look()
 
     def fail(job: str, **how: Any) -> str:
-        run = bench.instance.create_run_for_job(definitions.get_repository_def().get_job(job), **how)
+        run = bench.instance.create_run_for_job(
+            definitions.get_repository_def().get_job(job), **how
+        )
         bench.instance.report_run_failed(run, "The process is gone.")
         return run.run_id
 
@@ -143,7 +155,9 @@ def test_runs_that_are_launched_again_are_not_posted_and_others_once_for_their_c
     in_the_ui = definitions.resolve_implicit_global_asset_job_def()
     fail(shop.refresh_job)
     of_docs = [fail(docs.refresh_job, tags=for_good)]
-    of_docs.append(fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({docs.embeddings})))
+    of_docs.append(
+        fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({docs.embeddings}))
+    )
     check = fail(shop.check_job, tags=for_good)
     chosen = fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({shop.embeddings}))
     of_docs.append(fail("theirs", tags=for_good))
@@ -178,14 +192,18 @@ def test_errors_that_checks_of_successful_runs_find_are_posted_with_their_partit
     for _ in range(3):
         ticks.look()
     [alert] = listener.alerts()
-    assert alert["run_id"] == ran.run_id and alert["message"].startswith("catalog_check found errors.\n")
+    assert alert["run_id"] == ran.run_id and alert["message"].startswith(
+        "catalog_check found errors.\n"
+    )
     assert "every_partition_is_embedded: 3 partitions judged, 2 violations" in alert["message"]
     assert "files_are_whole: " in alert["message"]
     assert (alert["failed_count"], sorted(alert["failed_partitions"])) == (3, ["a", "b", "c"])
     assert "'a'" in alert["text"] and ran.run_id in alert["text"]
 
 
-def test_slow_run_is_posted_to_the_alert_webhook(bench: Workbench, listener: Listener, slow_pace: None) -> None:
+def test_slow_run_is_posted_to_the_alert_webhook(
+    bench: Workbench, listener: Listener, slow_pace: None
+) -> None:
     bench.settings["alert_webhook"] = listener.url
     bench.fill("a")
     ticks = Ticks(bench, NAMES.check_alerts)
@@ -196,10 +214,14 @@ def test_slow_run_is_posted_to_the_alert_webhook(bench: Workbench, listener: Lis
         ticks.look()
 
     [alert] = listener.alerts()
-    assert alert["message"].startswith("catalog_refresh was slow.\nencode_not_slow: 1 SuperBatch judged, 1 slow.")
+    assert alert["message"].startswith(
+        "catalog_refresh was slow.\nencode_not_slow: 1 SuperBatch judged, 1 slow."
+    )
 
 
-def test_alert_of_a_failed_hand_over_names_its_partitions(bench: Workbench, listener: Listener) -> None:
+def test_alert_of_a_failed_hand_over_names_its_partitions(
+    bench: Workbench, listener: Listener
+) -> None:
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
     bench.settings |= {"alert_webhook": listener.url, "lancedb": {"uri": str(bench.root / "lance")}}
     bench.fill("ab", 3)
@@ -224,19 +246,44 @@ def test_ticks_that_fail_ten_times_in_a_row_are_posted_once_until_one_succeeds(
     location = InProcessCodeLocationOrigin(LoadableTargetOrigin(), location_name="shop")
     cursor: str | None = None
 
-    def look(*ticks: TickStatus, failed: int = 0, name: str = NAMES.sensor, location_name: str = "shop") -> int:
-        """How many alerts are posted by now; before, ticks are stored, of which so many have failed before."""
+    def look(
+        *ticks: TickStatus, failed: int = 0, name: str = NAMES.sensor, location_name: str = "shop"
+    ) -> int:
+        """How many alerts are posted by now; before, ticks are stored, of which so many have failed
+        before."""
         nonlocal cursor
-        own = InstigatorSelector(location_name=location_name, repository_name=repository.name, name=name)
+        own = InstigatorSelector(
+            location_name=location_name, repository_name=repository.name, name=name
+        )
         for status in ticks:
             failed = failed + 1 if status is TickStatus.FAILURE else 0
-            cause = SerializableErrorInfo("ConfigError: the folder 'catalog' is not there\n", [], "ConfigError")
-            error = SerializableErrorInfo("Error occurred", [], "SensorExecutionError", cause) if failed else None
+            cause = SerializableErrorInfo(
+                "ConfigError: the folder 'catalog' is not there\n", [], "ConfigError"
+            )
+            error = (
+                SerializableErrorInfo("Error occurred", [], "SensorExecutionError", cause)
+                if failed
+                else None
+            )
             kind = InstigatorType.SCHEDULE if name == NAMES.schedule else InstigatorType.SENSOR
-            options = {"error": error, "selector_id": own.get_id(), "consecutive_failure_count": failed}
-            bench.instance.create_tick(TickData("origin", name, kind, status, next(clock), **options))
+            options = {
+                "error": error,
+                "selector_id": own.get_id(),
+                "consecutive_failure_count": failed,
+            }
+            bench.instance.create_tick(
+                TickData("origin", name, kind, status, next(clock), **options)
+            )
         with dg.SensorEvaluationContext(
-            None, None, None, cursor, None, repository.name, repository, bench.instance, code_location_origin=location
+            None,
+            None,
+            None,
+            cursor,
+            None,
+            repository.name,
+            repository,
+            bench.instance,
+            code_location_origin=location,
         ) as context:
             cursor = sensor.evaluate_tick(context).cursor
         return len(listener.posted)
@@ -251,12 +298,18 @@ def test_ticks_that_fail_ten_times_in_a_row_are_posted_once_until_one_succeeds(
     alerts = listener.alerts()
     reason = "\nConfigError: the folder 'catalog' is not there"
     empty = {"catalog": "", "run_id": "", "failed_partitions": [], "failed_count": 0}
-    series = ("10 ticks of new_partitions", "11 ticks of new_partitions", "1 tick of nightly_refresh")
+    series = (
+        "10 ticks of new_partitions",
+        "11 ticks of new_partitions",
+        "1 tick of nightly_refresh",
+    )
     for alert, what in zip(alerts, series, strict=True):
         message = f"The last {what} failed.{reason}"
         assert alert == empty | {"message": message, "text": message}
     listener.status = 500
-    assert look(succeeds, fails, name=NAMES.check_schedule) == 4 and look() == 5, "it is posted until it is delivered"
+    assert look(succeeds, fails, name=NAMES.check_schedule) == 4 and look() == 5, (
+        "it is posted until it is delivered"
+    )
     listener.status = 200
     assert look() == look() == 6
 
@@ -274,7 +327,9 @@ def test_error_of_a_failed_delivery_does_not_contain_the_url(
     monkeypatch.setattr(alerts, "_TIMEOUT_SECONDS", 0.5)
     listener.status = {"error": 500, "redirection": 307}.get(wrong, 200)
     listener.silent = threading.Event() if wrong == "silence" else None
-    problem = alerts._post(f"http://127.0.0.1:1/{SECRET}" if wrong == "nobody" else listener.url, {"text": "it failed"})
+    problem = alerts._post(
+        f"http://127.0.0.1:1/{SECRET}" if wrong == "nobody" else listener.url, {"text": "it failed"}
+    )
     assert problem.startswith("the webhook ") and SECRET not in problem
     assert all(path == f"/{SECRET}" for path, _ in listener.posted), "redirections are not followed"
 
@@ -283,7 +338,9 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
     bench: Workbench, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slack = pytest.importorskip("dagster_slack", reason="not installed: the extra 'slack'")
-    client = pytest.importorskip("slack_sdk.web.client", reason="not installed: the extra 'slack'").WebClient
+    client = pytest.importorskip(
+        "slack_sdk.web.client", reason="not installed: the extra 'slack'"
+    ).WebClient
     local = lambda token: client(token, base_url=f"http://127.0.0.1:{listener.port}/api/")  # noqa: E731
     monkeypatch.setattr("dagster_slack.sensors.WebClient", local)
     sensor = slack.make_slack_on_run_failure_sensor("#embeddings", SECRET, text_fn=failure_text)
@@ -294,7 +351,11 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
     ran = bench.refresh()
     ticks.look()
     [(path, body)] = listener.posted
-    sent = json.loads(body) if body.startswith(b"{") else {k: v[0] for k, v in parse_qs(body.decode()).items()}
+    sent = (
+        json.loads(body)
+        if body.startswith(b"{")
+        else {k: v[0] for k, v in parse_qs(body.decode()).items()}
+    )
     assert (path, sent["channel"]) == ("/api/chat.postMessage", "#embeddings")
     assert "Failed partitions: 'bad'" in sent["text"] and ran.run_id in sent["text"]
 
@@ -308,7 +369,11 @@ def test_invalid_webhook_is_refused_and_not_shown(given: Any) -> None:
 
 def ticks_of(server: DevServer, sensor: str) -> list[str]:
     """How the ticks of a sensor ended, the newest first."""
-    selector = {"repositoryLocationName": "surge", "repositoryName": "__repository__", "sensorName": sensor}
+    selector = {
+        "repositoryLocationName": "surge",
+        "repositoryName": "__repository__",
+        "sensorName": sensor,
+    }
     query = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
         ... on Sensor { sensorState { ticks(limit: 10) { status } } } } }"""
     found = server.ask(query, s=selector)["sensorOrError"]["sensorState"]["ticks"]
@@ -317,8 +382,11 @@ def ticks_of(server: DevServer, sensor: str) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(240)
-def test_alert_of_a_real_server_is_posted_and_no_file_contains_the_url(listener: Listener, tmp_path: Path) -> None:
-    """Takes a minute, since the sensor ticks every 30 s. The listener answers with an error, which is logged."""
+def test_alert_of_a_real_server_is_posted_and_no_file_contains_the_url(
+    listener: Listener, tmp_path: Path
+) -> None:
+    """Takes a minute, since the sensor ticks every 30 s. The listener answers with an error, which
+    is logged."""
     listener.status = 500
     write_partition(tmp_path / "catalog", "bad", [("x", None)])
     with dev_server(tmp_path, alert_webhook=listener.url) as server:
@@ -326,7 +394,9 @@ def test_alert_of_a_real_server_is_posted_and_no_file_contains_the_url(listener:
         run_id = server.launch(NAMES.refresh_job)
         assert server.finished(run_id) == "FAILURE"
         eventually("the alert", lambda: listener.posted, seconds=90)
-        eventually("the tick that posted it", lambda: "SUCCESS" in ticks_of(server, NAMES.failure_alerts))
+        eventually(
+            "the tick that posted it", lambda: "SUCCESS" in ticks_of(server, NAMES.failure_alerts)
+        )
     [alert] = listener.alerts()
     assert (alert["run_id"], alert["failed_partitions"]) == (run_id, ["bad"])
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]

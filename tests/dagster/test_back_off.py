@@ -20,12 +20,16 @@ def test_waits_double_up_to_a_day() -> None:
     assert minutes == [1, 2, 4, 8, 1024, 1440, 1440]
 
 
-def test_partition_whose_run_failed_is_requested_again_and_the_tick_says_when(bench: Workbench) -> None:
+def test_partition_whose_run_failed_is_requested_again_and_the_tick_says_when(
+    bench: Workbench,
+) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), FAILURE)
     waiting = bench.tick()
     assert requested(waiting) == []
-    assert "1 waiting after a failure (attempt 1), the next ones until 2" in (waiting.skip_message or "")
+    assert "1 waiting after a failure (attempt 1), the next ones until 2" in (
+        waiting.skip_message or ""
+    )
     assert requested(bench.later(seconds=30)) == []
     found = bench.later(seconds=31)
     assert requested(found) == [["a"]]
@@ -38,7 +42,9 @@ def test_partition_whose_run_failed_is_requested_again_and_the_tick_says_when(be
     found = bench.tick()
     assert requested(found) == [["b"]], "others do not wait with it"
     bench.pretend(found, FAILURE)
-    assert requested(bench.later(seconds=31)) == [["b"]], "the second attempt precedes the third one"
+    assert requested(bench.later(seconds=31)) == [["b"]], (
+        "the second attempt precedes the third one"
+    )
     bench.pretend(bench.tick(), STARTED)
     assert requested(bench.tick()) == [["a"]]
 
@@ -71,7 +77,9 @@ def test_run_that_dagster_launches_again_holds_its_partitions_and_counts_as_the_
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(bench: Workbench, deleted: bool) -> None:
+def test_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(
+    bench: Workbench, deleted: bool
+) -> None:
     bench.write("a")
     found = bench.tick()
     if deleted:
@@ -81,19 +89,25 @@ def test_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(be
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_partitions_of_a_canceled_run_are_left_alone_until_their_source_changes(bench: Workbench) -> None:
+def test_partitions_of_a_canceled_run_are_left_alone_until_their_source_changes(
+    bench: Workbench,
+) -> None:
     bench.fill("ab")
     [run] = bench.pretend(bench.tick(), STARTED)
     bench.instance.report_run_canceled(run)
     quiet = bench.later(days=2)
-    assert requested(quiet) == [] and "2 left alone after a canceled run" in (quiet.skip_message or "")
+    assert requested(quiet) == [] and "2 left alone after a canceled run" in (
+        quiet.skip_message or ""
+    )
     assert requested(bench.later(days=2)) == [], "the canceled run is still on record"
     bench.write("a", 4, version="v2")
     bench.tick()
     assert requested(bench.tick()) == [["a"]], "b has not changed"
 
 
-def test_partitions_of_a_canceled_run_that_the_sensor_did_not_request_are_requested(bench: Workbench) -> None:
+def test_partitions_of_a_canceled_run_that_the_sensor_did_not_request_are_requested(
+    bench: Workbench,
+) -> None:
     bench.write("a")
     run = bench.pretend_run("catalog_refresh", STARTED)
     assert requested(bench.tick()) == []
@@ -101,7 +115,9 @@ def test_partitions_of_a_canceled_run_that_the_sensor_did_not_request_are_reques
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_partition_that_changes_after_each_failure_waits_as_long_as_others(bench: Workbench) -> None:
+def test_partition_that_changes_after_each_failure_waits_as_long_as_others(
+    bench: Workbench,
+) -> None:
     attempts: list[str] = []
     waits: list[bool] = []
     for number in range(4):
@@ -131,8 +147,12 @@ def test_change_after_a_success_is_requested_immediately(bench: Workbench) -> No
     assert [request.tags["surge/attempt"] for request in found.run_requests or []] == ["1"]
 
 
-@pytest.mark.parametrize(("setting", "other"), [("model", "hash://24"), ("text", "id"), ("max_text_bytes", 100)])
-def test_partition_does_not_wait_after_a_setting_changed(bench: Workbench, setting: str, other: str | int) -> None:
+@pytest.mark.parametrize(
+    ("setting", "other"), [("model", "hash://24"), ("text", "id"), ("max_text_bytes", 100)]
+)
+def test_partition_does_not_wait_after_a_setting_changed(
+    bench: Workbench, setting: str, other: str | int
+) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), FAILURE)
     assert requested(bench.tick()) == []
@@ -143,7 +163,9 @@ def test_partition_does_not_wait_after_a_setting_changed(bench: Workbench, setti
     assert requested(bench.tick()) == []
 
 
-def test_new_partitions_are_requested_before_failing_ones(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_partitions_are_requested_before_failing_ones(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
     bench.fill("ab")
     found = bench.tick()
@@ -163,7 +185,9 @@ def test_tick_reads_earlier_runs_in_pages_and_only_as_far_as_needed(
     limits: list[int | None] = []
     read = dg.DagsterInstance.get_run_records
 
-    def count(instance: dg.DagsterInstance, filters: Any = None, limit: int | None = None, **how: Any) -> Any:
+    def count(
+        instance: dg.DagsterInstance, filters: Any = None, limit: int | None = None, **how: Any
+    ) -> Any:
         limits.append(limit)
         return read(instance, filters, limit, **how)
 

@@ -19,11 +19,15 @@ def test_a_run_embeds_a_table_with_the_resource_of_dagster_gcp(bench: Workbench)
     gcp = pytest.importorskip("dagster_gcp")
     fake = FakeBigQuery(table_of(CATALOG))
     fake.breaks = 1
-    made = embedding_catalog(source=SOURCE, partition_by="category", output=str(bench.output), model="hash://16")
+    made = embedding_catalog(
+        source=SOURCE, partition_by="category", output=str(bench.output), model="hash://16"
+    )
     catalog = CatalogSource(  # pyright: ignore[reportCallIssue]
         url=SOURCE, partition_by=["category"], bigquery=gcp.BigQueryResource(project="p")
     )
-    definitions = dg.Definitions(jobs=made.jobs, resources={**(made.resources or {}), "catalog": catalog})
+    definitions = dg.Definitions(
+        jobs=made.jobs, resources={**(made.resources or {}), "catalog": catalog}
+    )
     with fake.serve_by_default():
         ran = definitions.resolve_job_def("catalog_refresh").execute_in_process(
             instance=bench.instance, raise_on_error=False

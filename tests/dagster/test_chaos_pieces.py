@@ -1,4 +1,5 @@
-"""Divided refreshes on hosts and a database that fail: all are embedded, and no run waits for a dead host.
+"""Divided refreshes on hosts and a database that fail: all are embedded, and no run waits for a
+dead host.
 
 All of them together kill 42 hosts and 6 runs, cut 6 links and restart the database 12 times.
 """
@@ -31,7 +32,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 PARTITIONS, MODEL, BIN = 120, "hash://64", Path(sys.executable).parent
 FAULTS = ["host"] * 14 + ["run"] * 2 + ["link", "moment"] + ["database"] * 4
-# The sensor's clock goes on by so much with each of its ticks. A run's sign of life comes each second here.
+# The sensor's clock goes on by so much with each of its ticks. A run's sign of life comes each
+# second here.
 TICK_SECONDS = 6
 RUN = """
 import sys
@@ -44,7 +46,8 @@ sys.exit(main(sys.argv[1]))
 
 @dataclass
 class Fleet:
-    """Hosts that execute the runs of the nightly schedule, one at a time each, as queue and run launcher place them.
+    """Hosts that execute the runs of the nightly schedule, one at a time each, as queue and run
+    launcher place them.
 
     Attributes:
         lost: runs that were killed, with the time by the sensor's clock.
@@ -60,12 +63,15 @@ class Fleet:
     _waiting: list[dg.RunRequest] = field(default_factory=list)
     _at_work: dict[Host, subprocess.Popen[str]] = field(default_factory=dict)
     _cursor: str | None = None
-    _last: subprocess.Popen[str] | None = None  # of a run over the whole catalog, after which nothing was begun
+    # of a run over the whole catalog, after which nothing was begun
+    _last: subprocess.Popen[str] | None = None
 
     def change(self) -> None:
         """All texts are others from now on."""
         self.version, self._last = self.version + 1, None
-        build_synthetic_catalog(self.bench.catalog, texts=60_000, partitions=PARTITIONS, seed=self.version)
+        build_synthetic_catalog(
+            self.bench.catalog, texts=60_000, partitions=PARTITIONS, seed=self.version
+        )
 
     def run_on(self, host: Host) -> dg.DagsterRun | None:
         """The run that is executed there."""
@@ -74,11 +80,16 @@ class Fleet:
         return next((run for run in found if run.run_id not in self.lost), None)
 
     def step(self) -> bool:
-        """A tick of `lost_runs`, and what schedule and queue do then; returns whether nothing is left to do."""
+        """A tick of `lost_runs`, and what schedule and queue do then; returns whether nothing is
+        left to do."""
         self.bench.ahead += timedelta(seconds=TICK_SECONDS)
         self._cursor = self.bench.tick(LOST_RUNS, self._cursor).cursor
         self._see_lost_runs()
-        free = [host for host in self.hosts if host not in self._at_work or self._at_work[host].poll() is not None]
+        free = [
+            host
+            for host in self.hosts
+            if host not in self._at_work or self._at_work[host].poll() is not None
+        ]
         if len(free) == len(self.hosts):
             self._fail_unstarted_runs()
         if not self._waiting and {*free, self.cut} >= set(self.hosts) and not self._active():
@@ -98,7 +109,8 @@ class Fleet:
         return [run for run in self.bench.instance.get_runs() if not run.is_finished]
 
     def _fail_unstarted_runs(self) -> None:
-        """As Dagster's run monitoring does where a run's process ended before it could say that it had started."""
+        """As Dagster's run monitoring does where a run's process ended before it could say that it
+        had started."""
         for run in self._active():
             if run.status is dg.DagsterRunStatus.NOT_STARTED:
                 self.bench.instance.report_run_failed(run)
@@ -111,10 +123,14 @@ class Fleet:
     def _begin(self, host: Host, request: dg.RunRequest) -> None:
         with (self.bench.root / f"{host.name}.log").open("a") as log:
             command = (sys.executable, "-c", RUN, NAMES.refresh_job)
-            process = host.popen(*command, env=self.env, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            process = host.popen(
+                *command, env=self.env, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
         assert process.stdin is not None
         with process.stdin:
-            process.stdin.write(json.dumps({"run_config": dict(request.run_config), "tags": dict(request.tags)}))
+            process.stdin.write(
+                json.dumps({"run_config": dict(request.run_config), "tags": dict(request.tags)})
+            )
         self._at_work[host] = process
 
     def until(self, holds: Callable[[], object]) -> None:
@@ -140,7 +156,9 @@ class Fleet:
         at_work = list[tuple[Host, dg.DagsterRun]]()
 
         def found() -> object:
-            at_work[:] = [(host, run) for host in self.hosts if (run := self.run_on(host)) is not None]
+            at_work[:] = [
+                (host, run) for host in self.hosts if (run := self.run_on(host)) is not None
+            ]
             return at_work
 
         self.until(found)
@@ -185,7 +203,14 @@ def test_pieces_survive_killed_hosts_cut_links_and_restarts_of_the_database(
             fleet = Fleet(bench, workers, env)
             live_through(fleet, database, rng, rng.sample(FAULTS, len(FAULTS)))
             workers[0].run(
-                BIN / "surge-dagster", "verify", bench.catalog, bench.output, "--model", MODEL, "--reencode", "all"
+                BIN / "surge-dagster",
+                "verify",
+                bench.catalog,
+                bench.output,
+                "--model",
+                MODEL,
+                "--reencode",
+                "all",
             )
             assert_on_record(fleet)
 
@@ -215,7 +240,9 @@ def live_through(fleet: Fleet, database: Database, rng: random.Random, faults: l
 
 def assert_on_record(fleet: Fleet) -> None:
     """Dagster shows each partition as embedded, each has one file, and no run is left."""
-    keys = {path.name.removeprefix("partition=") for path in fleet.bench.catalog.glob("partition=*")}
+    keys = {
+        path.name.removeprefix("partition=") for path in fleet.bench.catalog.glob("partition=*")
+    }
     assert shown(fleet.bench) == (keys, set())
     assert len(keys) == len(fleet.published()) == PARTITIONS
     assert all(run.is_finished for run in fleet.bench.instance.get_runs())

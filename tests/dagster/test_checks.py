@@ -40,7 +40,9 @@ class Shown:
 
 def shown_checks(bench: Workbench) -> list[Shown]:
     """The checks of `embeddings`, from what the page asks Dagster for."""
-    keys = bench.definitions.get_repository_def().asset_graph.get_check_keys_for_assets({NAMES.embeddings})
+    keys = bench.definitions.get_repository_def().asset_graph.get_check_keys_for_assets(
+        {NAMES.embeddings}
+    )
 
     async def look() -> list[Shown]:
         context = LoadingContextForTest(bench.instance)
@@ -59,7 +61,8 @@ def shown_checks(bench: Workbench) -> list[Shown]:
     return asyncio.run(look())
 
 
-EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted", "encode_not_slow"}  # which only a run can see
+# which only a run can see
+EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted", "encode_not_slow"}
 WARNINGS = {"few_texts_are_truncated", "vectors_have_not_drifted"}
 OF_FOOTERS = {"dimensions_match", "row_counts_match"}
 ONLY_OF_CATALOG = EVERYTHING - WARNINGS - OF_FOOTERS  # on `embeddings`
@@ -78,7 +81,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory, empty_home: Path) -> Path:
 
 @pytest.fixture
 def embedded(kept: Path) -> Iterator[Workbench]:
-    """A workbench whose catalog is embedded, always in the same place: the output records where its catalog is."""
+    """A workbench whose catalog is embedded, always in the same place: the output records where its
+    catalog is."""
     root = kept.with_name("bench")
     for name in ("catalog", "output"):
         shutil.copytree(kept / name, root / name)
@@ -127,7 +131,9 @@ def test_each_kind_of_violation_has_its_own_check(embedded: Workbench) -> None:
     file["i"].write_bytes(content)
     shutil.copy(of_another_space, file["j"])
     reported = broken(embedded)
-    assert {name: [key for key in file if f"| `{key}` |" in table] for name, table in reported.items()} == {
+    assert {
+        name: [key for key in file if f"| `{key}` |" in table] for name, table in reported.items()
+    } == {
         "dimensions_match": ["a"],
         "row_counts_match": ["b"],
         "texts_match": ["c"],
@@ -154,18 +160,26 @@ def test_orphan_file_is_only_a_warning(embedded: Workbench) -> None:
 def test_many_truncated_texts_are_a_warning_of_the_run_and_of_the_catalog(bench: Workbench) -> None:
     bench.settings |= {"max_length": 5}  # the hash model takes four bytes for a token
     for key, truncated in (("long", 3), ("some", 2), ("none", 0)):
-        bench.write(key, [(str(row), f"{row} {'x' * (30 if row < truncated else 10)}") for row in range(10)])
+        bench.write(
+            key, [(str(row), f"{row} {'x' * (30 if row < truncated else 10)}") for row in range(10)]
+        )
     for ran in (bench.refresh(), bench.run("catalog_check")):
         check = ran.checks()["few_texts_are_truncated"]
         assert ran.success and not check.passed and check.severity == dg.AssetCheckSeverity.WARN
         [line] = str(check.metadata["failed"].value).splitlines()[2:]
         assert line == "| `long` | `3 of 10 texts (30.0%) are longer than the model reads` |"
-        assert (check.metadata["truncated"].value, check.metadata["truncated_share"].value) == (5, 0.1667)
+        assert (check.metadata["truncated"].value, check.metadata["truncated_share"].value) == (
+            5,
+            0.1667,
+        )
 
 
 def test_drifted_vectors_are_a_warning(embedded: Workbench) -> None:
     # As another device might have made them.
-    rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
+    rewrite(
+        embedded.file("b"),
+        lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)),
+    )
     for key in "ab":
         embedded.write(key, 41, version="v2")
     ran = embedded.embed("a", "c")
@@ -176,11 +190,16 @@ def test_drifted_vectors_are_a_warning(embedded: Workbench) -> None:
     assert "`a`" not in reported
     assert check.metadata["compared_rows"].value == 3
     assert ran.materialized()["a"].metadata["rows_reused"].value == 0
-    assert "vectors_have_not_drifted" not in embedded.embed("a", "c").checks(), "it compared nothing"
+    assert "vectors_have_not_drifted" not in embedded.embed("a", "c").checks(), (
+        "it compared nothing"
+    )
 
 
 def test_severities_follow_the_settings(embedded: Workbench) -> None:
-    rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
+    rewrite(
+        embedded.file("b"),
+        lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)),
+    )
     embedded.write("b", 41, version="v2")
     embedded.file("a").unlink()
     embedded.settings["checks"] = {
@@ -193,9 +212,16 @@ def test_severities_follow_the_settings(embedded: Workbench) -> None:
     missing = ran["every_partition_is_embedded"]
     assert (missing.passed, missing.severity) == (False, dg.AssetCheckSeverity.WARN)
     ran = embedded.refresh()
-    assert set(ran.checks()) - {"encode_not_slow"} == {NAMES.run_check.name, "vectors_have_not_drifted", *OF_FOOTERS}
+    assert set(ran.checks()) - {"encode_not_slow"} == {
+        NAMES.run_check.name,
+        "vectors_have_not_drifted",
+        *OF_FOOTERS,
+    }
     drifted = ran.checks()["vectors_have_not_drifted"]
-    assert ran.success and (drifted.passed, drifted.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert ran.success and (drifted.passed, drifted.severity) == (
+        False,
+        dg.AssetCheckSeverity.ERROR,
+    )
 
 
 @pytest.mark.parametrize("launched", ["a job", "the asset"])
@@ -215,10 +241,14 @@ def test_turning_off_every_check_is_refused(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("off", "reported_by"), [((), "files_are_whole"), (("files_are_whole",), "every_partition_is_embedded")]
+    ("off", "reported_by"),
+    [((), "files_are_whole"), (("files_are_whole",), "every_partition_is_embedded")],
 )
 def test_unreadable_partition_is_reported_by_one_check_and_the_rest_is_read(
-    embedded: Workbench, monkeypatch: pytest.MonkeyPatch, off: tuple[CheckName, ...], reported_by: str
+    embedded: Workbench,
+    monkeypatch: pytest.MonkeyPatch,
+    off: tuple[CheckName, ...],
+    reported_by: str,
 ) -> None:
     refuse_calls(monkeypatch, "os.scandir", embedded.catalog / "partition=b", errno.EIO)
     embedded.settings["checks"] = dict.fromkeys(off, "off")
@@ -244,7 +274,10 @@ def test_store_that_is_down_ends_the_check_with_a_clear_error(
     monkeypatch.setattr(LocalStore, "open", fail)
     ran = embedded.run("catalog_check")
     assert not ran.success and ran.checks() == {}
-    assert "reading ended after 1 partition. The store is down. Launch catalog_check again." in ran.failure()
+    assert (
+        "reading ended after 1 partition. The store is down. Launch catalog_check again."
+        in ran.failure()
+    )
 
 
 def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench) -> None:
@@ -253,15 +286,21 @@ def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench
     assert not ran.success and "holds nothing of 'hash://16'" in ran.failure()
 
 
-def test_checks_of_the_output_belong_to_embeddings_and_truncation_to_the_source(embedded: Workbench) -> None:
+def test_checks_of_the_output_belong_to_embeddings_and_truncation_to_the_source(
+    embedded: Workbench,
+) -> None:
     found = embedded.run("catalog_check").checks().values()
-    assert {check.asset_key for check in found if check.check_name != "few_texts_are_truncated"} == {NAMES.embeddings}
-    assert {check.asset_key for check in found if check.check_name == "few_texts_are_truncated"} == {
-        NAMES.source_partitions
-    }
+    assert {
+        check.asset_key for check in found if check.check_name != "few_texts_are_truncated"
+    } == {NAMES.embeddings}
+    assert {
+        check.asset_key for check in found if check.check_name == "few_texts_are_truncated"
+    } == {NAMES.source_partitions}
     snaps = asset_check_node_snaps_from_repo(embedded.definitions.get_repository_def())
     shown = {(snap.asset_key, snap.name) for snap in snaps if snap.description}
-    assert {(check.asset_key, check.check_name) for check in found} <= shown, "each with a description"
+    assert {(check.asset_key, check.check_name) for check in found} <= shown, (
+        "each with a description"
+    )
 
 
 def test_result_belongs_to_the_partition_that_was_materialized_last(embedded: Workbench) -> None:
@@ -270,7 +309,9 @@ def test_result_belongs_to_the_partition_that_was_materialized_last(embedded: Wo
     assert all(check.is_latest for check in shown_checks(embedded))
 
 
-def test_a_run_that_materializes_embeddings_evaluates_only_its_own_checks(embedded: Workbench) -> None:
+def test_a_run_that_materializes_embeddings_evaluates_only_its_own_checks(
+    embedded: Workbench,
+) -> None:
     embedded.write("a", 41, version="v2")
 
     ran = embedded.embed("a", "c")
@@ -282,7 +323,8 @@ def test_a_run_that_materializes_embeddings_evaluates_only_its_own_checks(embedd
 
 
 @pytest.mark.parametrize(
-    ("launched", "status"), [("job", "SUCCEEDED"), ("asset", "SKIPPED"), ("failing asset", "EXECUTION_FAILED")]
+    ("launched", "status"),
+    [("job", "SUCCEEDED"), ("asset", "SKIPPED"), ("failing asset", "EXECUTION_FAILED")],
 )
 def test_run_reports_no_result_of_a_check_that_it_did_not_evaluate(
     embedded: Workbench, launched: str, status: str
@@ -298,19 +340,25 @@ def test_run_reports_no_result_of_a_check_that_it_did_not_evaluate(
     assert {check.run_id for check in left} == {catalog.run_id if launched == "job" else ran.run_id}
 
 
-def test_result_of_an_earlier_run_is_not_one_of_what_was_materialized_last(embedded: Workbench) -> None:
+def test_result_of_an_earlier_run_is_not_one_of_what_was_materialized_last(
+    embedded: Workbench,
+) -> None:
     embedded.run("catalog_check")
     embedded.write("a", 41, version="v2")
 
     embedded.refresh()
 
-    assert {check.name for check in shown_checks(embedded) if not check.is_latest} == ONLY_OF_CATALOG
+    assert {
+        check.name for check in shown_checks(embedded) if not check.is_latest
+    } == ONLY_OF_CATALOG
 
 
 def test_check_of_the_catalog_can_be_executed_alone(embedded: Workbench) -> None:
     embedded.file("b").unlink()
     chosen = dg.AssetCheckKey(NAMES.embeddings, "every_partition_is_embedded")
-    job = embedded.definitions.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={chosen})
+    job = embedded.definitions.resolve_implicit_global_asset_job_def().get_subset(
+        asset_check_selection={chosen}
+    )
 
     ran = job.execute_in_process(instance=embedded.instance)
 
@@ -331,28 +379,48 @@ def test_each_result_says_in_one_line_how_many_partitions_were_judged(
     rewrite(embedded.file("a"), lambda table: table.slice(0, 30))
     refuse_calls(monkeypatch, "os.scandir", embedded.catalog / "partition=b", errno.EIO)
     checks = embedded.run("catalog_check").checks()
-    lines = {name: str(check.description).partition(" (catalog_check of ")[0] for name, check in checks.items()}
+    lines = {
+        name: str(check.description).partition(" (catalog_check of ")[0]
+        for name, check in checks.items()
+    }
     assert lines.pop("row_counts_match") == "2 partitions judged, 1 violation, 1 could not be read"
     assert lines.pop("no_orphan_files") == "3 partitions judged, 0 violations"
-    assert lines.pop("files_are_whole").startswith("1 partition judged, 1 violation, 1 could not be read")
+    assert lines.pop("files_are_whole").startswith(
+        "1 partition judged, 1 violation, 1 could not be read"
+    )
     assert set(lines.values()) == {
         "1 partition judged, 0 violations, 1 could not be read, 1 with a violation of another check"
     }
     judged = checks["ids_match"].metadata
     assert (judged["partitions_judged"].value, judged["partitions_not_judged"].value) == (1, 2)
     for key in "ac":
-        refuse_calls(monkeypatch, "os.stat", embedded.catalog / f"partition={key}" / "part-0.parquet", errno.EIO)
+        refuse_calls(
+            monkeypatch,
+            "os.stat",
+            embedded.catalog / f"partition={key}" / "part-0.parquet",
+            errno.EIO,
+        )
     unread = embedded.run("catalog_check").checks()["ids_match"]
-    assert str(unread.description).startswith("0 partitions judged, 0 violations, 3 could not be read")
+    assert str(unread.description).startswith(
+        "0 partitions judged, 0 violations, 3 could not be read"
+    )
     assert not unread.passed
 
 
-def test_checks_of_a_run_say_in_one_line_how_many_partitions_were_judged(embedded: Workbench) -> None:
+def test_checks_of_a_run_say_in_one_line_how_many_partitions_were_judged(
+    embedded: Workbench,
+) -> None:
     embedded.write("a", [("x", None)], version="v2")
     embedded.write("b", 41, version="v2")
     checks = embedded.refresh().checks()
-    assert checks["few_texts_are_truncated"].description == "1 partition judged, 0 violations, 1 failed"
-    assert checks["vectors_have_not_drifted"].description == "3 partitions judged, 0 violations, 1 failed"
+    assert (
+        checks["few_texts_are_truncated"].description
+        == "1 partition judged, 0 violations, 1 failed"
+    )
+    assert (
+        checks["vectors_have_not_drifted"].description
+        == "3 partitions judged, 0 violations, 1 failed"
+    )
     lines = {checks[name].description for name in OF_FOOTERS}
     assert lines == {"2 partitions judged, 0 violations, 1 failed"}
 
@@ -361,5 +429,10 @@ def test_failure_table_is_valid_markdown_for_any_key() -> None:
     table = failure_table([("a|b`c\n", "line one\nline | two")]).value
     assert table.splitlines()[2] == "| `a\\|b'c ` | `line one line \\| two` |"
     image = "![x](http://127.0.0.1/x.png) [y](javascript:z) <b>"
-    assert f"`{image}`" in failure_table([("a", image)]).value, "as code, so that a browser loads nothing"
-    assert failure_table([(str(n), "x") for n in range(1000)]).value.splitlines()[-1] == "| … | and 800 more |"
+    assert f"`{image}`" in failure_table([("a", image)]).value, (
+        "as code, so that a browser loads nothing"
+    )
+    assert (
+        failure_table([(str(n), "x") for n in range(1000)]).value.splitlines()[-1]
+        == "| … | and 800 more |"
+    )

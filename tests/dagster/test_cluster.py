@@ -25,12 +25,19 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
 ) -> None:
     connected, asked = list[str](), list[str]()
 
-    def connect(address: str, runs: ResourceRuns, space: Space, warn: Callable[[str], None], devices: str) -> Any:
+    def connect(
+        address: str, runs: ResourceRuns, space: Space, warn: Callable[[str], None], devices: str
+    ) -> Any:
         connected.append(address)
         assert space.requested.model == "hash://16"
         asked.append(runs.encoder["model"])
-        assert (devices, runs.encoder["devices"], runs.encoder["precision"]) == ("cuda", "cuda", "fp16")
-        runs.encoder.update(devices="cpu", precision="fp32")  # as here is no GPU, which the driver does not miss
+        assert (devices, runs.encoder["devices"], runs.encoder["precision"]) == (
+            "cuda",
+            "cuda",
+            "fp16",
+        )
+        # as here is no GPU, which the driver does not miss
+        runs.encoder.update(devices="cpu", precision="fp32")
         return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a", "b"], lose_b)  # as they travel
 
     def lose_b(machine: str, keys: Sequence[str]) -> None:
@@ -38,7 +45,9 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
             raise MachineLost("the machine 10.0.0.7 was lost")
 
     monkeypatch.setattr(cluster_runs, "RayCluster", connect)
-    monkeypatch.setattr(cluster_runs, "absolute_model", lambda model: asked.append(f"absolute {model}") or model)
+    monkeypatch.setattr(
+        cluster_runs, "absolute_model", lambda model: asked.append(f"absolute {model}") or model
+    )
     monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
     monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)  # one partition each
     bench.settings |= {"cluster": "ray://head:10001", "devices": "cuda", "precision": "fp16"}
@@ -46,7 +55,9 @@ def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
     ran = bench.refresh()
     assert ran.success, ran.failure()
     assert set(ran.materialized()) == set("abc")
-    assert [event.metadata["action"].value for event in ran.materialized().values()] == ["encoded"] * 3
+    assert [event.metadata["action"].value for event in ran.materialized().values()] == [
+        "encoded"
+    ] * 3
     assert (ran.metrics()["partitions_written"], ran.metrics()["texts_encoded"]) == (3, 15)
     for key in "abc":
         assert_embedded(bench.output, bench.space, key, numbered_rows(key, 5))

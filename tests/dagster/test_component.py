@@ -78,7 +78,9 @@ def run_dg(project: Path, *arguments: str, code: int = 0) -> str:
     command = [str(Path(sys.executable).with_name("dg")), *arguments]
     if not Path(command[0]).exists():
         pytest.skip("not installed: the extra 'integrations'")
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -99,7 +101,9 @@ def test_project_with_two_catalogs_passes_dg_check_and_embeds_one(
     project: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes long because `dg` loads the project in two processes."""
-    write_defs(project, "shop", {"name": "shop", "source": "data/shop", "output": "data/shop-vectors"})
+    write_defs(
+        project, "shop", {"name": "shop", "source": "data/shop", "output": "data/shop-vectors"}
+    )
     write_defs(project, "docs", ATTRIBUTES)
     output = run_dg(project, "check", "defs")
     assert "All component YAML validated" in output and "All definitions loaded" in output
@@ -149,15 +153,23 @@ def test_dg_launches_the_asset_of_a_scaffolded_catalog(project: Path, bench: Wor
     assert names.name == "shop"
 
     root = "{{ context.project_root }}/"
-    source, output_folder = (project / document["attributes"][name].removeprefix(root) for name in ("source", "output"))
+    source, output_folder = (
+        project / document["attributes"][name].removeprefix(root) for name in ("source", "output")
+    )
     write_partition(source, "a", numbered_rows("a", 3))
     bench.instance.add_dynamic_partitions(names.partitions_name, ["a"])
     run_dg(project / "src", "launch", "--assets", "shop/embeddings", "--partition", "a")
     [run] = bench.instance.get_runs()
-    assert run.is_success and "a" in Ran(bench.instance, run.run_id, True).materialized(names.embeddings)
+    assert run.is_success and "a" in Ran(bench.instance, run.run_id, True).materialized(
+        names.embeddings
+    )
     assert len(list(output_folder.glob("*/a.parquet"))) == 1
     output = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
-    pids = [entry.dagster_event.engine_event_data.metadata.get("pid") for entry in output if entry.dagster_event]
+    pids = [
+        entry.dagster_event.engine_event_data.metadata.get("pid")
+        for entry in output
+        if entry.dagster_event
+    ]
     assert run.tags[".dagster/surge/process"].split()[-1].partition("@")[0] == next(
         str(pid.value) for pid in pids if pid
     )
@@ -171,34 +183,58 @@ def test_attributes_override_the_environment_and_templates_are_resolved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, value in {"SURGE_MODEL": "hash://8", "SURGE_DTYPE": "float16", "B": "7", "SECRET": "hunter2"}.items():
+    for name, value in {
+        "SURGE_MODEL": "hash://8",
+        "SURGE_DTYPE": "float16",
+        "B": "7",
+        "SECRET": "hunter2",
+    }.items():
         monkeypatch.setenv(name, value)
     storage = {"secret_access_key": "{{ env.SECRET }}", "region": "eu-west-1"}
-    made = load(source="c", output="o", model="hash://24", b_min="{{ env.B }}", storage_options=storage)
+    made = load(
+        source="c", output="o", model="hash://24", b_min="{{ env.B }}", storage_options=storage
+    )
     settings = made.settings
-    assert (settings.model, settings.dtype, settings.b_min, made.name) == ("hash://24", "float16", 7, None)
-    assert settings.storage_options.options().secret_access_key == "hunter2" and "hunter2" not in repr(made)
+    assert (settings.model, settings.dtype, settings.b_min, made.name) == (
+        "hash://24",
+        "float16",
+        7,
+        None,
+    )
+    assert (
+        settings.storage_options.options().secret_access_key == "hunter2"
+        and "hunter2" not in repr(made)
+    )
     assert settings.storage_options.region == "eu-west-1"
 
 
 @pytest.mark.parametrize("given", ["https://chat/hunter2", "{{ env.WEBHOOK }}"])
-def test_alert_webhook_is_read_from_an_attribute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str) -> None:
+def test_alert_webhook_is_read_from_an_attribute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WEBHOOK", "https://chat/hunter2")
     made = load(source="c", output="o", name="a", alert_webhook=given)
-    assert made.settings.alert_webhook and made.settings.alert_webhook.get_secret_value() == "https://chat/hunter2"
+    assert (
+        made.settings.alert_webhook
+        and made.settings.alert_webhook.get_secret_value() == "https://chat/hunter2"
+    )
     assert "hunter2" not in repr(made)
     definitions = made.build_defs(dg.ComponentTree.for_test().load_context)
     sensors = {sensor.name for sensor in definitions.get_repository_def().sensor_defs}
     assert "a_alerts_of_failed_runs" in sensors
 
 
-def test_key_of_google_cloud_is_read_from_a_template(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_key_of_google_cloud_is_read_from_a_template(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     key = base64.b64encode(b'{"type": "service_account"}').decode()
     monkeypatch.setenv("GCP_KEY", key)
 
-    made = load(source="c", output="o", gcp={"project": "p", "gcp_credentials": "{{ env.GCP_KEY }}"})
+    made = load(
+        source="c", output="o", gcp={"project": "p", "gcp_credentials": "{{ env.GCP_KEY }}"}
+    )
 
     assert made.settings.cloud_options().gcp == GcpOptions("p", gcp_credentials=key)
     assert key not in repr(made)
@@ -218,7 +254,9 @@ def test_key_of_google_cloud_is_read_from_a_template(monkeypatch: pytest.MonkeyP
         ({"storage_options": None}, "storage_options"),
     ],
 )
-def test_error_of_a_wrong_attribute_contains_its_name(attributes: dict[str, Any], named: str) -> None:
+def test_error_of_a_wrong_attribute_contains_its_name(
+    attributes: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ValidationError) as refused:
         load(**{"source": "c", "output": "o", **attributes})
     places = {".".join(map(str, error["loc"])) for error in refused.value.errors()}
@@ -232,9 +270,20 @@ def test_schema_accepts_values_and_templates_and_refuses_other_values() -> None:
     def is_valid(**attributes: Any) -> bool:
         return schema.is_valid({"source": "c", "output": "o", **attributes})
 
-    assert is_valid(removed_partitions="{{ env.A }}", checks="{{ env.A }}", dtype="float16", max_runs="{{ env.A }}")
+    assert is_valid(
+        removed_partitions="{{ env.A }}",
+        checks="{{ env.A }}",
+        dtype="float16",
+        max_runs="{{ env.A }}",
+    )
     assert is_valid(checks={"ids_match": False, "texts_match": "off"}, document_prompt=None)
-    assert is_valid(run_tags={"dagster/priority": 5, "queue": "{{ env.A }}", "dagster-k8s/config": {"a": {"b": 1}}})
+    assert is_valid(
+        run_tags={
+            "dagster/priority": 5,
+            "queue": "{{ env.A }}",
+            "dagster-k8s/config": {"a": {"b": 1}},
+        }
+    )
     assert not is_valid(run_tags={"queue": None})
     assert not is_valid(removed_partitions="remove")
     assert not is_valid(checks={"ids_match": "loud"}) and not is_valid(checks={"nothing": "warn"})
@@ -247,7 +296,9 @@ def test_resolved_templates_are_validated(monkeypatch: pytest.MonkeyPatch) -> No
         load(source="c", output="o", b_min="{{ env.B }}")
 
 
-def test_unset_variable_or_null_counts_as_not_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unset_variable_or_null_counts_as_not_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("surge.yaml").write_text("document_prompt: 'query: '\n")
     monkeypatch.setenv("SURGE_MODEL", "hash://8")
@@ -272,7 +323,10 @@ def test_unset_variable_or_null_counts_as_not_given(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["source", "output"])
 def test_source_and_output_that_resolve_to_nothing_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"attribute {name}: '{{{{ env.NOT_SET }}}}' resolves to nothing; set the"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"attribute {name}: '{{{{ env.NOT_SET }}}}' resolves to nothing; set the",
+    ):
         load(**{"source": "c", "output": "o", name: "{{ env.NOT_SET }}"})
 
 

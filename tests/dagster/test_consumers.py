@@ -32,16 +32,24 @@ def table(bench: Workbench) -> LanceTable:
     return LanceTable(uri, "products")
 
 
-def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Workbench, table: LanceTable) -> None:
+def test_table_follows_the_embeddings_and_is_compared_with_the_files(
+    bench: Workbench, table: LanceTable
+) -> None:
     bench.fill(("a", "b, 50%"), 3)
     assert bench.refresh().success
     ran = hand_over(bench)
     assert ran.success and table.counts() == {"a": 3, "b, 50%": 3}
     check = ran.checks()[CHECK]
-    assert check.passed and check.description == "6 rows, 6 expected; a sample of 6 vectors compared"
+    assert (
+        check.passed and check.description == "6 rows, 6 expected; a sample of 6 vectors compared"
+    )
     assert check.metadata["partitions_compared"].value in ("a, b, 50%", "b, 50%, a")
     metadata = ran.materialized(NAMES.lancedb)[None].metadata
-    assert (metadata["rows_sent"].value, metadata["partitions"].value, metadata["commits"].value) == (6, 2, 1)
+    assert (
+        metadata["rows_sent"].value,
+        metadata["partitions"].value,
+        metadata["commits"].value,
+    ) == (6, 2, 1)
 
     write_partition(bench.catalog, "a", [*numbered_rows("a", 2), ("new", "added")], version="v2")
     assert bench.refresh().success
@@ -53,7 +61,9 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Work
     assert opened is not None
     opened.delete("partition = 'a' AND id = 'new'")
     found = hand_over(bench).checks()[CHECK]
-    assert not found.passed and "the next hand-over loads 1 partition whole" in str(found.description)
+    assert not found.passed and "the next hand-over loads 1 partition whole" in str(
+        found.description
+    )
     assert hand_over(bench).checks()[CHECK].passed and table.counts()["a"] == 3
     config = {"ops": {"lancedb": {"config": {"compare_everything": True}}}}
     check = bench.run(NAMES.hand_over_job, config).checks()[CHECK]
@@ -61,7 +71,11 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Work
 
     bench.file("a").write_bytes(b"x")
     ran = hand_over(bench)
-    assert not ran.success and "1 partition could not be handed over" in ran.failure() and "'a'" in ran.failure()
+    assert (
+        not ran.success
+        and "1 partition could not be handed over" in ran.failure()
+        and "'a'" in ran.failure()
+    )
     check = ran.checks()[CHECK]
     assert not check.passed and "3 rows, 3 expected" in str(check.description)
     assert "1 partition not judged, because not handed over" in str(check.description)
@@ -85,14 +99,20 @@ def test_comparison_whose_files_do_not_answer_is_not_passed(
         ran = hand_over(bench)
     check = ran.checks()[CHECK]
     assert ran.success and not check.passed
-    assert "a sample of 3 vectors compared; others could not be compared: GET b failed" in str(check.description)
+    assert "a sample of 3 vectors compared; others could not be compared: GET b failed" in str(
+        check.description
+    )
     assert hand_over(bench).checks()[CHECK].passed
 
 
-def test_two_catalogs_with_one_table_are_refused_by_both_names(bench: Workbench, table: LanceTable) -> None:
+def test_two_catalogs_with_one_table_are_refused_by_both_names(
+    bench: Workbench, table: LanceTable
+) -> None:
     settings = load_settings(source="catalog", output="output", **bench.settings)
     shop = embedding_catalog(settings, name="shop")
-    with pytest.raises(ConfigError, match="is that of the asset shop/lancedb already, so that toys/lancedb would"):
+    with pytest.raises(
+        ConfigError, match="is that of the asset shop/lancedb already, so that toys/lancedb would"
+    ):
         embedding_catalog(settings, name="toys")
     assert embedding_catalog(settings, name="shop").assets and shop.assets
 
@@ -138,7 +158,9 @@ def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> N
     came: list[tuple[str, str]] = []
     confirms = True
 
-    @dg.asset(ins={"changes": dg.AssetIn(NAMES.embeddings, input_manager_key=NAMES.changes_resource)})
+    @dg.asset(
+        ins={"changes": dg.AssetIn(NAMES.embeddings, input_manager_key=NAMES.changes_resource)}
+    )
     def search_index(changes: Changes) -> None:
         for partition in changes:
             for batch in partition:
@@ -165,7 +187,10 @@ def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> N
             {"pgvector": {"dsn": "postgresql://a:hunter2@b/c", "index": "ivf"}},
             "setting pgvector.index: input should be",
         ),
-        ({"pgvector": {"dsn": dg.EnvVar("NOT_SET")}}, "setting pgvector.dsn: the environment variable NOT_SET is not"),
+        (
+            {"pgvector": {"dsn": dg.EnvVar("NOT_SET")}},
+            "setting pgvector.dsn: the environment variable NOT_SET is not",
+        ),
     ],
 )
 def test_wrong_settings_are_named_without_secrets(given: dict[str, Any], message: str) -> None:
@@ -185,9 +210,15 @@ def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) ->
             "pgvector": {"dsn": "{{ env.PG_DSN }}", "table": "products"},
         }
     )
-    assert made.settings.pgvector and made.settings.pgvector.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"
+    assert (
+        made.settings.pgvector
+        and made.settings.pgvector.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"
+    )
     definitions = made.build_defs(dg.ComponentTree.for_test().load_context)
-    keys = {key.to_user_string() for key in definitions.get_repository_def().asset_graph.get_all_asset_keys()}
+    keys = {
+        key.to_user_string()
+        for key in definitions.get_repository_def().asset_graph.get_all_asset_keys()
+    }
     assert {"shop/lancedb", "shop/pgvector"} <= keys and "hunter2" not in repr(made)
     in_python = load_settings(pgvector={"dsn": dg.EnvVar("PG_DSN")}).pgvector
     assert in_python and in_python.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"

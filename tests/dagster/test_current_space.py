@@ -1,4 +1,5 @@
-"""The asset `current_space`: what is after it reads the old space until the job switches, and the new one then."""
+"""The asset `current_space`: what is after it reads the old space until the job switches, and the
+new one then."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def switch(bench: Workbench, space: str | None = None) -> Ran:
     return bench.run(NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}})
 
 
-def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workbench, made: Spaces) -> None:
+def test_downstream_asset_reads_the_new_space_only_after_the_switch(
+    bench: Workbench, made: Spaces
+) -> None:
     first, second = made.of("hash://16").name, made.of("hash://24").name
     seen: list[Any] = []
 
@@ -57,7 +60,11 @@ def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workb
         f"hash-24, 24 float32 ({second}) is now the current space"
     )
     metrics: dict[str, Any] = values_of(event)
-    assert (metrics["space"], metrics["previous_space"], metrics["partitions"]) == (second, first, len(KEYS))
+    assert (metrics["space"], metrics["previous_space"], metrics["partitions"]) == (
+        second,
+        first,
+        len(KEYS),
+    )
     assert (event.tags or {})["dagster/data_version"] == second
     assert switch(bench, metrics["previous_space"]).success
     assert read_current(made.store) == CurrentSpace(first, second, 3)
@@ -69,7 +76,11 @@ def test_current_space_is_materialized_by_a_switch_alone_and_makes_downstream_as
     @dg.asset(deps=[NAMES.current_space])
     def report() -> None: ...
 
-    graph = dg.Definitions.merge(bench.definitions, dg.Definitions(assets=[report])).get_repository_def().asset_graph
+    graph = (
+        dg.Definitions.merge(bench.definitions, dg.Definitions(assets=[report]))
+        .get_repository_def()
+        .asset_graph
+    )
     assert graph.executable_asset_keys == {NAMES.embeddings, report.key}
     assert graph.external_asset_keys >= {NAMES.current_space}
 
@@ -90,7 +101,9 @@ def test_switch_without_a_space_and_a_confirmation_is_refused(
     bench: Workbench, made: Spaces, config: dict[str, Any]
 ) -> None:
     before = read_current(made.store)
-    ran = bench.run(NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}} if config else {})
+    ran = bench.run(
+        NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}} if config else {}
+    )
     name = made.of("hash://24").name
     assert not ran.success and ran.failure().startswith("nothing was switched")
     assert f"Give `space: {name}`, or `confirm: true`" in ran.failure()
@@ -116,7 +129,9 @@ def test_run_keeps_its_space_when_another_becomes_current(bench: Workbench, made
     assert seen == [first, first, second]
 
 
-def test_refused_switch_lists_what_is_missing_and_changes_nothing(bench: Workbench, made: Spaces) -> None:
+def test_refused_switch_lists_what_is_missing_and_changes_nothing(
+    bench: Workbench, made: Spaces
+) -> None:
     before = read_current(made.store)
     made.file("hash://24", "b").unlink()
     ran = switch(bench)
@@ -128,7 +143,9 @@ def test_refused_switch_lists_what_is_missing_and_changes_nothing(bench: Workben
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
 
 
-def test_check_switch_and_reader_name_one_remedy_of_a_damaged_file(bench: Workbench, made: Spaces) -> None:
+def test_check_switch_and_reader_name_one_remedy_of_a_damaged_file(
+    bench: Workbench, made: Spaces
+) -> None:
     @dg.asset(ins=INS)
     def report(embeddings: Embeddings) -> None:
         embeddings.lazy().collect()
@@ -148,13 +165,19 @@ def test_check_switch_and_reader_name_one_remedy_of_a_damaged_file(bench: Workbe
     assert bench.embed_keys(keys=["b"], force=True).success and bench.run_downstream(report).success
 
 
-def test_first_run_shows_the_space_that_readers_use_and_later_runs_what_has_changed(bench: Workbench) -> None:
+def test_first_run_shows_the_space_that_readers_use_and_later_runs_what_has_changed(
+    bench: Workbench,
+) -> None:
     def reported() -> list[dict[str, Any]]:
-        records = bench.instance.fetch_materializations(NAMES.current_space, limit=9, ascending=True).records
+        records = bench.instance.fetch_materializations(
+            NAMES.current_space, limit=9, ascending=True
+        ).records
         return [values_of(event) for record in records if (event := record.asset_materialization)]
 
     def listed(event: dict[str, Any]) -> list[tuple[str, bool]]:
-        return [(record.data["title"], record.data["is_current"]) for record in event["spaces"].records]
+        return [
+            (record.data["title"], record.data["is_current"]) for record in event["spaces"].records
+        ]
 
     bench.write("a")
     assert bench.refresh().success and bench.refresh().success

@@ -1,4 +1,5 @@
-"""Published files that are damaged or cannot be read fail their partition, and damaged ones are encoded again."""
+"""Published files that are damaged or cannot be read fail their partition, and damaged ones are
+encoded again."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
     assert str(check.metadata["failed"].value).endswith("| `Run again: it is encoded again.` |")
     assert shown(bench) == ({"a"}, {"b"})
     fixed = bench.refresh()
-    assert fixed.success and set(fixed.materialized()) == {"b"} and fixed.metrics()["texts_encoded"] == 50
+    assert (
+        fixed.success
+        and set(fixed.materialized()) == {"b"}
+        and fixed.metrics()["texts_encoded"] == 50
+    )
     assert shown(bench) == ({"a", "b"}, set())
 
 
@@ -101,5 +106,8 @@ def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
     assert requested(bench.tick()) == [], "it waits after a failure"
     [ran] = bench.launch(bench.later(minutes=1))
     assert ran.success and ran.metrics()["texts_encoded"] == 0
-    assert ran.materialized()["a"].metadata["action"].value == "adopted" and shown(bench) == ({"a"}, set())
+    assert ran.materialized()["a"].metadata["action"].value == "adopted" and shown(bench) == (
+        {"a"},
+        set(),
+    )
     assert requested(bench.later(days=1)) == []

@@ -1,4 +1,5 @@
-"""Assets of derived spaces and the job that brings them up to date: one run for many partitions, stale ones only."""
+"""Assets of derived spaces and the job that brings them up to date: one run for many partitions,
+stale ones only."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ CHECK = "every_partition_is_derived"
 
 
 def follow(bench: Workbench) -> list[Ran]:
-    """Execute what the sensor requests until it requests nothing more; the jobs are those of derived spaces."""
+    """Execute what the sensor requests until it requests nothing more; the jobs are those of
+    derived spaces."""
     runs = list[Ran]()
     while requests := bench.tick(NAMES.hand_over_sensor).run_requests:
         [request] = requests
@@ -59,17 +61,24 @@ def test_run_of_a_backfill_reports_fresh_partitions_too(bench: Workbench, made: 
     assert again.success and list(again.materialized(INT8)) == ["a", "b"]
 
 
-def test_damaged_partition_fails_the_run_by_name_after_the_others(bench: Workbench, made: Spaces) -> None:
+def test_damaged_partition_fails_the_run_by_name_after_the_others(
+    bench: Workbench, made: Spaces
+) -> None:
     made.file("hash://16", "b").write_bytes(b"nothing")
     ran = bench.run(NAMES.derive_job)
     assert not ran.success
     assert list(ran.materialized(SHORT)) == ["a", "c"]
-    assert lag(ran, SHORT) == (False, "2 of 3 partitions up to date, 1 not judged, because a file cannot be read")
+    assert lag(ran, SHORT) == (
+        False,
+        "2 of 3 partitions up to date, 1 not judged, because a file cannot be read",
+    )
     assert "2 partitions could not be derived. The first one: partition 'b'" in ran.failure()
     assert "b.parquet' cannot be read because" in ran.failure()
 
 
-def test_derived_spaces_follow_runs_and_one_refused_partition_keeps_back_no_other(bench: Workbench) -> None:
+def test_derived_spaces_follow_runs_and_one_refused_partition_keeps_back_no_other(
+    bench: Workbench,
+) -> None:
     bench.settings["derived"] = [{"dtype": "int8"}]
     bench.fill("ab", 3)
     bench.write("bad", [("x", None)])
@@ -79,14 +88,18 @@ def test_derived_spaces_follow_runs_and_one_refused_partition_keeps_back_no_othe
     assert lag(ran, INT8) == (True, "2 of 2 partitions up to date")
     bench.write("b", 3, version="v2")
     both = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "bad"}
-    assert not bench.materialize({}, both, NAMES.embeddings, INT8).materialized(INT8), "the check of embeddings blocks"
+    assert not bench.materialize({}, both, NAMES.embeddings, INT8).materialized(INT8), (
+        "the check of embeddings blocks"
+    )
     [ran] = follow(bench)
     assert list(ran.materialized(INT8)) == ["b"] and follow(bench) == []
 
 
 def test_catalog_check_says_how_far_derived_spaces_lag(bench: Workbench, made: Spaces) -> None:
     begun = bench.run(NAMES.check_job)
-    assert lag(begun, INT8) == lag(begun, SHORT) == (False, "0 of 3 partitions up to date, 3 missing")
+    assert (
+        lag(begun, INT8) == lag(begun, SHORT) == (False, "0 of 3 partitions up to date, 3 missing")
+    )
     space = str(bench.run(NAMES.derive_job).materialized(INT8)["a"].metadata["space"].value)
     bench.write("a", 5, version="v2")
     assert bench.refresh().success
@@ -97,16 +110,23 @@ def test_catalog_check_says_how_far_derived_spaces_lag(bench: Workbench, made: S
     assert lag(ran, INT8) == (False, f"0 of 3 partitions up to date, 1 missing, {line}")
     assert lag(ran, SHORT) == (False, f"1 of 3 partitions up to date, {line}")
     [check] = [check for check in ran.evaluations() if check.asset_key == INT8]
-    assert (check.metadata["partitions_judged"].value, check.metadata["partitions_not_judged"].value) == (2, 1)
+    assert (
+        check.metadata["partitions_judged"].value,
+        check.metadata["partitions_not_judged"].value,
+    ) == (2, 1)
     assert check.metadata["partitions_failed"].value == [{"key": "c"}, {"key": "a"}, {"key": "b"}]
 
 
-def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(bench: Workbench, made: Spaces) -> None:
+def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(
+    bench: Workbench, made: Spaces
+) -> None:
     for key in "defg":
         bench.write(key)
     bench.tick()  # registers them
     [ran] = follow(bench)
-    assert ran.success and not ran.materialized(INT8) and list(ran.materialized(SHORT)) == list(KEYS)
+    assert (
+        ran.success and not ran.materialized(INT8) and list(ran.materialized(SHORT)) == list(KEYS)
+    )
     assert any("int8 is not begun: 3 of 7 partitions are embedded" in line for line in ran.logged())
     assert not lag(ran, INT8)[0]
     assert bench.refresh().success
@@ -114,16 +134,24 @@ def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(bench: W
     assert list(ran.materialized(INT8)) == [*KEYS, *"defg"]
 
 
-def test_run_of_the_sensor_that_an_operator_executes_again_begins_an_int8_space(bench: Workbench, made: Spaces) -> None:
+def test_run_of_the_sensor_that_an_operator_executes_again_begins_an_int8_space(
+    bench: Workbench, made: Spaces
+) -> None:
     for key in "defg":
         bench.write(key)
     bench.tick()  # registers them
     [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
-    again = bench.run(NAMES.derive_job, request.run_config, {**request.tags, "dagster/parent_run_id": "of the sensor"})
+    again = bench.run(
+        NAMES.derive_job,
+        request.run_config,
+        {**request.tags, "dagster/parent_run_id": "of the sensor"},
+    )
     assert again.success and list(again.materialized(INT8)) == list(KEYS)
 
 
-def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(bench: Workbench, made: Spaces) -> None:
+def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(
+    bench: Workbench, made: Spaces
+) -> None:
     bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
 
     def tick() -> dg.RunRequest | None:

@@ -1,4 +1,5 @@
-"""Refreshes that are divided among several runs: equal pieces, each partition in one of them, real processes.
+"""Refreshes that are divided among several runs: equal pieces, each partition in one of them, real
+processes.
 
 The tests with processes of their own take their seconds for starting them.
 """
@@ -37,7 +38,9 @@ sizes = st.lists(st.none() | st.integers(0, 10**9), min_size=1, max_size=60)
 def test_pieces_hold_every_key_once_in_the_given_order(
     given_sizes: list[int | None], max_runs: int, least: int
 ) -> None:
-    partitions = {f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)}
+    partitions = {
+        f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)
+    }
     pieces = divided.cut(list(partitions), partitions, max_runs, least)
     assert [key for piece in pieces for key in piece] == list(partitions)
     assert all(pieces)
@@ -45,8 +48,12 @@ def test_pieces_hold_every_key_once_in_the_given_order(
 
 
 @given(sizes, st.integers(1, 12))
-def test_no_piece_is_heavier_than_its_share_and_one_partition(given_sizes: list[int | None], max_runs: int) -> None:
-    partitions = {f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)}
+def test_no_piece_is_heavier_than_its_share_and_one_partition(
+    given_sizes: list[int | None], max_runs: int
+) -> None:
+    partitions = {
+        f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)
+    }
     weights = {key: weight_of(each) for key, each in partitions.items()}
     pieces = divided.cut(list(partitions), partitions, max_runs, 1)
     heaviest = max(sum(weights[key] for key in piece) for piece in pieces)
@@ -56,7 +63,11 @@ def test_no_piece_is_heavier_than_its_share_and_one_partition(given_sizes: list[
 def test_little_work_is_one_run() -> None:
     partitions = {key: partition(key, 1_000_000) for key in "abcdefg"}
     assert divided.cut(list(partitions), partitions, 3) == [list("abcdefg")]
-    assert divided.cut(list(partitions), partitions, 3, 1_000_000) == [list("ab"), list("cde"), list("fg")]
+    assert divided.cut(list(partitions), partitions, 3, 1_000_000) == [
+        list("ab"),
+        list("cde"),
+        list("fg"),
+    ]
 
 
 @pytest.fixture
@@ -65,7 +76,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divided, "LEAST_BYTES", 8_000)
 
 
-def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(bench: Workbench, small_pieces: None) -> None:
+def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(
+    bench: Workbench, small_pieces: None
+) -> None:
     bench.settings["max_runs"] = 3
     bench.fill("abcdef")
     found = bench.tick()
@@ -73,8 +86,18 @@ def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(bench: Wor
     tags = [request.tags for request in found.run_requests or []]
     assert [tag["surge/piece"] for tag in tags] == ["1 of 3", "2 of 3", "3 of 3"]
     second = (found.run_requests or [])[1]
-    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=second.tags, run_config=second.run_config)
-    assert sorted(key for piece in requested(bench.later(hours=1)) for key in piece) == ["a", "b", "e", "f"]
+    bench.pretend_run(
+        "embed_partitions",
+        dg.DagsterRunStatus.QUEUED,
+        tags=second.tags,
+        run_config=second.run_config,
+    )
+    assert sorted(key for piece in requested(bench.later(hours=1)) for key in piece) == [
+        "a",
+        "b",
+        "e",
+        "f",
+    ]
 
 
 def test_runs_that_sensor_and_schedule_request_have_the_tags_of_the_settings(
@@ -90,7 +113,9 @@ def test_runs_that_sensor_and_schedule_request_have_the_tags_of_the_settings(
             assert [each.tags["dagster/priority"] for each in requests] == ["7"] * count
 
 
-def test_partitions_of_a_failed_piece_wait_while_other_pieces_continue(bench: Workbench, small_pieces: None) -> None:
+def test_partitions_of_a_failed_piece_wait_while_other_pieces_continue(
+    bench: Workbench, small_pieces: None
+) -> None:
     bench.settings["max_runs"] = 2
     bench.fill("abcd")
     first, _ = bench.pretend(bench.tick(), dg.DagsterRunStatus.STARTED)
@@ -98,7 +123,9 @@ def test_partitions_of_a_failed_piece_wait_while_other_pieces_continue(bench: Wo
     assert requested(bench.tick()) == [] and requested(bench.later(minutes=1)) == [["a", "b"]]
 
 
-def test_new_space_begun_by_one_partition_is_then_divided(bench: Workbench, small_pieces: None) -> None:
+def test_new_space_begun_by_one_partition_is_then_divided(
+    bench: Workbench, small_pieces: None
+) -> None:
     bench.fill("abcde")
     named = {"ops": {"embeddings": {"config": {"keys": ["c"]}}}}
     assert bench.run("embed_partitions", named).success
@@ -120,7 +147,8 @@ def named(request: dg.RunRequest) -> list[str] | None:
 
 
 def nightly(bench: Workbench) -> list[list[str] | None] | str:
-    """The partition keys that each run of the nightly schedule names, None for all; or why it requests none."""
+    """The partition keys that each run of the nightly schedule names, None for all; or why it
+    requests none."""
     requests = bench.scheduled()
     return requests if isinstance(requests, str) else list(map(named, requests))
 
@@ -151,21 +179,31 @@ def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
     bench.settings["max_runs"] = count
     for request in others:
         bench.pretend_run(
-            "embed_partitions", dg.DagsterRunStatus.QUEUED, tags=request.tags, run_config=request.run_config
+            "embed_partitions",
+            dg.DagsterRunStatus.QUEUED,
+            tags=request.tags,
+            run_config=request.run_config,
         )
     assert nightly(bench) == [["a", "b"]]
     last = bench.pretend_run(
-        "embed_partitions", dg.DagsterRunStatus.STARTED, tags=first.tags, run_config=first.run_config
+        "embed_partitions",
+        dg.DagsterRunStatus.STARTED,
+        tags=first.tags,
+        run_config=first.run_config,
     )
     assert "held by active runs" in str(nightly(bench))
     bench.instance.report_run_failed(last)
     everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
     by = f"held by active runs ({everything.run_id}, "
-    assert by in str(nightly(bench)) and "terminate one that makes no progress" in str(nightly(bench))
+    assert by in str(nightly(bench)) and "terminate one that makes no progress" in str(
+        nightly(bench)
+    )
     assert by in str(bench.tick().skip_message)
 
 
-def test_nightly_refresh_requests_partitions_of_a_run_that_selects_a_state(bench: Workbench) -> None:
+def test_nightly_refresh_requests_partitions_of_a_run_that_selects_a_state(
+    bench: Workbench,
+) -> None:
     bench.fill("ab")
     assert bench.refresh().success
     bench.write("a", 4, version="v2")
@@ -181,18 +219,25 @@ def test_nightly_refresh_requests_partitions_of_a_run_that_selects_a_state(bench
     ]
     assert nightly(bench) == [None]
     said = str(bench.tick().skip_message)
-    assert "2 held by active runs (" in said and "and 3 others" in said, "the sensor's next tick is soon"
+    assert "2 held by active runs (" in said and "and 3 others" in said, (
+        "the sensor's next tick is soon"
+    )
     assert sum(run in said for run in runs) == 3
 
 
-def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(bench: Workbench, small_pieces: None) -> None:
-    """Dagster launches no run of a tick whose run key was used in it, or, without a key, when the tick has any run."""
+def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(
+    bench: Workbench, small_pieces: None
+) -> None:
+    """Dagster launches no run of a tick whose run key was used in it, or, without a key, when the
+    tick has any run."""
     bench.settings["max_runs"] = 3
     bench.fill("abcdefgh")
     requests, same = bench.scheduled(), bench.scheduled()
     assert not isinstance(requests, str) and not isinstance(same, str)
     assert [request.run_key for request in same] == [request.run_key for request in requests]
-    launched = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=requests[0].run_config)
+    launched = bench.pretend_run(
+        NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=requests[0].run_config
+    )
     again = bench.scheduled()
     assert not isinstance(again, str)
     held = set(named(requests[0]) or ())
@@ -209,14 +254,27 @@ def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(bench: Work
 def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.Popen[str]:
     """Execute a requested run in another process, which works in a folder of its own."""
     folder.mkdir()
-    settings = {"source": bench.catalog, "output": bench.output, "model": "hash://16", **bench.settings}
-    environment = os.environ | {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
+    settings = {
+        "source": bench.catalog,
+        "output": bench.output,
+        "model": "hash://16",
+        **bench.settings,
+    }
+    environment = os.environ | {
+        f"SURGE_{name.upper()}": str(value) for name, value in settings.items()
+    }
     environment |= {"DAGSTER_HOME": str(bench.root / "home")}
     environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{ROOT}"
     command = [sys.executable, "-m", "tests.dagster.requested_run", "embed_partitions"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
         )
     assert process.stdin
     json.dump({"run_config": request.run_config, "tags": request.tags}, process.stdin)
@@ -226,7 +284,9 @@ def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("gated")
-def test_run_declared_lost_that_still_executes_does_not_replace_newer_files(bench: Workbench) -> None:
+def test_run_declared_lost_that_still_executes_does_not_replace_newer_files(
+    bench: Workbench,
+) -> None:
     first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}
     for key, rows in first.items():
         bench.write(key, rows)
@@ -247,12 +307,16 @@ def test_run_declared_lost_that_still_executes_does_not_replace_newer_files(benc
     assert ran.success
     (elsewhere / "gate").touch()
     late.wait(120)
-    assert assert_embedded(bench.output, bench.space, "moves", changed).source_version == "v2", "the newer source wins"
-    assert_embedded(bench.output, bench.space, "same", first["same"])
-    assert shown(bench) == ({"moves", "same"}, set()), "and what the late one could not publish is not shown as failed"
-    assert [each.status for each in bench.instance.get_runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, (
-        "it reported its end"
+    assert assert_embedded(bench.output, bench.space, "moves", changed).source_version == "v2", (
+        "the newer source wins"
     )
+    assert_embedded(bench.output, bench.space, "same", first["same"])
+    assert shown(bench) == ({"moves", "same"}, set()), (
+        "and what the late one could not publish is not shown as failed"
+    )
+    assert [each.status for each in bench.instance.get_runs()] == [
+        dg.DagsterRunStatus.SUCCESS
+    ] * 2, "it reported its end"
     quiet = bench.later(days=1)
     assert requested(quiet) == []
     assert all(check.passed for check in bench.run("catalog_check").checks().values())

@@ -22,7 +22,8 @@ NO_MANAGER = {"embeddings": dg.AssetIn(key=NAMES.embeddings)}
 
 
 class Downstream:
-    """An asset after `embeddings`, with or without the catalog's partitions; keeps what it was given."""
+    """An asset after `embeddings`, with or without the catalog's partitions; keeps what it was
+    given."""
 
     def __init__(
         self,
@@ -58,7 +59,9 @@ class Downstream:
 
     def run(self, tags: dict[str, str] | None = None, **resources: Any) -> Ran:
         """Materialize it in a run of its own."""
-        job = dg.define_asset_job("downstream", selection=dg.AssetSelection.assets("near_duplicates"))
+        job = dg.define_asset_job(
+            "downstream", selection=dg.AssetSelection.assets("near_duplicates")
+        )
         mine = dg.Definitions(assets=[self.asset], jobs=[job])
         definitions = dg.Definitions.merge(self._bench.definitions, mine)
         if resources:
@@ -82,7 +85,9 @@ def embedded(bench: Workbench) -> Workbench:
 EVERYTHING = [(key, f"id-{row}") for key in ("a", "b, 50%", "c") for row in (0, 1)]
 
 
-def test_an_asset_without_partitions_gets_everything_as_the_type_it_names(embedded: Workbench) -> None:
+def test_an_asset_without_partitions_gets_everything_as_the_type_it_names(
+    embedded: Workbench,
+) -> None:
     for annotation in (pl.LazyFrame, ds.Dataset, Embeddings, Any):
         downstream = Downstream(embedded, annotation)
         assert downstream.run().success
@@ -90,11 +95,15 @@ def test_an_asset_without_partitions_gets_everything_as_the_type_it_names(embedd
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_argument_embeddings_is_loaded_without_naming_an_io_manager(embedded: Workbench, partitioned: bool) -> None:
+def test_argument_embeddings_is_loaded_without_naming_an_io_manager(
+    embedded: Workbench, partitioned: bool
+) -> None:
     downstream = Downstream(embedded, partitioned=partitioned, ins=NO_MANAGER)
     ran = downstream.run({"dagster/partition": "a"} if partitioned else None)
     assert ran.success
-    assert [sorted(rows) for rows in downstream.given] == [EVERYTHING[:2] if partitioned else EVERYTHING]
+    assert [sorted(rows) for rows in downstream.given] == [
+        EVERYTHING[:2] if partitioned else EVERYTHING
+    ]
 
 
 def test_an_asset_with_the_catalogs_partitions_gets_those_of_its_run(embedded: Workbench) -> None:
@@ -127,7 +136,9 @@ def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every
     assert "partition 'c'" in damaged.failure() and "cannot be read because" in damaged.failure()
 
 
-def test_current_space_is_loaded_unless_another_is_named(bench: Workbench, three_spaces: Spaces) -> None:
+def test_current_space_is_loaded_unless_another_is_named(
+    bench: Workbench, three_spaces: Spaces
+) -> None:
     """Whatever the settings mean; where none is current none is chosen."""
     nothing = Downstream(bench).run()
     assert not nothing.success and "holds no embeddings" in nothing.failure()
@@ -136,7 +147,11 @@ def test_current_space_is_loaded_unless_another_is_named(bench: Workbench, three
     bench.settings["model"] = "hash://8"
     unclear = Downstream(bench).run()
     assert not unclear.success
-    assert first in unclear.failure() and second in unclear.failure() and "several spaces" in unclear.failure()
+    assert (
+        first in unclear.failure()
+        and second in unclear.failure()
+        and "several spaces" in unclear.failure()
+    )
     write_current(made.store, second, seen=None)
     downstream = Downstream(bench, Embeddings, seen=lambda given: given.space.name)
     assert downstream.run().success
@@ -148,7 +163,10 @@ def test_current_space_is_loaded_unless_another_is_named(bench: Workbench, three
 def test_unsupported_input_type_and_unusable_output_are_refused(bench: Workbench) -> None:
     frame = Downstream(bench, pl.DataFrame).run()
     assert not frame.success
-    assert "come as polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings" in frame.failure()
+    assert (
+        "come as polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings"
+        in frame.failure()
+    )
 
     def near_duplicates() -> int:
         return 1

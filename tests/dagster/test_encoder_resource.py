@@ -276,7 +276,9 @@ class TestRuns:
 
         assert alive(assets.seen[0]) == []
 
-    def test_embeddings_share_workers(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_embeddings_share_workers(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         bench.fill("ab")
         assert bench.refresh().success
         starts = count_starts(monkeypatch)

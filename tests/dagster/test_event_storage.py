@@ -1,4 +1,5 @@
-"""The SQLite event log in batches writes what Dagster's own class writes: the same rows in the same tables."""
+"""The SQLite event log in batches writes what Dagster's own class writes: the same rows in the same
+tables."""
 
 from __future__ import annotations
 
@@ -28,17 +29,26 @@ def entries() -> list[EventLogEntry]:
     found: list[EventLogEntry] = []
     for number in range(20):
         asset, partition = dg.AssetKey(["shop", "ab"[number % 2]]), f"p{number % 5}"
-        tags = {"dagster/data_version": f"v{number}", "dagster/code_version": "1", "owner": "somebody"}
+        tags = {
+            "dagster/data_version": f"v{number}",
+            "dagster/code_version": "1",
+            "owner": "somebody",
+        }
         kind, data = [
             (
                 dg.DagsterEventType.ASSET_MATERIALIZATION,
-                StepMaterializationData(dg.AssetMaterialization(asset, partition=partition, tags=tags)),
+                StepMaterializationData(
+                    dg.AssetMaterialization(asset, partition=partition, tags=tags)
+                ),
             ),
             (
                 dg.DagsterEventType.ASSET_OBSERVATION,
                 AssetObservationData(dg.AssetObservation(asset, partition=partition, tags=tags)),
             ),
-            (dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, AssetMaterializationPlannedData(asset, partition)),
+            (
+                dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+                AssetMaterializationPlannedData(asset, partition),
+            ),
         ][number % 3]
         event = DagsterEvent(kind.value, "job", event_specific_data=data, step_key="step")
         found.append(
@@ -59,12 +69,22 @@ def tables(folder: Path) -> dict[str, list[Any]]:
     found = {}
     for path in sorted(folder.glob("*.db")):
         with sqlite3.connect(path) as connection:
-            names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            names = [
+                name
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table'"
+                )
+            ]
             for name in names:
                 columns = [row[1] for row in connection.execute(f"PRAGMA table_info({name})")]
-                compared = [f'"{column}"' for column in columns if "create" not in column and "completed" not in column]
+                compared = [
+                    f'"{column}"'
+                    for column in columns
+                    if "create" not in column and "completed" not in column
+                ]
                 if name == "asset_keys":
-                    compared.remove('"id"')  # counts the assets as they come, and nothing points at it
+                    # counts the assets as they come, and nothing points at it
+                    compared.remove('"id"')
                 rows = connection.execute(f"SELECT {', '.join(compared)} FROM {name}").fetchall()
                 found[f"{path.name}/{name}"] = sorted(rows, key=repr)
     return found
@@ -72,7 +92,10 @@ def tables(folder: Path) -> dict[str, list[Any]]:
 
 def test_batch_stores_the_same_rows_as_dagsters_storage_event_by_event(tmp_path: Path) -> None:
     events = entries()
-    for name, kind in (("stock", SqliteEventLogStorage), ("batched", BatchingSqliteEventLogStorage)):
+    for name, kind in (
+        ("stock", SqliteEventLogStorage),
+        ("batched", BatchingSqliteEventLogStorage),
+    ):
         storage = kind(str(tmp_path / name))
         storage.store_event_batch(events[:9])
         storage.store_event_batch(events[9:])
@@ -97,7 +120,8 @@ def test_batch_is_stored_as_a_whole_or_not_at_all_in_the_log_of_all_runs(
 
 
 def test_tags_of_a_batch_belong_to_its_own_events_while_others_write(tmp_path: Path) -> None:
-    """Other connections of this process and other processes write to the same databases between batches."""
+    """Other connections of this process and other processes write to the same databases between
+    batches."""
     storage = BatchingSqliteEventLogStorage(str(tmp_path))
     events = [event for event in entries() if event.get_dagster_event().partition != "p3"]
     for start in range(0, len(events), 4):
@@ -117,7 +141,9 @@ def test_events_that_one_runs_log_refuses_are_not_in_the_shared_log(tmp_path: Pa
     events = [event for event in entries() if event.run_id == RUNS[0]]
     storage.store_event_batch(events[:1])
     with sqlite3.connect(tmp_path / f"{RUNS[0]}.db") as connection:
-        connection.execute("CREATE TRIGGER full BEFORE INSERT ON event_logs BEGIN SELECT RAISE(ABORT, 'full'); END")
+        connection.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON event_logs BEGIN SELECT RAISE(ABORT, 'full'); END"
+        )
     with pytest.raises(SQLAlchemyError, match="full"):
         storage.store_event_batch(events[1:])
     with sqlite3.connect(tmp_path / "index.db") as connection:
@@ -125,19 +151,26 @@ def test_events_that_one_runs_log_refuses_are_not_in_the_shared_log(tmp_path: Pa
 
 
 def test_instance_can_change_to_the_batching_storage_and_back(tmp_path: Path) -> None:
-    """The settings name no folder: the databases of the instance are found where Dagster has made them."""
+    """The settings name no folder: the databases of the instance are found where Dagster has made
+    them."""
     settings = "event_log_storage:\n  module: surge_dagster.event_storage\n  class: BatchingSqliteEventLogStorage\n"
     events = entries()
     for first, lines in ((0, ""), (7, settings), (14, "")):
         (tmp_path / "dagster.yaml").write_text(lines)
         with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-            assert isinstance(instance.event_log_storage, BatchingSqliteEventLogStorage) is bool(lines)
+            assert isinstance(instance.event_log_storage, BatchingSqliteEventLogStorage) is bool(
+                lines
+            )
             instance.event_log_storage.store_event_batch(events[first : first + 7])
             stored = events[: first + 7]
             for run_id in RUNS:
-                assert instance.all_logs(run_id) == [event for event in stored if event.run_id == run_id]
+                assert instance.all_logs(run_id) == [
+                    event for event in stored if event.run_id == run_id
+                ]
             for asset in (dg.AssetKey(["shop", "a"]), dg.AssetKey(["shop", "b"])):
-                ids = instance.get_latest_storage_id_by_partition(asset, dg.DagsterEventType.ASSET_MATERIALIZATION)
+                ids = instance.get_latest_storage_id_by_partition(
+                    asset, dg.DagsterEventType.ASSET_MATERIALIZATION
+                )
                 decoded = [event.get_dagster_event() for event in stored]
                 made = [event for event in decoded if event.is_step_materialization]
                 assert set(ids) == {event.partition for event in made if event.asset_key == asset}

@@ -1,4 +1,5 @@
-"""The thread that stores a run's events: nothing queued is lost, memory is bounded, and a stopped step ends in time."""
+"""The thread that stores a run's events: nothing queued is lost, memory is bounded, and a stopped
+step ends in time."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.signals import interrupted_in_another_thread
 Store = Callable[[Sequence[int]], None]
 
 
-def stores_when(opened: threading.Event, stored: list[int], begun: threading.Event | None = None) -> Store:
+def stores_when(
+    opened: threading.Event, stored: list[int], begun: threading.Event | None = None
+) -> Store:
     """An event log that stores nothing before `opened`."""
 
     def store(batch: Sequence[int]) -> None:
@@ -96,7 +99,9 @@ def test_stopped_step_waits_for_events_no_longer_than_its_grace_time(bench: Work
 
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError])
-def test_step_stores_everything_it_has_queued_in_order(bench: Workbench, end: type[BaseException] | None) -> None:
+def test_step_stores_everything_it_has_queued_in_order(
+    bench: Workbench, end: type[BaseException] | None
+) -> None:
     stored: list[int] = []
 
     @dg.op
@@ -127,9 +132,9 @@ def test_batch_ends_with_an_item_that_is_stored_immediately(bench: Workbench) ->
             first.set()
 
     assert run_op(bench, work).success
-    assert any(batch[-1] == 4 for batch in batches) and [number for batch in batches for number in batch] == list(
-        range(10)
-    )
+    assert any(batch[-1] == 4 for batch in batches) and [
+        number for batch in batches for number in batch
+    ] == list(range(10))
 
 
 def test_step_waits_for_a_slow_event_log(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""What Dagster's event log holds after a run: the same on SQLite and Postgres, in batches and event by event."""
+"""What Dagster's event log holds after a run: the same on SQLite and Postgres, in batches and event
+by event."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ from surge_dagster.orchestration.refresh import Refresh
 from tests.dagster.conftest import NAMES, ROOT, Workbench, run_op, shown, stale_status, values_of
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder
 
-MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
+MATERIALIZATION, OBSERVATION = (
+    dg.DagsterEventType.ASSET_MATERIALIZATION,
+    dg.DagsterEventType.ASSET_OBSERVATION,
+)
 _SHOWN = """{ assetNodeOrError(assetKey: {path: ["%s"]}) { ... on AssetNode {
     partitionStats { numPartitions numMaterialized }
     assetMaterializations(limit: 1000) { timestamp partition metadataEntries { label ... on TextMetadataEntry { text }
@@ -42,7 +46,8 @@ def ids_of(bench: Workbench, asset: dg.AssetKey, kind: dg.DagsterEventType) -> d
 
 
 def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
-    """Every partition has its event, which points at the events that it was made from, and those are older."""
+    """Every partition has its event, which points at the events that it was made from, and those
+    are older."""
     sources = ids_of(bench, NAMES.source_partitions, MATERIALIZATION)
     made = ids_of(bench, NAMES.embeddings, MATERIALIZATION)
     assert set(sources) == set(made) == set(keys)
@@ -58,7 +63,9 @@ def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
         assert event is not None and event.partition is not None and event.tags is not None
         batch = batches[event.metadata["superbatch"].value]
         assert event.tags["dagster/input_event_pointer/superbatches"] == str(batch)
-        assert event.tags["dagster/input_event_pointer/source_partitions"] == str(sources[event.partition])
+        assert event.tags["dagster/input_event_pointer/source_partitions"] == str(
+            sources[event.partition]
+        )
         assert record.storage_id == made[event.partition] > max(batch, sources[event.partition])
     for asset in (NAMES.source_partitions, NAMES.superbatches, NAMES.embeddings):
         assert bench.instance.has_asset_key(asset)
@@ -70,7 +77,8 @@ def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
 def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) -> None:
     keys = [f"p{number}" for number in range(12)]
     recorded.fill(keys, 10)
-    recorded.write("p2", 400)  # in several SuperBatches, and put together while others are published
+    # in several SuperBatches, and put together while others are published
+    recorded.write("p2", 400)
     recorded.settings |= {"b_min": 30, "b_max": 50}
     assert recorded.refresh().success
     assert_complete_record(recorded, keys)
@@ -79,17 +87,44 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
 
 
 def events_of_every_kind() -> list[Event]:
-    """Several of each, alike and not alike, with texts and numbers that JSON writes in a special way."""
+    """Several of each, alike and not alike, with texts and numbers that JSON writes in a special
+    way."""
     events: list[Event] = []
-    for number, key in enumerate(["plain", 'quote"back\\slash', "größe 中文 🙂", "7316400070000000", "e"]):
+    for number, key in enumerate(
+        ["plain", 'quote"back\\slash', "größe 中文 🙂", "7316400070000000", "e"]
+    ):
         partition = Partition(key, f"v{number}", lambda: iter(()), lambda: "v", rows=number or None)
         events += asset_events.source_version(NAMES, partition, changed=True)
         rate = (0.1, 1e-7, 2.0**70, float("inf"), None)[number]
-        receipt = Receipt(key, "encoded", f"/a/{key}", number, 8, 2**60, "d", 0, "s", "c", "w", "space", number, rate)
-        events.append(asset_events.embedding(NAMES, receipt, number, None, space_title="title", reused=number % 2 == 0))
-        metadata: dict[str, Any] = {"nested": {"a": [1, None]}, "none": dg.MetadataValue.text(None or ""), "n": number}
+        receipt = Receipt(
+            key,
+            "encoded",
+            f"/a/{key}",
+            number,
+            8,
+            2**60,
+            "d",
+            0,
+            "s",
+            "c",
+            "w",
+            "space",
+            number,
+            rate,
+        )
+        events.append(
+            asset_events.embedding(
+                NAMES, receipt, number, None, space_title="title", reused=number % 2 == 0
+            )
+        )
+        metadata: dict[str, Any] = {
+            "nested": {"a": [1, None]},
+            "none": dg.MetadataValue.text(None or ""),
+            "n": number,
+        }
         events.append(dg.AssetMaterialization(NAMES.superbatches, f"SuperBatch {number}", metadata))
-    return sorted(events, key=lambda event: not isinstance(event, dg.AssetObservation))  # as they are stored
+    # as they are stored
+    return sorted(events, key=lambda event: not isinstance(event, dg.AssetObservation))
 
 
 def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
@@ -100,29 +135,49 @@ def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
         if entry is None or entry.dagster_event is None:
             return entry
         tags = {**(entry.dagster_event.logging_tags or {}), "run_id": ""}
-        return entry._replace(timestamp=0.0, run_id="", dagster_event=entry.dagster_event._replace(logging_tags=tags))
+        return entry._replace(
+            timestamp=0.0, run_id="", dagster_event=entry.dagster_event._replace(logging_tags=tags)
+        )
 
     def in_order(records: Sequence[dg.EventLogRecord]) -> list[object]:
         ours = [record for record in records if record.run_id == run_id]
-        assert [record.storage_id for record in ours] == sorted((record.storage_id for record in ours), reverse=True)
+        assert [record.storage_id for record in ours] == sorted(
+            (record.storage_id for record in ours), reverse=True
+        )
         return [(of_any_run(record.event_log_entry), record.partition_key) for record in ours]
 
-    reported = [entry for entry in instance.all_logs(run_id) if entry.dagster_event and entry.dagster_event.asset_key]
+    reported = [
+        entry
+        for entry in instance.all_logs(run_id)
+        if entry.dagster_event and entry.dagster_event.asset_key
+    ]
     read: dict[str, Any] = {"events": len(reported)}
     for asset in (NAMES.source_partitions, NAMES.superbatches, NAMES.embeddings):
         [record] = instance.get_asset_records([asset])
         read |= {
-            f"{asset} log": [of_any_run(entry) for entry in reported if entry.get_dagster_event().asset_key == asset],
-            f"{asset} materializations": in_order(instance.fetch_materializations(asset, limit=100).records),
-            f"{asset} observations": in_order(instance.fetch_observations(asset, limit=100).records),
+            f"{asset} log": [
+                of_any_run(entry)
+                for entry in reported
+                if entry.get_dagster_event().asset_key == asset
+            ],
+            f"{asset} materializations": in_order(
+                instance.fetch_materializations(asset, limit=100).records
+            ),
+            f"{asset} observations": in_order(
+                instance.fetch_observations(asset, limit=100).records
+            ),
             f"{asset} latest": of_any_run(instance.get_latest_materialization_event(asset)),
             f"{asset} record": of_any_run(record.asset_entry.last_materialization),
             f"{asset} last run": record.asset_entry.last_run_id == run_id,
             f"{asset} partitions": instance.get_materialized_partitions(asset),
         }
         for kind in (MATERIALIZATION, OBSERVATION):
-            read[f"{asset} {kind} tags"] = storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
-            read[f"{asset} {kind} ids"] = sorted(storage.get_latest_storage_id_by_partition(asset, kind))
+            read[f"{asset} {kind} tags"] = storage.get_latest_tags_by_partition(
+                asset, kind, [DATA_VERSION_TAG]
+            )
+            read[f"{asset} {kind} ids"] = sorted(
+                storage.get_latest_storage_id_by_partition(asset, kind)
+            )
     return read
 
 
@@ -157,7 +212,9 @@ def test_events_read_back_the_same_in_batches_and_event_by_event(recorded: Workb
 
 def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workbench) -> None:
     """It compresses what it stores, so they look like nothing that repeats."""
-    letters = random.Random(1).choices(string.ascii_letters + string.digits, k=MOST_BYTES + _VERSION_BYTES)
+    letters = random.Random(1).choices(
+        string.ascii_letters + string.digits, k=MOST_BYTES + _VERSION_BYTES
+    )
     key, version = "".join(letters[:MOST_BYTES]), "".join(letters[MOST_BYTES:])
     partition = Partition(key, version, lambda: iter(()), lambda: version)
     assert [listed.key for listed in with_short_keys([partition], ())] == [key]
@@ -176,7 +233,11 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
 
 def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded: Workbench) -> None:
     kinds = (dg.AssetMaterialization, dg.AssetObservation)
-    events = [event for event in events_of_every_kind() if isinstance(event, kinds) and event.partition is not None]
+    events = [
+        event
+        for event in events_of_every_kind()
+        if isinstance(event, kinds) and event.partition is not None
+    ]
 
     def columns() -> list[object]:
         with recorded.instance.event_log_storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
@@ -184,16 +245,26 @@ def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded:
                 "SELECT id, run_id, event, dagster_event_type, step_key, asset_key, partition FROM event_logs "
                 "WHERE asset_key IS NOT NULL ORDER BY id"
             ).fetchall()
-            tags = connection.exec_driver_sql("SELECT event_id, asset_key, key, value FROM asset_event_tags").fetchall()
+            tags = connection.exec_driver_sql(
+                "SELECT event_id, asset_key, key, value FROM asset_event_tags"
+            ).fetchall()
         by_id = {row[0]: [tuple(tag[1:]) for tag in tags if tag[0] == row[0]] for row in rows}
-        entries = [deserialize_value(row[2], dg.EventLogEntry)._replace(timestamp=0.0) for row in rows]
-        return [(entry, *row[3:], row[1], sorted(by_id[row[0]])) for entry, row in zip(entries, rows, strict=True)]
+        entries = [
+            deserialize_value(row[2], dg.EventLogEntry)._replace(timestamp=0.0) for row in rows
+        ]
+        return [
+            (entry, *row[3:], row[1], sorted(by_id[row[0]]))
+            for entry, row in zip(entries, rows, strict=True)
+        ]
 
     for event in events:
         recorded.instance.report_runless_asset_event(event)
     one_by_one = columns()
     report_events(recorded.instance, None, events)
-    assert sorted(columns()[len(one_by_one) :], key=repr) == sorted(one_by_one, key=repr) and len(one_by_one) == 15
+    assert (
+        sorted(columns()[len(one_by_one) :], key=repr) == sorted(one_by_one, key=repr)
+        and len(one_by_one) == 15
+    )
 
 
 def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
@@ -205,7 +276,10 @@ def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
         report_events(context.instance, context, events_of_every_kind())
 
     assert run_op(bench, work).success
-    assert len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key]) == 20
+    assert (
+        len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key])
+        == 20
+    )
 
 
 def test_run_leaves_a_complete_record_where_an_operator_turned_batches_off(
@@ -218,14 +292,24 @@ def test_run_leaves_a_complete_record_where_an_operator_turned_batches_off(
 
 
 def assert_event_describes_its_file(
-    bench: Workbench, key: str, rows: Sequence[tuple[str, str]], event: dg.AssetMaterialization, *, adopted: bool
+    bench: Workbench,
+    key: str,
+    rows: Sequence[tuple[str, str]],
+    event: dg.AssetMaterialization,
+    *,
+    adopted: bool,
 ) -> None:
-    """Every value of a partition's event is that of its file, and its lineage that of the run which made it."""
+    """Every value of a partition's event is that of its file, and its lineage that of the run which
+    made it."""
     file = bench.file(key)
     facts = assert_embedded(bench.output, file.parent.name, key, rows)
     reported = values_of(event)
-    of_run = {name: reported.pop(name) for name in ("superbatch", "texts_per_second") if name in reported}
-    assert len(of_run) == (0 if adopted else 2), "an adopted file does not record how it was encoded"
+    of_run = {
+        name: reported.pop(name) for name in ("superbatch", "texts_per_second") if name in reported
+    }
+    assert len(of_run) == (0 if adopted else 2), (
+        "an adopted file does not record how it was encoded"
+    )
     assert reported == {
         "key": key,
         "dagster/partition_row_count": len(rows),
@@ -260,14 +344,24 @@ def assert_event_describes_its_file(
     }
 
 
-def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(recorded: Workbench) -> None:
+def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(
+    recorded: Workbench,
+) -> None:
     """Takes some 5 s for a process that is killed."""
     keys = [f"p{number}" for number in range(9)]
     for number, key in enumerate(keys):
         recorded.write(key, number + 1)
     environment = os.environ | {"DAGSTER_HOME": recorded.instance.root_directory}
-    command = [sys.executable, "-m", "tests.dagster.killed_before_events", recorded.catalog, recorded.output]
-    killed = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.dagster.killed_before_events",
+        recorded.catalog,
+        recorded.output,
+    ]
+    killed = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     known = ids_of(recorded, NAMES.embeddings, MATERIALIZATION)
     assert len(known) == 1 and len(list(recorded.output.glob("*/p*.parquet"))) == len(keys)
@@ -278,7 +372,9 @@ def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(reco
     for number, key in enumerate(keys):
         event = events[key]
         assert event is not None
-        assert_event_describes_its_file(recorded, key, numbered_rows(key, number + 1), event, adopted=key not in known)
+        assert_event_describes_its_file(
+            recorded, key, numbered_rows(key, number + 1), event, adopted=key not in known
+        )
     assert recorded.refresh().materialized() == {}
 
 
@@ -301,9 +397,9 @@ def test_an_event_log_that_refuses_events_ends_the_run_and_the_next_one_adopts(
 
     assert not ran.success
     assert again.success
-    assert {key: event.metadata["action"].value for key, event in again.materialized().items()} == dict.fromkeys(
-        "abc", "adopted"
-    )
+    assert {
+        key: event.metadata["action"].value for key, event in again.materialized().items()
+    } == dict.fromkeys("abc", "adopted")
     assert "the disk of the event log is full" in ran.failure()
     assert "next run adopts" in ran.failure()
 
@@ -311,7 +407,8 @@ def test_an_event_log_that_refuses_events_ends_the_run_and_the_next_one_adopts(
 def test_adopted_partition_points_at_the_event_of_the_version_that_it_was_made_from(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster shows a partition as up to date when no change of its source was observed after that event."""
+    """Dagster shows a partition as up to date when no change of its source was observed after that
+    event."""
     bench.write("a")
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
@@ -320,7 +417,9 @@ def test_adopted_partition_points_at_the_event_of_the_version_that_it_was_made_f
 
     def after_a_tick(*arguments: Any) -> None:
         partition = Partition("a", "v2", lambda: iter(()), lambda: "v2")
-        report_events(bench.instance, None, list(asset_events.source_version(NAMES, partition, changed=True)))
+        report_events(
+            bench.instance, None, list(asset_events.source_version(NAMES, partition, changed=True))
+        )
         report_known(*arguments)
 
     monkeypatch.setattr(Refresh, "_report_known", after_a_tick)
@@ -330,7 +429,9 @@ def test_adopted_partition_points_at_the_event_of_the_version_that_it_was_made_f
     assert stale_status(bench, "a") == StaleStatus.STALE
 
 
-def test_source_partitions_show_their_version_their_rows_and_whether_they_were_removed(bench: Workbench) -> None:
+def test_source_partitions_show_their_version_their_rows_and_whether_they_were_removed(
+    bench: Workbench,
+) -> None:
     bench.fill("abc", 4)
     bench.launch(bench.tick())
     bench.write("a", 7, version="v2")
@@ -341,11 +442,24 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     assert node["partitionStats"] == {"numPartitions": 3, "numMaterialized": 3}
     newest_last = reversed(node["assetMaterializations"])
     entries = {event["partition"]: event["metadataEntries"] for event in newest_last}
-    found = {key: {each.pop("label"): next(iter(each.values())) for each in of_key} for key, of_key in entries.items()}
+    found = {
+        key: {each.pop("label"): next(iter(each.values())) for each in of_key}
+        for key, of_key in entries.items()
+    }
     of_all = {"removed": False, "dagster/partition_row_count": 4, "source_version": "v1"}
-    assert found["a"] == {**of_all, "key": "a", "source_version": "v2", "dagster/partition_row_count": 7}
+    assert found["a"] == {
+        **of_all,
+        "key": "a",
+        "source_version": "v2",
+        "dagster/partition_row_count": 7,
+    }
     removal = "The source does not list this partition."
-    assert found["b"] == {"key": "b", "source_version": "removed", "removed": True, "removal": removal}
+    assert found["b"] == {
+        "key": "b",
+        "source_version": "removed",
+        "removed": True,
+        "removal": removal,
+    }
     assert found["c"] == {**of_all, "key": "c"}
     assert [stale_status(bench, key).name for key in "abc"] == ["STALE", "STALE", "FRESH"]
 

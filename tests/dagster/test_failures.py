@@ -35,7 +35,8 @@ def damage(path: Path) -> None:
 def damage_when_published(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, keys: str, times: int | None = None
 ) -> None:
-    """Damage the files of these partitions before the run that published them checks their footers, so many times."""
+    """Damage the files of these partitions before the run that published them checks their footers,
+    so many times."""
     left = [times]
 
     def damage_first(key: str) -> None:
@@ -47,7 +48,9 @@ def damage_when_published(
 
 
 @pytest.mark.parametrize("launched", ["catalog_refresh", "a range"])
-def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench, launched: str) -> None:
+def test_a_bad_partition_fails_the_run_once_and_stops_no_other(
+    bench: Workbench, launched: str
+) -> None:
     bench.fill(("a", "b", "z"))
     bench.write("bad", NULL_TEXT)
     bench.instance.add_dynamic_partitions("catalog", ["a", "b", "bad", "z"])
@@ -91,7 +94,11 @@ def test_last_materialization_attempt_is_the_run_that_fixed_the_partition(
     bench.write("b", NULL_TEXT)
     bench.write("c")
     failed = bench.embed("a", "c")
-    assert not failed.success and (tried("a"), tried("b"), tried("c")) == (failed.run_id, failed.run_id, None)
+    assert not failed.success and (tried("a"), tried("b"), tried("c")) == (
+        failed.run_id,
+        failed.run_id,
+        None,
+    )
     bench.write("a", 2, version="v2")
     bench.write("b", NULL_TEXT, version="v2")
     partly = bench.refresh()
@@ -100,7 +107,11 @@ def test_last_materialization_attempt_is_the_run_that_fixed_the_partition(
     bench.write("a", 3, version="v3")
     bench.write("b", 2, version="v3")
     fixed = bench.embed("a", "c")
-    assert fixed.success and (tried("a"), tried("b"), tried("c")) == (fixed.run_id, fixed.run_id, None)
+    assert fixed.success and (tried("a"), tried("b"), tried("c")) == (
+        fixed.run_id,
+        fixed.run_id,
+        None,
+    )
     assert shown(bench) == ({"a", "b", "c"}, set())
 
 
@@ -127,7 +138,9 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
     assert shown(bench) == ({"a", "b"}, set()), "it does not stay red"
 
 
-def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(bench: Workbench) -> None:
+def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(
+    bench: Workbench,
+) -> None:
     bench.fill("ab")
     bench.refresh()
     bench.file("b").unlink()
@@ -140,16 +153,22 @@ def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(bench
 
 
 def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
-    """`%FF` is no text, and another one is a key of the catalog, whose partition has another name in Dagster."""
+    """`%FF` is no text, and another one is a key of the catalog, whose partition has another name
+    in Dagster."""
     bench.fill(("a", "%FE", "b"))
     unknown = ["%FF", "", "50%"]
     bench.instance.add_dynamic_partitions("catalog", ["a", *unknown, "%25FE", "%FE", "b"])
     ran = bench.embed("a", "b")
     assert not ran.success and set(ran.materialized()) == {"a", "%25FE", "b"}
-    assert "3 partitions failed" in ran.failure() and "partition '%FF' was added to Dagster" in ran.failure()
+    assert (
+        "3 partitions failed" in ran.failure()
+        and "partition '%FF' was added to Dagster" in ran.failure()
+    )
     rows = str(ran.checks()[NAMES.run_check.name].metadata["failed"].value).splitlines()[2:]
     assert len(rows) == 3 and all(row.endswith("| `Delete it in Dagster.` |") for row in rows)
-    assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"}), "Dagster shows none without a name"
+    assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"}), (
+        "Dagster shows none without a name"
+    )
     for key in unknown:
         bench.instance.delete_dynamic_partition("catalog", key)
     assert bench.embed("a", "b").success and requested(bench.tick()) == []
@@ -165,7 +184,10 @@ def test_failed_encoder_is_retried_and_published_files_are_kept(bench: Workbench
         patch.setenv("GATED_DEVICE", str(gate))
         ran = bench.refresh()
     assert not ran.success
-    assert set(ran.materialized()) == {"a"} and sum(batch["texts"] for batch in ran.superbatches()) == 20
+    assert (
+        set(ran.materialized()) == {"a"}
+        and sum(batch["texts"] for batch in ran.superbatches()) == 20
+    )
     gate.touch()
     again = bench.retry(ran)
     assert again.success and set(again.materialized()) == {"b"}
@@ -207,7 +229,9 @@ def test_run_whose_database_restarts_is_retried_and_published_files_are_kept(
     assert not ran.success
     assert again.success
     assert set(ran.materialized()) | set(again.materialized()) == set("ab")
-    assert ran.metrics()["texts_encoded"] + again.metrics()["texts_encoded"] == 6, "each text once in both runs"
+    assert ran.metrics()["texts_encoded"] + again.metrics()["texts_encoded"] == 6, (
+        "each text once in both runs"
+    )
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -241,13 +265,25 @@ def test_only_a_source_that_changed_while_it_was_read_is_retried(
     [
         ("a job", EncoderError("the pool failed"), "the pool failed` | `Run again."),
         ("the asset", EncoderError("the pool failed"), "the pool failed` | `Run again."),
-        ("the asset", RuntimeError("odd"), "RuntimeError: odd` | `Look at the run's error, then run again."),
-        ("a job", ConfigError("no such model"), "no such model` | `Fix what the reason names, then run again."),
+        (
+            "the asset",
+            RuntimeError("odd"),
+            "RuntimeError: odd` | `Look at the run's error, then run again.",
+        ),
+        (
+            "a job",
+            ConfigError("no such model"),
+            "no such model` | `Fix what the reason names, then run again.",
+        ),
         ("the asset", KeyboardInterrupt(), None),
     ],
 )
 def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_none(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, launched: str, error: BaseException, reported: str | None
+    bench: Workbench,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: str,
+    error: BaseException,
+    reported: str | None,
 ) -> None:
     def fail(_: EncoderPool) -> None:
         raise error
@@ -264,9 +300,15 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     assert str(error) in ran.failure()
     assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "and none that passed"
     metrics = ran.metrics()
-    assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_failed"]) == (0, 0, 0)
+    assert (
+        metrics["texts_encoded"],
+        metrics["partitions_written"],
+        metrics["partitions_failed"],
+    ) == (0, 0, 0)
     assert f"| `(the whole run)` | `{reported}` |" in str(metrics["failed"])
-    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
+    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        [NAMES.run_check]
+    )
     assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED
 
 
@@ -283,7 +325,8 @@ def test_failing_event_log_does_not_hide_the_error_that_ended_the_run(
         store(*given)
 
     def results(*given: Any) -> Iterator[dg.AssetCheckResult]:
-        refusals[0] = 3  # the check's event, the line about it, and what Dagster says of a line that it cannot keep
+        # the check's event, the line about it, and what Dagster says of a line that it cannot keep
+        refusals[0] = 3
         yield from made(*given)
 
     monkeypatch.setattr(storage, "store_event", store_event)

@@ -1,4 +1,5 @@
-"""`dimensions_match` and `row_counts_match`, which each run evaluates from the footers that it reads anyway."""
+"""`dimensions_match` and `row_counts_match`, which each run evaluates from the footers that it
+reads anyway."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ from surge_dagster.orchestration.worklist import Worklist, make_worklist
 from tests.cluster.local_cluster import LocalCluster
 from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.engine.outputs import Output
-from tests.small_catalogs import assert_embedded, narrow, numbered_rows, partition_of, rewrite, tamper
+from tests.small_catalogs import (
+    assert_embedded,
+    narrow,
+    numbered_rows,
+    partition_of,
+    rewrite,
+    tamper,
+)
 
 CHECKS = ("dimensions_match", "row_counts_match")
 Change = Callable[[pa.Table], pa.Table]
@@ -65,7 +73,9 @@ def partition(rows: int | None = None) -> Partition:
     return replace(partition_of("k", []), rows=rows)
 
 
-def judged(output: Output, rows_of_source: int | None, rows_encoded: int | None = None) -> FooterChecks:
+def judged(
+    output: Output, rows_of_source: int | None, rows_encoded: int | None = None
+) -> FooterChecks:
     """What the footer of partition k says, if the source knows this number of rows."""
     checks = FooterChecks()
     listed = partition(rows_of_source)
@@ -230,7 +240,9 @@ def test_file_that_another_run_publishes_meanwhile_is_judged_too(
     assert "its file has 30 rows; its source has 40." in violations(ran, "row_counts_match")
 
 
-def test_run_that_does_not_select_a_tampered_file_reports_it_all_the_same(embedded: Workbench) -> None:
+def test_run_that_does_not_select_a_tampered_file_reports_it_all_the_same(
+    embedded: Workbench,
+) -> None:
     tamper(embedded.file("b"), fewer_rows)
 
     ran = embedded.refresh(select="stale")
@@ -245,7 +257,9 @@ def test_run_judges_what_it_published_and_what_it_found_fresh(embedded: Workbenc
 
     ran = embedded.refresh()
 
-    assert {ran.checks()[name].description for name in CHECKS} == {"4 partitions judged, 0 violations"}
+    assert {ran.checks()[name].description for name in CHECKS} == {
+        "4 partitions judged, 0 violations"
+    }
 
 
 def test_fresh_run_lists_once_and_reads_each_footer_once_and_no_rows(
@@ -307,7 +321,9 @@ def test_severity_of_both_checks_follows_the_settings(embedded: Workbench) -> No
 
 
 @pytest.mark.parametrize("launched", ["job", "asset"])
-def test_pass_does_not_hide_a_failure_of_partitions_it_did_not_judge(bench: Workbench, launched: str) -> None:
+def test_pass_does_not_hide_a_failure_of_partitions_it_did_not_judge(
+    bench: Workbench, launched: str
+) -> None:
     bench.fill("ab", 40)
     assert bench.refresh().success
     tamper(bench.file("b"), lambda table: table.slice(0, 30))

@@ -1,4 +1,5 @@
-"""The setting `gcp` and the resources of dagster-gcp, with a real google-auth and fakes of Google's services."""
+"""The setting `gcp` and the resources of dagster-gcp, with a real google-auth and fakes of Google's
+services."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ ROWS: dict[str, Rows] = {"category=a": [("1", "boots")], "category=b": [("2", "s
 
 
 @pytest.fixture
-def bucket(object_server: ObjectServer, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
+def bucket(
+    object_server: ObjectServer, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> ObjectServer:
     """A bucket with a catalog, at the endpoint that the environment names."""
     monkeypatch.setenv("SURGE_STORAGE_OPTIONS", json.dumps({"endpoint": object_server.url}))
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     for key, rows in ROWS.items():
-        object_server.put(f"catalog/{key}/0.parquet", write_rows(bench.root / "x.parquet", rows).read_bytes())
+        object_server.put(
+            f"catalog/{key}/0.parquet", write_rows(bench.root / "x.parquet", rows).read_bytes()
+        )
     return object_server
 
 
@@ -52,7 +57,9 @@ def refresh(bench: Workbench, definitions: dg.Definitions) -> Ran:
 
 
 def catalog_in_the_bucket(**gcp: Any) -> dg.Definitions:
-    return embedding_catalog(source=f"gs://{BUCKET}/catalog", output=f"gs://{BUCKET}/vectors", gcp=gcp)
+    return embedding_catalog(
+        source=f"gs://{BUCKET}/catalog", output=f"gs://{BUCKET}/vectors", gcp=gcp
+    )
 
 
 def test_buckets_of_source_and_output_are_reached_with_the_key(
@@ -63,7 +70,11 @@ def test_buckets_of_source_and_output_are_reached_with_the_key(
     ran = refresh(bench, definitions)
 
     assert ran.success, ran.failure()
-    written = {name.rpartition("/")[2] for name in bucket.objects() if name.endswith("parquet") and "vectors/" in name}
+    written = {
+        name.rpartition("/")[2]
+        for name in bucket.objects()
+        if name.endswith("parquet") and "vectors/" in name
+    }
     assert len(written) == len(ROWS)
     assert google_account.tokens_given > 0
 
@@ -86,13 +97,19 @@ def test_bigquery_is_read_with_the_key_and_the_project_of_the_settings(
     gcp = {"project": "billed", "gcp_credentials": google_account.gcp_credentials}
     with fake.serve_by_default():
         definitions = embedding_catalog(
-            source=SOURCE, partition_by="category", output=str(bench.output), model="hash://16", gcp=gcp
+            source=SOURCE,
+            partition_by="category",
+            output=str(bench.output),
+            model="hash://16",
+            gcp=gcp,
         )
         ran = refresh(bench, definitions)
 
     assert ran.success, ran.failure()
     assert set(fake.tokens) == {f"Bearer {TOKEN}"}
-    assert {credentials.service_account_email for credentials in fake.storage_credentials} == {EMAIL}
+    assert {credentials.service_account_email for credentials in fake.storage_credentials} == {
+        EMAIL
+    }
     assert set(fake.projects) == {"billed"}
     for key, rows in CATALOG.items():
         assert_embedded(bench.output, bench.space, key, rows)
@@ -123,10 +140,14 @@ def test_fields_of_a_bigquery_resource_are_used(
 
     monkeypatch.setenv("GCP_KEY", google_account.gcp_credentials)
     fake = FakeBigQuery(table_of(CATALOG))
-    made = embedding_catalog(source=SOURCE, partition_by="category", output=str(bench.output), model="hash://16")
+    made = embedding_catalog(
+        source=SOURCE, partition_by="category", output=str(bench.output), model="hash://16"
+    )
     resource = BigQueryResource(project="p", location="EU", gcp_credentials=dg.EnvVar("GCP_KEY"))
     catalog = CatalogSource(url=SOURCE, partition_by=["category"], bigquery=resource)  # pyright: ignore[reportCallIssue]
-    definitions = dg.Definitions(jobs=made.jobs, resources={**(made.resources or {}), "catalog": catalog})
+    definitions = dg.Definitions(
+        jobs=made.jobs, resources={**(made.resources or {}), "catalog": catalog}
+    )
     with fake.serve_by_default():
         ran = refresh(bench, definitions)
 
@@ -143,7 +164,9 @@ def test_gcs_resource_without_the_setting_uses_the_environment(
     (tmp_path / "key.json").write_text(google_account.key)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     storage = StorageOptions(endpoint=google_account.url)
-    store = OutputStore(url="gs://vectors/out", storage=storage, gcs=GCSResource(project="test")).open()
+    store = OutputStore(
+        url="gs://vectors/out", storage=storage, gcs=GCSResource(project="test")
+    ).open()
 
     with pytest.raises(FileNotFoundError):
         store.open("space/b.parquet")
@@ -189,8 +212,12 @@ def test_resources_of_a_named_catalog_have_its_name() -> None:
     assert "gcs" not in resources
 
 
-def test_key_is_not_shown_by_dagster(bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount) -> None:
-    definitions = catalog_in_the_bucket(project="my-project", gcp_credentials=google_account.gcp_credentials)
+def test_key_is_not_shown_by_dagster(
+    bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
+) -> None:
+    definitions = catalog_in_the_bucket(
+        project="my-project", gcp_credentials=google_account.gcp_credentials
+    )
     ran = refresh(bench, definitions)
 
     snapshot = dg.serialize_value(RepositorySnap.from_def(definitions.get_repository_def()))
@@ -226,13 +253,20 @@ def test_event_log_of_a_failed_run_does_not_quote_the_key(
 
 @pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize("source", [f"gs://{BUCKET}/catalog", SOURCE])
-def test_error_of_a_revoked_key_does_not_quote_it(google_account: GoogleAccount, source: str) -> None:
+def test_error_of_a_revoked_key_does_not_quote_it(
+    google_account: GoogleAccount, source: str
+) -> None:
     google_account.is_revoked = True
     gcp: Any = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
     storage: Any = {"endpoint": google_account.url}
-    settings = load_settings(source=source, partition_by="category", gcp=gcp, storage_options=storage)
+    settings = load_settings(
+        source=source, partition_by="category", gcp=gcp, storage_options=storage
+    )
 
-    with FakeBigQuery(table_of(CATALOG)).serve_by_default(), pytest.raises((ConfigError, TransientError)) as refused:
+    with (
+        FakeBigQuery(table_of(CATALOG)).serve_by_default(),
+        pytest.raises((ConfigError, TransientError)) as refused,
+    ):
         list(settings.open_source())
 
     assert not google_account.is_quoted(str(refused.getrepr(style="native")))
@@ -241,7 +275,9 @@ def test_error_of_a_revoked_key_does_not_quote_it(google_account: GoogleAccount,
 def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) -> None:
     gcp = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
     made = embedding_catalog(source=SOURCE, partition_by="category", output="gs://b/out", gcp=gcp)
-    resources = CatalogResources(*((made.resources or {})[name] for name in ("catalog", "encoder", "output")))
+    resources = CatalogResources(
+        *((made.resources or {})[name] for name in ("catalog", "encoder", "output"))
+    )
     runs = ResourceRuns.of(resources, force=False, refused=[])
 
     travelled = pickle.loads(pickle.dumps(runs))
@@ -261,22 +297,32 @@ def blocks(language: str) -> list[str]:
 
 def test_settings_of_the_page_about_storage_are_accepted() -> None:
     [text] = [block for block in blocks("yaml") if "gcp:" in block]
-    assert load_settings(**yaml.safe_load(text)).cloud_options().gcp == GcpOptions("my-project", "EU")
+    assert load_settings(**yaml.safe_load(text)).cloud_options().gcp == GcpOptions(
+        "my-project", "EU"
+    )
 
 
 def test_program_of_the_page_about_storage_runs(
-    bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench,
+    bucket: ObjectServer,
+    google_account: GoogleAccount,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [program] = blocks("python")
     monkeypatch.setenv("GCP_KEY", google_account.gcp_credentials)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_account.url)
-    google_account.blobs = [{"name": "vectors/a.parquet", "size": "7"}, {"name": "vectors/b.parquet", "size": "8"}]
+    google_account.blobs = [
+        {"name": "vectors/a.parquet", "size": "7"},
+        {"name": "vectors/b.parquet", "size": "8"},
+    ]
     names: dict[str, Any] = {}
 
     exec(program.replace("my-bucket", BUCKET), names)
     ran = refresh(bench, names["defs"])
     job = names["defs"].resolve_implicit_global_asset_job_def()
-    reported = job.execute_in_process(instance=bench.instance, asset_selection=[names["bytes_of_vectors"].key])
+    reported = job.execute_in_process(
+        instance=bench.instance, asset_selection=[names["bytes_of_vectors"].key]
+    )
 
     assert ran.success, ran.failure()
     assert len(ran.materialized()) == len(ROWS)

@@ -1,4 +1,5 @@
-"""Heartbeats: a run of a dead machine is declared failed, whatever its launcher says of it, and a living one is not."""
+"""Heartbeats: a run of a dead machine is declared failed, whatever its launcher says of it, and a
+living one is not."""
 
 from __future__ import annotations
 
@@ -13,15 +14,24 @@ import dagster as dg
 import pytest
 
 from surge_dagster.engine.support.waiting import rest
-from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG, HeartbeatTimes, declare_silent_runs, executing
+from surge_dagster.orchestration.heartbeats import (
+    HEARTBEAT_TAG,
+    HeartbeatTimes,
+    declare_silent_runs,
+    executing,
+)
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import LOST_RUNS
 from tests.dagster.conftest import NAMES, Workbench, execute, requested, tick_for_a_minute
 
-STARTED, CANCELING, QUEUED = (dg.DagsterRunStatus[name] for name in ("STARTED", "CANCELING", "QUEUED"))
+STARTED, CANCELING, QUEUED = (
+    dg.DagsterRunStatus[name] for name in ("STARTED", "CANCELING", "QUEUED")
+)
 
 
-def beating(instance: dg.DagsterInstance, run: dg.DagsterRun, value: object, of: str = "") -> dg.DagsterRun:
+def beating(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, value: object, of: str = ""
+) -> dg.DagsterRun:
     instance.add_run_tags(run.run_id, {HEARTBEAT_TAG: f"{of or run.run_id} gpu-7 {value}"})
     [found] = instance.get_runs(dg.RunsFilter([run.run_id]))
     return found
@@ -69,7 +79,9 @@ def test_run_renews_its_heartbeat_while_it_works_though_the_database_is_away_mea
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "with another step"])
-def test_run_whose_machine_dies_after_its_work_is_declared_failed_unless_other_steps_may_go_on(others: bool) -> None:
+def test_run_whose_machine_dies_after_its_work_is_declared_failed_unless_other_steps_may_go_on(
+    others: bool,
+) -> None:
     @dg.op
     def work(context) -> None:
         with executing(context):
@@ -111,7 +123,9 @@ def test_run_whose_heartbeat_stands_still_for_a_minute_is_declared_failed(
     assert statuses(bench.instance, runs) == ["FAILURE", "CANCELED", *before[2:]]
     [failed] = bench.instance.all_logs(dead.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failed.dagster_event
-    assert "on the host gpu-7, has shown no sign of life for 60 seconds" in (failed.dagster_event.message or "")
+    assert "on the host gpu-7, has shown no sign of life for 60 seconds" in (
+        failed.dagster_event.message or ""
+    )
 
 
 def test_run_that_is_declared_lost_holds_its_partitions_no_longer(bench: Workbench) -> None:
@@ -161,7 +175,8 @@ TIMES = HeartbeatTimes(lost_seconds=60, longest_gap_seconds=30)
 def test_time_between_two_ticks_counts_as_half_a_minute_at_most(
     instance: dg.DagsterInstance, ticks: list[int], expected: str
 ) -> None:
-    """The machine may have slept or the database have been away: then no run could renew its heartbeat either."""
+    """The machine may have slept or the database have been away: then no run could renew its
+    heartbeat either."""
     run = begun(instance)
     cursor = None
     for now in ticks:
@@ -169,7 +184,9 @@ def test_time_between_two_ticks_counts_as_half_a_minute_at_most(
     assert statuses(instance, [run]) == [expected]
 
 
-def test_run_that_beats_is_not_lost_however_late_the_sensor_is(instance: dg.DagsterInstance) -> None:
+def test_run_that_beats_is_not_lost_however_late_the_sensor_is(
+    instance: dg.DagsterInstance,
+) -> None:
     run = begun(instance)
     cursor = None
     for tick in range(6):
@@ -178,7 +195,9 @@ def test_run_that_beats_is_not_lost_however_late_the_sensor_is(instance: dg.Dags
     assert statuses(instance, [run]) == ["STARTED"]
 
 
-def test_heartbeat_that_is_renewed_while_runs_are_listed_counts(instance: dg.DagsterInstance) -> None:
+def test_heartbeat_that_is_renewed_while_runs_are_listed_counts(
+    instance: dg.DagsterInstance,
+) -> None:
     listed = begun(instance)
     cursor = declare_silent_runs(instance, [listed], None, 0, TIMES)
     cursor = declare_silent_runs(instance, [listed], cursor, 30, TIMES)
@@ -206,7 +225,9 @@ def test_run_that_ends_while_runs_are_listed_is_not_declared_lost(
     assert statuses(instance, [listed]) == [end]
 
 
-@pytest.mark.parametrize(("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")])
+@pytest.mark.parametrize(
+    ("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")]
+)
 def test_run_of_a_check_or_switch_has_a_heartbeat(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, job: str, module: str
 ) -> None:

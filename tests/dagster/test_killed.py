@@ -22,7 +22,9 @@ def living(bench: Workbench) -> list[psutil.Process]:
     return processes_with(MARK, str(bench.root))
 
 
-def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Workbench, tmp_path: Path) -> None:
+def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(
+    bench: Workbench, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     bench.write("a", [("x", f"wait for {gate}")])
     program = (
@@ -44,7 +46,10 @@ def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Wor
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=ROOT)
     workers = "surge_dagster.engine.encoder.worker.main"
     eventually("a worker", lambda: any(workers in p.cmdline() for p in living(bench)))
-    eventually("the space, which a run makes when it begins", lambda: list(bench.output.glob("*/space.json")))
+    eventually(
+        "the space, which a run makes when it begins",
+        lambda: list(bench.output.glob("*/space.json")),
+    )
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     eventually("the end of the encoder's processes", lambda: not living(bench), seconds=20)

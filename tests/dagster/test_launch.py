@@ -33,13 +33,19 @@ def test_two_hundred_scattered_keys_are_embedded_by_one_run(bench: Workbench) ->
     assert tags["dagster/input_event_pointer/source_partitions"].isdigit()
 
 
-def test_keys_that_are_not_in_the_catalog_are_refused_by_name_before_anything_is_encoded(bench: Workbench) -> None:
+def test_keys_that_are_not_in_the_catalog_are_refused_by_name_before_anything_is_encoded(
+    bench: Workbench,
+) -> None:
     bench.fill("abc")
     bench.instance.add_dynamic_partitions("catalog", ["left the catalog"])
     ran = bench.embed_keys(keys=["a", "A", "left the catalog", "c"])
     assert not ran.success
     assert "does not have 2 keys" in ran.failure()
-    assert "'A'" in ran.failure() and "'left the catalog'" in ran.failure() and "'c'" not in ran.failure()
+    assert (
+        "'A'" in ran.failure()
+        and "'left the catalog'" in ran.failure()
+        and "'c'" not in ran.failure()
+    )
     assert not list(bench.output.glob("*")) and not ran.materialized()
 
 
@@ -57,12 +63,16 @@ def test_job_with_a_mistyped_key_leaves_the_checks_as_they_are(bench: Workbench)
 
     bench.embed_keys(keys=["A"])
 
-    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
+    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        [NAMES.run_check]
+    )
     assert latest[NAMES.run_check].status is AssetCheckExecutionRecordStatus.SUCCEEDED
 
 
 @pytest.mark.parametrize("missing", ["catalog", "output"])
-def test_missing_source_or_output_fails_the_check_also_where_keys_are_typed(bench: Workbench, missing: str) -> None:
+def test_missing_source_or_output_fails_the_check_also_where_keys_are_typed(
+    bench: Workbench, missing: str
+) -> None:
     bench.write("a")
     assert bench.refresh().success
     (bench.root / missing).rename(bench.root / "elsewhere")
@@ -84,7 +94,11 @@ def test_typed_key_in_the_spelling_of_the_catalog_is_refused(bench: Workbench) -
 def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workbench) -> None:
     bench.write("a")
     ran = bench.embed_keys(keys=[], select=None)  # a state that is left empty is not given
-    assert not ran.success and "keys holds no partition key" in ran.failure() and "leave keys out" in ran.failure()
+    assert (
+        not ran.success
+        and "keys holds no partition key" in ran.failure()
+        and "leave keys out" in ran.failure()
+    )
     given: dict[str, Any] = {"select": None}
     assert LaunchConfig(**given).select is Select.all
 
@@ -98,11 +112,20 @@ def test_state_selects_among_the_partitions_of_a_launch(bench: Workbench) -> Non
     bench.write("c", 6)
     bench.write("bad", 7, version="v2")
     fixed = bench.embed_keys(select="failed")
-    assert fixed.success and (set(fixed.materialized()), fixed.metrics()["texts_encoded"]) == ({"bad"}, 7)
+    assert fixed.success and (set(fixed.materialized()), fixed.metrics()["texts_encoded"]) == (
+        {"bad"},
+        7,
+    )
     stale = bench.embed_keys(keys=["bad", "b", "c"], select="stale")
-    assert stale.success and (set(stale.materialized()), stale.metrics()["texts_encoded"]) == ({"b"}, 2)
+    assert stale.success and (set(stale.materialized()), stale.metrics()["texts_encoded"]) == (
+        {"b"},
+        2,
+    )
     missing = bench.refresh(select="missing")
-    assert missing.success and (set(missing.materialized()), missing.metrics()["texts_encoded"]) == ({"c"}, 6)
+    assert missing.success and (
+        set(missing.materialized()),
+        missing.metrics()["texts_encoded"],
+    ) == ({"c"}, 6)
     forced = bench.embed_keys(keys=["b", "c"], select="all", force=True)
     assert set(forced.materialized()) == {"b", "c"} and forced.metrics()["texts_encoded"] == 11
     assert bench.embed_keys(select="failed").metrics()["texts_encoded"] == 0
@@ -118,7 +141,10 @@ def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbenc
     bench.write("b", 5, version="v3")
     parent = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id}
     resumed = bench.embed_keys({**parent, RESUME_RETRY_TAG: "true"}, force=True)
-    assert resumed.success and (set(resumed.materialized()), resumed.metrics()["texts_encoded"]) == ({"b"}, 5)
+    assert resumed.success and (
+        set(resumed.materialized()),
+        resumed.metrics()["texts_encoded"],
+    ) == ({"b"}, 5)
     whole = bench.embed_keys(parent, force=True)
     assert whole.metrics()["texts_encoded"] == 8, "executed again as a whole, it begins anew"
 

@@ -1,8 +1,8 @@
 """Tests of what the UI shows during runs, on a real `dagster dev`.
 
-One server serves all tests of this file, because starting it takes 10 s; the tests run in the file's order, each on
-the state after the earlier ones. Most of the time is Dagster's: a run takes a few seconds to start, and the daemons
-poll.
+One server serves all tests of this file, because starting it takes 10 s; the tests run in the
+file's order, each on the state after the earlier ones. Most of the time is Dagster's: a run takes a
+few seconds to start, and the daemons poll.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
-    """A server with a catalog of twelve partitions; the seventh blocks its run until the gate is open."""
+    """A server with a catalog of twelve partitions; the seventh blocks its run until the gate is
+    open."""
     for number in range(12):
         write(folder, f"p{number:02}")
-    write_partition(folder / "catalog", "p06", [("x", f"wait for {folder / 'gate'}"), *numbered_rows("p06", ROWS - 1)])
+    write_partition(
+        folder / "catalog",
+        "p06",
+        [("x", f"wait for {folder / 'gate'}"), *numbered_rows("p06", ROWS - 1)],
+    )
     with dev_server(folder, 1, True, b_min=str(ROWS), b_max=str(ROWS)) as started:
         yield started
 
@@ -47,14 +52,18 @@ def alive(process: psutil.Process) -> bool:
 
 
 def run_held_up(server: DevServer, folder: Path, letter: str, *before: str) -> tuple[str, Path]:
-    """A run whose last partition waits for a gate, after Dagster has all others: its first and those `before` it."""
+    """A run whose last partition waits for a gate, after Dagster has all others: its first and
+    those `before` it."""
     (folder / "gate").touch()
     gate = folder / f"gate of {letter}"
     write(folder, f"{letter}00")
     write_partition(folder / "catalog", f"{letter}01", [("x", f"wait for {gate}")])
     run_id = server.launch("catalog_refresh")
     published = {f"{letter}00", *before}
-    eventually("the partitions before the gate", lambda: published <= set(server.partitions()["materialized"]))
+    eventually(
+        "the partitions before the gate",
+        lambda: published <= set(server.partitions()["materialized"]),
+    )
     return run_id, gate
 
 
@@ -63,9 +72,16 @@ def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None
 
 
 @pytest.mark.timeout(120)
-def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(server: DevServer, folder: Path) -> None:
-    graph = server.ask("{ assetNodes { assetKey { path } dependencyKeys { path } isExecutable } }")["assetNodes"]
-    lineage = {node["assetKey"]["path"][0]: {key["path"][0] for key in node["dependencyKeys"]} for node in graph}
+def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(
+    server: DevServer, folder: Path
+) -> None:
+    graph = server.ask("{ assetNodes { assetKey { path } dependencyKeys { path } isExecutable } }")[
+        "assetNodes"
+    ]
+    lineage = {
+        node["assetKey"]["path"][0]: {key["path"][0] for key in node["dependencyKeys"]}
+        for node in graph
+    }
     assert lineage == {
         "source_partitions": set(),
         "superbatches": {"source_partitions"},
@@ -82,7 +98,9 @@ def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(server: DevServe
     server.sensor(on=True)
     [run] = eventually("the sensor's run", server.runs)
     assert run["jobName"] == "embed_partitions"
-    seen = eventually("partitions of a run that goes on", lambda: server.partitions()["materialized"])
+    seen = eventually(
+        "partitions of a run that goes on", lambda: server.partitions()["materialized"]
+    )
     assert server.run(run["runId"])["status"] == "STARTED"
     assert set(seen) <= {f"p{number:02}" for number in range(6)}, "the seventh is still held up"
     (folder / "gate").touch()
@@ -93,13 +111,16 @@ def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(server: DevServe
     events = server.events(run["runId"])
     first = next(place for place, event in enumerate(events) if event["asset"] == "embeddings")
     encoded = sum(event["texts"] for event in events[:first] if event["asset"] == "superbatches")
-    assert encoded <= 12 * ROWS / 10, "the first partition is there before a tenth of the texts is encoded"
+    assert encoded <= 12 * ROWS / 10, (
+        "the first partition is there before a tenth of the texts is encoded"
+    )
     assert server.checked() == {"runId": run["runId"], "status": "SUCCEEDED"}
 
 
 @pytest.mark.timeout(120)
 def test_pages_in_a_browser_show_the_finished_run(server: DevServer, folder: Path) -> None:
-    """The short form of `test_pages`, after one run of everything; takes ten seconds, most of them Chromium's."""
+    """The short form of `test_pages`, after one run of everything; takes ten seconds, most of them
+    Chromium's."""
     (folder / "gate").touch()
     if len(server.partitions()["materialized"]) < 12:  # when this test is run by itself
         assert server.finished(server.launch("catalog_refresh")) == "SUCCESS"
@@ -109,15 +130,25 @@ def test_pages_in_a_browser_show_the_finished_run(server: DevServer, folder: Pat
 
 
 @pytest.mark.timeout(120)
-def test_terminated_run_leaves_no_process_and_no_partition_in_progress(server: DevServer, folder: Path) -> None:
+def test_terminated_run_leaves_no_process_and_no_partition_in_progress(
+    server: DevServer, folder: Path
+) -> None:
     run_id, gate = run_held_up(server, folder, "q")
     assert server.encoder_workers()
     process = server.process(run_id)
     server.terminate(run_id)
     assert server.finished(run_id) == "CANCELED"
-    eventually("the end of all its processes", lambda: not server.encoder_workers() and not alive(process), seconds=20)
+    eventually(
+        "the end of all its processes",
+        lambda: not server.encoder_workers() and not alive(process),
+        seconds=20,
+    )
     last = server.logged(run_id)[-1]
-    assert last.startswith("Terminated. ") and "1 not reached" in last and "Launch catalog_refresh" in last
+    assert (
+        last.startswith("Terminated. ")
+        and "1 not reached" in last
+        and "Launch catalog_refresh" in last
+    )
     bar = server.partitions()
     assert "q00" in bar["materialized"] and not bar["failed"] and not bar["in progress"]
     gate.touch()
@@ -131,32 +162,45 @@ def test_terminating_a_run_takes_ten_seconds_at_most(server: DevServer, folder: 
     process = server.process(run_id)
     requested = time.monotonic()
     server.terminate(run_id)
-    eventually("the end of all its processes", lambda: not server.encoder_workers() and not alive(process), seconds=20)
+    eventually(
+        "the end of all its processes",
+        lambda: not server.encoder_workers() and not alive(process),
+        seconds=20,
+    )
     took = time.monotonic() - requested
     assert server.finished(run_id) == "CANCELED" and took <= 10, f"{took:.1f} s"
     gate.touch()
 
 
 @pytest.mark.timeout(300)
-def test_killed_run_frees_its_slot_and_dagster_launches_a_run_that_finishes_it(server: DevServer, folder: Path) -> None:
-    """What the terminated run published is not encoded again by the first one, nor what that one did by the second."""
+def test_killed_run_frees_its_slot_and_dagster_launches_a_run_that_finishes_it(
+    server: DevServer, folder: Path
+) -> None:
+    """What the terminated run published is not encoded again by the first one, nor what that one
+    did by the second."""
     run_id, gate = run_held_up(server, folder, "r", "q01")
     process = server.process(run_id)
     process.kill()
     assert server.finished(run_id) == "FAILURE"
     bar = server.partitions()
     assert "r00" in bar["materialized"] and not bar["failed"] and not bar["in progress"]
-    published = {event["partition"] for event in server.events(run_id) if event["asset"] == "embeddings"}
+    published = {
+        event["partition"] for event in server.events(run_id) if event["asset"] == "embeddings"
+    }
     assert published == {"q01", "r00"}
     gate.touch()
     retry = server.retry_of(run_id)
     assert server.finished(retry) == "SUCCESS", "it got the only slot there is"
     assert server.encoded(retry) == 1
-    assert [event["partition"] for event in server.events(retry) if event["asset"] == "embeddings"] == ["r01"]
+    assert [
+        event["partition"] for event in server.events(retry) if event["asset"] == "embeddings"
+    ] == ["r01"]
 
 
 @pytest.mark.timeout(150)
-def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(server: DevServer, folder: Path) -> None:
+def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(
+    server: DevServer, folder: Path
+) -> None:
     (folder / "gate").touch()
     write(folder, "p03", ROWS + 1, version="v2")
     write(folder, "t,0")
@@ -172,14 +216,24 @@ def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(se
     assert sorted(encoded) == sorted({"p03", *missing})
 
 
-def test_console_of_make_ui_has_no_warning_about_dagsters_own_interfaces(server: DevServer, folder: Path) -> None:
+def test_console_of_make_ui_has_no_warning_about_dagsters_own_interfaces(
+    server: DevServer, folder: Path
+) -> None:
     console = (folder / "dev.log").read_text()
     assert "Serving dagster-webserver" in console
-    assert [line for line in console.splitlines() if "BetaWarning" in line or "SupersessionWarning" in line] == []
+    assert [
+        line
+        for line in console.splitlines()
+        if "BetaWarning" in line or "SupersessionWarning" in line
+    ] == []
 
 
-def test_server_that_a_script_starts_in_the_background_heeds_sigint_and_sigterm(server: DevServer) -> None:
+def test_server_that_a_script_starts_in_the_background_heeds_sigint_and_sigterm(
+    server: DevServer,
+) -> None:
     [dev] = [process for process in server.processes() if "dev" in process.cmdline()]
     status = Path(f"/proc/{dev.pid}/status").read_text()
-    [ignored] = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")]
+    [ignored] = [
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")
+    ]
     assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)

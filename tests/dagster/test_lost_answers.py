@@ -38,8 +38,16 @@ def test_question_whose_answer_was_lost_ends_with_an_error(tmp_path: Path) -> No
             with engine.connect() as connection:
                 return bool(connection.execute(sqlalchemy.text(ASKED)).scalar_one())
 
-        with asking.popen(sys.executable, "-c", ASK, database.url, stderr=subprocess.PIPE) as question:
-            until(lambda: is_asked() and re.search(r"ESTAB +0 +0 ", asking.run("ss", "--tcp", "--numeric")))  # all came
+        with asking.popen(
+            sys.executable, "-c", ASK, database.url, stderr=subprocess.PIPE
+        ) as question:
+            # all came
+            until(
+                lambda: (
+                    is_asked()
+                    and re.search(r"ESTAB +0 +0 ", asking.run("ss", "--tcp", "--numeric"))
+                )
+            )
             asking.cut()
             until(lambda: not is_asked())
             database.restart()

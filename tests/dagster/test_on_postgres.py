@@ -53,7 +53,8 @@ def test_run_has_few_connections_at_a_time(bench: Workbench, postgres: PostgresS
     finally:
         for name, listener in listeners.items():
             sqlalchemy.event.remove(sqlalchemy.pool.Pool, name, listener)
-    # Its own thread and the one that stores events have two: Dagster looks up a table while it writes to another.
+    # Its own thread and the one that stores events have two: Dagster looks up a table while it
+    # writes to another.
     assert len(most) > 10 and max(most) <= 4 and opened == 0
 
 
@@ -64,8 +65,15 @@ def test_deployment_finds_its_database(
     postgres.create_database("deployed")
     config = yaml.safe_load((ROOT / "deploy" / "docker" / "dagster.yaml").read_text())
     database = config["storage"]["postgres"]["postgres_db"]
-    database |= {"hostname": "127.0.0.1", "port": postgres.port, "username": "postgres", "db_name": "deployed"}
+    database |= {
+        "hostname": "127.0.0.1",
+        "port": postgres.port,
+        "username": "postgres",
+        "db_name": "deployed",
+    }
     (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(config))
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         instance.add_dynamic_partitions("catalog", ["a"])
-        assert instance.get_dynamic_partitions("catalog") == ["a"] and instance.get_runs_count() == 0
+        assert (
+            instance.get_dynamic_partitions("catalog") == ["a"] and instance.get_runs_count() == 0
+        )

@@ -30,17 +30,28 @@ def open_in_a_run(output: OutputStore) -> Any:
 
 
 def test_storage_options_reach_the_store_and_are_not_shown_by_dagster() -> None:
-    given = {"access_key_id": "hunter1", "secret_access_key": "hunter2", "endpoint": "http://127.0.0.1:9"}
+    given = {
+        "access_key_id": "hunter1",
+        "secret_access_key": "hunter2",
+        "endpoint": "http://127.0.0.1:9",
+    }
     options = StorageSettings.model_validate(given)
     webhook = "https://127.0.0.1:9/hunter3"
-    settings = load_settings(output="s3://vectors/out", storage_options=options, alert_webhook=webhook)
+    settings = load_settings(
+        output="s3://vectors/out", storage_options=options, alert_webhook=webhook
+    )
     definitions = embedding_catalog(settings)
     output = definitions.resources["output"] if definitions.resources else None
     assert isinstance(output, OutputStore)
     store = open_in_a_run(output)
     assert store._store.credential_provider()["secret_access_key"] == "hunter2"
-    everything_the_ui_gets = dg.serialize_value(RepositorySnap.from_def(definitions.get_repository_def()))
+    everything_the_ui_gets = dg.serialize_value(
+        RepositorySnap.from_def(definitions.get_repository_def())
+    )
     assert "s3://vectors/out" in everything_the_ui_gets
     assert "hunter" not in everything_the_ui_gets + repr(output)
     shown = repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
-    assert "hunter2" not in shown + repr(StorageOptions(secret_access_key="hunter2")) and "hunter3" not in shown
+    assert (
+        "hunter2" not in shown + repr(StorageOptions(secret_access_key="hunter2"))
+        and "hunter3" not in shown
+    )

@@ -24,7 +24,14 @@ ROWS = [1 + int(_DRAW.lognormvariate(2.0, 1.0)) for _ in range(PARTITIONS)]
 _CHECK = "/assets/embeddings?view=checks&checkDetail=published_partitions_are_valid"
 _TALL = 3200
 _SUPERBATCHES = "/assets/superbatches?view=overview"
-_PLOTTED = ("texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes")
+_PLOTTED = (
+    "texts_per_second",
+    "overlap_ratio",
+    "duty_cycle",
+    "padding_ratio",
+    "fill_ratio",
+    "peak_resident_bytes",
+)
 
 
 def key(number: int) -> str:
@@ -44,7 +51,9 @@ def server(tmp_path: Path, cache_folder: Path) -> Iterator[DevServer]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
-def test_pages_show_the_state_during_and_after_runs_and_failures(server: DevServer, tmp_path: Path) -> None:
+def test_pages_show_the_state_during_and_after_runs_and_failures(
+    server: DevServer, tmp_path: Path
+) -> None:
     """Takes minutes: a server, eight runs, each a process that starts, and a browser."""
     with camera_on(server, tmp_path / "pictures") as camera:
         see_scattered_keys(server, camera, tmp_path)
@@ -56,15 +65,21 @@ def test_pages_show_the_state_during_and_after_runs_and_failures(server: DevServ
 
 def see_scattered_keys(server: DevServer, camera: Camera, folder: Path) -> None:
     """One run of 200 of 300 known partitions, stopped by the gate on its way."""
-    chosen = [key(number) for number in range(0, PARTITIONS, 3)] + [key(number) for number in range(1, PARTITIONS, 3)]
+    chosen = [key(number) for number in range(0, PARTITIONS, 3)] + [
+        key(number) for number in range(1, PARTITIONS, 3)
+    ]
     assert len(chosen) == 200
     with dg.DagsterInstance.from_config(str(folder / "home")) as instance:
         known = [to_partition_key(key(number)) for number in range(PARTITIONS)]
         instance.add_dynamic_partitions(CatalogNames().partitions_name, known)
-    camera.take("assets", "/locations/surge/asset-groups/surge/lineage", "source_partitions", "superbatches")
+    camera.take(
+        "assets", "/locations/surge/asset-groups/surge/lineage", "source_partitions", "superbatches"
+    )
     run = server.launch("embed_partitions", {"ops": {"embeddings": {"config": {"keys": chosen}}}})
     eventually("the text that holds the run up", (folder / "gate.reached").exists, seconds=120)
-    seen = eventually("partitions of a run that goes on", lambda: server.partitions()["materialized"])
+    seen = eventually(
+        "partitions of a run that goes on", lambda: server.partitions()["materialized"]
+    )
     assert len(seen) < 200 and server.run(run)["status"] == "STARTED"
     camera.take("run-in-progress", f"/runs/{run}", "embed_partitions", "Started")
     camera.take("partitions-in-progress", "/assets/embeddings?view=partitions", "300 partitions")
@@ -94,10 +109,15 @@ def see_a_refusal(server: DevServer, camera: Camera, folder: Path) -> None:
     camera.take("run-failed", f"/runs/{failing}", "Failure")
     camera.take("partitions-failed", "/assets/embeddings?view=partitions", "Failed")
     camera.take(
-        "partition-failed", "/assets/embeddings?view=partitions&partition=category%20003", "every row needs one"
+        "partition-failed",
+        "/assets/embeddings?view=partitions&partition=category%20003",
+        "every row needs one",
     )
     camera.take(
-        "checks", "/assets/embeddings?view=checks", "published_partitions_are_valid", "vectors_have_not_drifted"
+        "checks",
+        "/assets/embeddings?view=checks",
+        "published_partitions_are_valid",
+        "vectors_have_not_drifted",
     )
     camera.take("check-of-a-run", _CHECK, "partitions_written")
     camera.take_entry("table-of-failures", _CHECK, "failed", "what to do")
@@ -115,8 +135,12 @@ def see_a_refresh(server: DevServer, camera: Camera, folder: Path) -> None:
     camera.take("check-passed", _CHECK, "partitions_written", height=_TALL)
     for entry in ("timeline", "throughput", "partition_sizes", "rows_of_last_runs"):
         camera.take_chart(entry, _SUPERBATCHES, entry)
-    camera.take("partition", "/assets/embeddings?view=partitions&partition=category%20003", "row_count")
-    assert not [line for line in camera.lines() if "did not materialize" in line], "another run has fixed it since"
+    camera.take(
+        "partition", "/assets/embeddings?view=partitions&partition=category%20003", "row_count"
+    )
+    assert not [line for line in camera.lines() if "did not materialize" in line], (
+        "another run has fixed it since"
+    )
 
 
 def see_a_backfill(server: DevServer, camera: Camera, folder: Path) -> None:
@@ -129,14 +153,21 @@ def see_a_backfill(server: DevServer, camera: Camera, folder: Path) -> None:
     ended = server.backfill(backfill, seconds=300)
     assert ended["status"] == "COMPLETED_SUCCESS"
     assert [run["status"] for run in ended["runs"]] == ["SUCCESS"] * 5
-    files = [e for run in ended["runs"] for e in server.events(run["runId"]) if e["asset"] == "embeddings"]
+    files = [
+        e
+        for run in ended["runs"]
+        for e in server.events(run["runId"])
+        if e["asset"] == "embeddings"
+    ]
     assert sorted(event["partition"] for event in files) == sorted(chosen)
     assert [event["partition"] for event in files if not event.get("reused")] == [changed]
     assert len(server.partitions()["materialized"]) == PARTITIONS
     camera.take("backfill", f"/runs/b/{backfill}", "embeddings")
     camera.take("backfill-runs", f"/runs/b/{backfill}?tab=runs", "Success")
     camera.take("runs", "/runs", "catalog_refresh")
-    assert not [line for line in camera.lines() if "surge/" in line], "bookkeeping, which is cut off there"
+    assert not [line for line in camera.lines() if "surge/" in line], (
+        "bookkeeping, which is cut off there"
+    )
 
 
 def see_metrics(server: DevServer, camera: Camera) -> None:

@@ -16,7 +16,9 @@ from surge_dagster.orchestration.partition_keys import (
 )
 from tests.small_catalogs import partition_of
 
-AWKWARD = st.text(alphabet=st.sampled_from('ab.%,[]"*| \t\n\u2028\u00a0äß/'), min_size=1, max_size=12)
+AWKWARD = st.text(
+    alphabet=st.sampled_from('ab.%,[]"*| \t\n\u2028\u00a0äß/'), min_size=1, max_size=12
+)
 
 
 @given(AWKWARD | st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
@@ -26,7 +28,9 @@ def test_every_key_survives_the_round_trip(key: str) -> None:
 
 @given(keys=st.lists(AWKWARD, min_size=20, max_size=20, unique=True))
 @settings(max_examples=3)
-def test_dagster_accepts_every_key_and_its_range_syntax_keeps_its_characters(keys: list[str]) -> None:
+def test_dagster_accepts_every_key_and_its_range_syntax_keeps_its_characters(
+    keys: list[str],
+) -> None:
     mapped = [to_partition_key(key) for key in keys]
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("catalog", mapped)
@@ -35,7 +39,9 @@ def test_dagster_accepts_every_key_and_its_range_syntax_keeps_its_characters(key
         assert not set(key) & set(',[]"*|') and key == key.strip()
 
 
-@pytest.mark.parametrize("key", ["scikit-learn", "jaraco.text", "Köln", "a/b", "..", "A", "日本語", "a b", "x" * 300])
+@pytest.mark.parametrize(
+    "key", ["scikit-learn", "jaraco.text", "Köln", "a/b", "..", "A", "日本語", "a b", "x" * 300]
+)
 def test_ordinary_keys_are_not_encoded(key: str) -> None:
     assert to_partition_key(key) == key
 
@@ -63,7 +69,9 @@ def test_partition_key_that_encodes_no_key_is_recognized(key: str) -> None:
 def test_too_long_key_is_refused_under_the_name_of_its_folder(character: str, size: int) -> None:
     longest = character * (MOST_BYTES // size)
     too_long = longest + character
-    fits, refused = with_short_keys((partition_of(key, [("1", "a")]) for key in (longest, too_long)), ())
+    fits, refused = with_short_keys(
+        (partition_of(key, [("1", "a")]) for key in (longest, too_long)), ()
+    )
     assert fits.key == longest and [batch.ids.to_pylist() for batch in fits.read()] == [["1"]]
     [known] = with_short_keys([partition_of(too_long, [("1", "a")])], {to_partition_key(too_long)})
     assert known.key == too_long, "Dagster's database had room for it"

@@ -1,6 +1,8 @@
-"""A refresh that the sensor divides, launched by a real daemon: its queue spreads the runs over processes.
+"""A refresh that the sensor divides, launched by a real daemon: its queue spreads the runs over
+processes.
 
-Which runs go on at once is never a matter of time here: a text of each piece waits at a gate of its own.
+Which runs go on at once is never a matter of time here: a text of each piece waits at a gate of its
+own.
 """
 
 from __future__ import annotations
@@ -57,16 +59,29 @@ def assert_no_key_in_two_active_runs(runs: Sequence[RunRecord]) -> None:
             assert not set(one.keys) & set(other.keys), (one.id, other.id)
 
 
-def assert_embedded_once(server: DevServer, rows: Mapping[str, Rows], runs: Sequence[RunRecord]) -> None:
-    """Every file is right, the partition bar says the same as the files do, and no event came twice."""
+def assert_embedded_once(
+    server: DevServer, rows: Mapping[str, Rows], runs: Sequence[RunRecord]
+) -> None:
+    """Every file is right, the partition bar says the same as the files do, and no event came
+    twice."""
     output = server.folder / "output"
     [space] = [folder for folder in output.iterdir() if (folder / "space.json").exists()]
     good = [key for key in rows if key != REFUSED]
     for key in good:
         assert_embedded(output, space.name, key, rows[key])
     assert [path.stem for path in sorted(space.glob("*.parquet"))] == good
-    assert server.partitions() == {"all": list(rows), "materialized": good, "failed": [REFUSED], "in progress": []}
-    events = [event["partition"] for run in runs for event in server.events(run.id) if event["asset"] == "embeddings"]
+    assert server.partitions() == {
+        "all": list(rows),
+        "materialized": good,
+        "failed": [REFUSED],
+        "in progress": [],
+    }
+    events = [
+        event["partition"]
+        for run in runs
+        for event in server.events(run.id)
+        if event["asset"] == "embeddings"
+    ]
     assert sorted(events) == good
 
 
@@ -75,25 +90,36 @@ def assert_embedded_once(server: DevServer, rows: Mapping[str, Rows], runs: Sequ
 def test_queued_pieces_run_in_several_processes_and_survive_a_kill(
     rows: dict[str, Rows], tmp_path: Path, cache_folder: Path
 ) -> None:
-    """Takes a minute or two: seven runs, each a process that starts, three at a time on whatever the machine has."""
+    """Takes a minute or two: seven runs, each a process that starts, three at a time on whatever
+    the machine has."""
     with dev_server(tmp_path, SLOTS, True, max_runs=str(PIECES), b_min="4", b_max="1000") as server:
         server.sensor(on=True)
         first = eventually(
-            "as many runs as there are slots, at their gates", lambda: going_on(server, SLOTS), seconds=150
+            "as many runs as there are slots, at their gates",
+            lambda: going_on(server, SLOTS),
+            seconds=150,
         )
         asked = server.records()
-        assert len(asked) == PIECES and sorted(key for run in asked for key in run.keys) == list(rows)
+        assert len(asked) == PIECES and sorted(key for run in asked for key in run.keys) == list(
+            rows
+        )
         assert [run.tags["surge/piece"] for run in asked] == [
             f"{number} of {PIECES}" for number in range(1, PIECES + 1)
         ]
         assert all(run.keys for run in asked)
         assert {run.id for run in first} == {run.id for run in asked[:SLOTS]}
-        assert sorted(run.status for run in asked) == ["QUEUED"] * (PIECES - SLOTS) + ["STARTED"] * SLOTS
+        assert (
+            sorted(run.status for run in asked)
+            == ["QUEUED"] * (PIECES - SLOTS) + ["STARTED"] * SLOTS
+        )
         processes = {run.id: server.process(run.id) for run in first}
-        assert {worker.ppid() for worker in server.encoder_workers()} == {each.pid for each in processes.values()}
+        assert {worker.ppid() for worker in server.encoder_workers()} == {
+            each.pid for each in processes.values()
+        }
         assert server.keys_of_a_tick() == [], "all of them are held by runs that wait or go on"
 
-        # One that is killed leaves its slot to a run that waits, and its keys to the one that is launched in its place.
+        # One that is killed leaves its slot to a run that waits, and its keys to the one that is
+        # launched in its place.
         killed, slow, third = first
         processes[killed.id].kill()
         assert server.finished(killed.id) == "FAILURE"
@@ -109,7 +135,9 @@ def test_queued_pieces_run_in_several_processes_and_survive_a_kill(
         let_through(tmp_path, [key for key in rows if key not in slow.keys])
         others = [run.id for run in server.records() if run.id not in (killed.id, slow.id)]
         assert len(others) == PIECES - 1 and retry in others
-        refusing = next(run.id for run in server.records() if REFUSED in run.keys and run.id != killed.id)
+        refusing = next(
+            run.id for run in server.records() if REFUSED in run.keys and run.id != killed.id
+        )
         for run in others:
             assert server.finished(run) == ("FAILURE" if run == refusing else "SUCCESS")
         assert server.run(slow.id)["status"] == "STARTED"

@@ -1,4 +1,5 @@
-"""Reading published files: in full beside their sources, those of a bucket together, and their footers alone."""
+"""Reading published files: in full beside their sources, those of a bucket together, and their
+footers alone."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def partition(key: str) -> Partition:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], str | None]], Store]:
-    """Replaces the reading of a file by a function of the partition's key; gives a bucket to read from."""
+    """Replaces the reading of a file by a function of the partition's key; gives a bucket to read
+    from."""
 
     def replace(read: Callable[[str], str | None]) -> Store:
         monkeypatch.setattr(module, "difference", lambda partition, *_: read(partition.key))
@@ -50,7 +52,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], str | No
     return replace
 
 
-def test_file_that_cannot_be_read_from_disk_is_not_encoded_again(tmp_path: Path, hash_pool: EncoderPool) -> None:
+def test_file_that_cannot_be_read_from_disk_is_not_encoded_again(
+    tmp_path: Path, hash_pool: EncoderPool
+) -> None:
     made = partition("k")
     run = make_run(hash_pool, [made], tmp_path)
     finish(run)
@@ -73,7 +77,10 @@ def test_files_of_a_bucket_are_read_together_and_each_has_its_answer(reads: Any)
 
     keys = [str(number) for number in range(64)]
     found = read_back([partition(key) for key in keys], reads(read), SPACE)
-    assert found == dict.fromkeys(keys) | {"3": "damaged", "4": Failure("4", "no answer", transient=True)}
+    assert found == dict.fromkeys(keys) | {
+        "3": "damaged",
+        "4": Failure("4", "no answer", transient=True),
+    }
 
 
 @pytest.mark.parametrize("remote", [True, False])
@@ -94,7 +101,10 @@ def test_store_that_is_down_ends_the_reading(reads: Any, remote: bool) -> None:
 
 
 def test_footers_are_compared_with_what_was_encoded(tmp_path: Path, hash_pool: EncoderPool) -> None:
-    partitions = {key: partition_of(key, numbered_rows(key, 3)) for key in ("sound", "short", "other", "newer", "gone")}
+    partitions = {
+        key: partition_of(key, numbered_rows(key, 3))
+        for key in ("sound", "short", "other", "newer", "gone")
+    }
     run = make_run(hash_pool, partitions.values(), tmp_path)
     finish(run)
     folder = tmp_path / run.space.name

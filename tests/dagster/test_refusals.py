@@ -1,4 +1,5 @@
-"""Tests of refused partitions: Dagster shows them, and the sensor does not request them until something changes."""
+"""Tests of refused partitions: Dagster shows them, and the sensor does not request them until
+something changes."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ def test_too_long_key_stops_no_other_partition(bench: Workbench) -> None:
     bench.fill(("a", key, "z"))
     assert requested(bench.tick()) == [["a", shown_as := encode_key(key), "z"]]
     ran = bench.refresh()
-    assert "has 4,000 bytes as a partition key" in ran.failure() and "Give it a shorter key." in ran.failure()
+    assert (
+        "has 4,000 bytes as a partition key" in ran.failure()
+        and "Give it a shorter key." in ran.failure()
+    )
     assert shown(bench) == ({"a", "z"}, {to_partition_key(shown_as)})
     found = bench.tick()
     assert requested(found) == [] and "1 refused" in (found.skip_message or "")
@@ -80,13 +84,22 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
         ran = bench.refresh()
     assert not ran.success
     assert ran.will_retry
-    assert ran.failure().splitlines()[:2] == ["the store is down", "1 partition had failed by then:"]
+    assert ran.failure().splitlines()[:2] == [
+        "the store is down",
+        "1 partition had failed by then:",
+    ]
     assert shown(bench)[1] == {"bad"}
     metrics = ran.metrics()
-    assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_skipped"]) == (3, 1, 0)
+    assert (
+        metrics["texts_encoded"],
+        metrics["partitions_written"],
+        metrics["partitions_skipped"],
+    ) == (3, 1, 0)
     assert [failed["key"] for failed in metrics["partitions_failed"]] == ["bad"]
     whole, bad = str(metrics["failed"]).splitlines()[2:]
-    assert whole == "| `(the whole run)` | `the store is down` | `Run again.` |" and bad.startswith("| `bad` | `row 1")
+    assert whole == "| `(the whole run)` | `the store is down` | `Run again.` |" and bad.startswith(
+        "| `bad` | `row 1"
+    )
     assert shown(bench) == ({"good"}, {"bad"})
     found = bench.tick()
     assert requested(found) == [] and "1 refused" in (found.skip_message or "")
@@ -110,7 +123,9 @@ def test_failures_whose_events_an_error_of_the_engine_withholds_are_reported(
 
 
 @pytest.mark.parametrize("setting", [{"text": "name"}, {"max_text_bytes": 4}])
-def test_refused_partition_is_requested_once_the_setting_is_fixed(bench: Workbench, setting: dict[str, Any]) -> None:
+def test_refused_partition_is_requested_once_the_setting_is_fixed(
+    bench: Workbench, setting: dict[str, Any]
+) -> None:
     bench.write("a")
     bench.tick()
     bench.settings |= setting

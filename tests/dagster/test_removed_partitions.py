@@ -1,4 +1,5 @@
-"""Partitions removed from the source: reported, and deleted only if that is set and the listing can be trusted."""
+"""Partitions removed from the source: reported, and deleted only if that is set and the listing can
+be trusted."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def history(bench: Workbench, key: str) -> list[str]:
     """Source versions that were reported of a partition, the last one first."""
     reported = dg.AssetRecordsFilter(NAMES.source_partitions, asset_partitions=[key])
     found = [
-        record.asset_materialization for record in bench.instance.fetch_materializations(reported, limit=10).records
+        record.asset_materialization
+        for record in bench.instance.fetch_materializations(reported, limit=10).records
     ]
     return [(event.tags or {})["dagster/data_version"] for event in found if event]
 
@@ -43,7 +45,10 @@ def history(bench: Workbench, key: str) -> list[str]:
 def events_of(bench: Workbench, key: str) -> list[dg.AssetMaterialization]:
     """Materializations of a partition of `embeddings`, the last one first."""
     seen = dg.AssetRecordsFilter(NAMES.embeddings, asset_partitions=[key])
-    found = [record.asset_materialization for record in bench.instance.fetch_materializations(seen, limit=10).records]
+    found = [
+        record.asset_materialization
+        for record in bench.instance.fetch_materializations(seen, limit=10).records
+    ]
     return [event for event in found if event]
 
 
@@ -55,7 +60,9 @@ def catalog_of(bench: Workbench, *keys: str) -> None:
 def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
     catalog_of(bench, *"abc")
     remove(bench, "b")
-    assert "1 removed from the source" in (bench.tick().skip_message or ""), "the sensor counts it first"
+    assert "1 removed from the source" in (bench.tick().skip_message or ""), (
+        "the sensor counts it first"
+    )
     for _ in range(2):
         assert bench.nightly().success
         assert history(bench, "b") == ["removed", "v1"]
@@ -70,7 +77,9 @@ def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
     assert bench.nightly().success and open_embeddings(bench.output).keys() == ["a", "b", "c"]
 
 
-def test_file_of_a_removed_partition_that_dagster_does_not_have_is_deleted_too(bench: Workbench) -> None:
+def test_file_of_a_removed_partition_that_dagster_does_not_have_is_deleted_too(
+    bench: Workbench,
+) -> None:
     catalog_of(bench, *"ab")
     file = bench.file("b")
     remove(bench, "b")
@@ -108,10 +117,16 @@ def test_partition_that_a_run_publishes_before_it_is_deleted_stays(
 
     monkeypatch.setattr(removed_partitions, "record_removed", published_since)
     assert bench.refresh(unattended=DELETING).success
-    assert file.exists() and registered(bench) == ["a", "b", "c"] and history(bench, "b")[0] == "removed"
+    assert (
+        file.exists()
+        and registered(bench) == ["a", "b", "c"]
+        and history(bench, "b")[0] == "removed"
+    )
 
 
-def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(bench: Workbench) -> None:
+def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(
+    bench: Workbench,
+) -> None:
     bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, *"abc")
     file = bench.file("b")
@@ -128,12 +143,18 @@ def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_em
     assert ran.success and set(ran.materialized()) == {"b"} and file.exists()
 
 
-def test_nightly_run_that_an_operator_executes_again_reports_what_it_would_have_deleted(bench: Workbench) -> None:
+def test_nightly_run_that_an_operator_executes_again_reports_what_it_would_have_deleted(
+    bench: Workbench,
+) -> None:
     catalog_of(bench, *"ab")
     remove(bench, "b")
     by_operator = {"dagster/parent_run_id": "of last night"}
     assert bench.run(NAMES.refresh_job, tags=DELETING.tags | by_operator).success
-    assert registered(bench) == ["a", "b"] and bench.file("b").exists() and history(bench, "b") == ["removed", "v1"]
+    assert (
+        registered(bench) == ["a", "b"]
+        and bench.file("b").exists()
+        and history(bench, "b") == ["removed", "v1"]
+    )
     by_dagster = by_operator | {"dagster/retry_number": "1"}
     assert bench.run(NAMES.refresh_job, tags=DELETING.tags | by_dagster).success
     assert registered(bench) == ["a"] and history(bench, "b")[0] == "deleted"
@@ -155,9 +176,14 @@ def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> No
     bench.write("new")
     ran = bench.nightly()
     assert not ran.success and "new" in ran.materialized(), "everything else is embedded"
-    assert "3 of 21 partitions were removed from the source, such as 'p00'. Nothing was deleted" in ran.failure()
+    assert (
+        "3 of 21 partitions were removed from the source, such as 'p00'. Nothing was deleted"
+        in ran.failure()
+    )
     assert "and delete them in Dagster" in ran.failure()
-    assert open_embeddings(bench.output).keys() == sorted([*keys, "new"]), "nor is anything hidden from readers"
+    assert open_embeddings(bench.output).keys() == sorted([*keys, "new"]), (
+        "nor is anything hidden from readers"
+    )
     assert set(keys) < set(registered(bench)) and bench.file("p00").exists()
     assert [history(bench, key)[0] for key in keys[:4]] == ["removed", "removed", "removed", "v1"]
     bench.write("p00")
@@ -212,11 +238,17 @@ def test_file_is_deleted_after_its_deletion_is_on_record_and_a_store_that_refuse
         assert not ran.success and "does not answer" in ran.failure()
     assert file.exists() and registered(bench) == ["a", "b"]
     assert bench.refresh(unattended=DELETING).success
-    assert not file.exists() and registered(bench) == ["a"] and history(bench, "b") == ["deleted", "removed", "v1"]
+    assert (
+        not file.exists()
+        and registered(bench) == ["a"]
+        and history(bench, "b") == ["deleted", "removed", "v1"]
+    )
 
 
 @pytest.mark.parametrize("by", ["the sensor", "the nightly schedule"])
-def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(bench: Workbench, by: str) -> None:
+def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(
+    bench: Workbench, by: str
+) -> None:
     bench.fill("abc")
     if by == "the sensor":
         [request] = bench.tick().run_requests or []
@@ -226,8 +258,14 @@ def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(
         tags = Unattended().tags
     remove(bench, "b")
     ran = bench.run(job, config, tags)
-    assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.metrics()["partitions_removed"] == 1
-    assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), "the log names it"
+    assert (
+        ran.success
+        and set(ran.materialized()) == {"a", "c"}
+        and ran.metrics()["partitions_removed"] == 1
+    )
+    assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), (
+        "the log names it"
+    )
     assert failed_on_record(NAMES, bench.instance) == set()
 
 
@@ -239,14 +277,26 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
     assert bench.nightly().success
     bench.settings["model"] = model
     ran = bench.embed("a", "c", backfill="x")
-    assert ran.success and set(ran.materialized()) == {"a", "b", "c"}, "Dagster fails a backfill that lacks an event"
+    assert ran.success and set(ran.materialized()) == {"a", "b", "c"}, (
+        "Dagster fails a backfill that lacks an event"
+    )
     assert ran.metrics()["partitions_removed"] == 1
     lines = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
     assert any(line.startswith("1 skipped, removed from the source: 'b'.") for line in lines)
     repeated, _ = events_of(bench, "b")
-    assert repeated.tags == before.tags and dict(repeated.metadata) == {**before.metadata, "reused": REUSED}
-    assert [stale_status(bench, key) for key in "abc"] == [StaleStatus.FRESH, StaleStatus.STALE, StaleStatus.FRESH]
-    assert history(bench, "b") == ["removed", "v1"] and failed_on_record(NAMES, bench.instance) == set()
+    assert repeated.tags == before.tags and dict(repeated.metadata) == {
+        **before.metadata,
+        "reused": REUSED,
+    }
+    assert [stale_status(bench, key) for key in "abc"] == [
+        StaleStatus.FRESH,
+        StaleStatus.STALE,
+        StaleStatus.FRESH,
+    ]
+    assert (
+        history(bench, "b") == ["removed", "v1"]
+        and failed_on_record(NAMES, bench.instance) == set()
+    )
     bench.write("b")
     back = bench.tick()
     assert requested(back) == [["b"]], "a key that returns is looked at again"
@@ -262,7 +312,11 @@ def test_removed_partition_that_was_never_embedded_is_skipped_and_stays_missing(
     bench.tick()
     remove(bench, "b")
     ran = bench.embed("a", "c", backfill=backfill)
-    assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.metrics()["partitions_removed"] == 1
+    assert (
+        ran.success
+        and set(ran.materialized()) == {"a", "c"}
+        and ran.metrics()["partitions_removed"] == 1
+    )
     assert events_of(bench, "b") == [] and stale_status(bench, "b") is StaleStatus.MISSING
 
 

@@ -12,13 +12,16 @@ from tests.dagster.conftest import NAMES, Workbench
 
 @pytest.fixture
 def eager(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
-    """A workbench whose instance has Dagster's default, which is to launch again whatever has failed."""
+    """A workbench whose instance has Dagster's default, which is to launch again whatever has
+    failed."""
     monkeypatch.setattr(dg.DagsterInstance, "run_retries_retry_on_asset_or_op_failure", True)
     assert bench.instance.run_retries_enabled
     return bench
 
 
-def test_run_is_launched_again_if_its_process_died_and_not_if_data_were_bad(eager: Workbench) -> None:
+def test_run_is_launched_again_if_its_process_died_and_not_if_data_were_bad(
+    eager: Workbench,
+) -> None:
     eager.write("a", [("x", None)])
     ran = eager.refresh()
     assert not ran.success

@@ -26,7 +26,9 @@ from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import assert_embedded, numbered_rows
 
 
-def test_launch_without_keys_embeds_everything_even_unregistered_partitions(bench: Workbench) -> None:
+def test_launch_without_keys_embeds_everything_even_unregistered_partitions(
+    bench: Workbench,
+) -> None:
     bench.fill(("a", "b", 'Köln, "x" [1]'), 5)
     ran = bench.refresh()
     assert ran.success
@@ -42,10 +44,21 @@ def test_superbatches_and_run_report_their_metrics(bench: Workbench) -> None:
     ran = bench.refresh()
     [batch] = ran.superbatches()
     assert (batch["texts"], batch["partitions"], batch["space"]) == (12, 2, bench.space)
-    measured = {"tokens", "encode_seconds", "serialize_seconds", "upload_seconds", "fill_ratio", "overlap_ratio"}
+    measured = {
+        "tokens",
+        "encode_seconds",
+        "serialize_seconds",
+        "upload_seconds",
+        "fill_ratio",
+        "overlap_ratio",
+    }
     assert measured <= batch.keys()
     metrics = ran.metrics()
-    assert (metrics["partitions_written"], metrics["texts_encoded"], metrics["superbatches"]) == (2, 12, 1)
+    assert (metrics["partitions_written"], metrics["texts_encoded"], metrics["superbatches"]) == (
+        2,
+        12,
+        1,
+    )
     assert {each["space_title"] for each in (batch, metrics)} == {"hash-16, 16 float32"}
     assert metrics["device"] == "cpu" and "CPU core" in metrics["hardware"]
     assert not metrics["partitions_failed"] and metrics["max_in_flight_texts"] == 12
@@ -65,14 +78,18 @@ def test_run_with_a_price_reports_its_cost_in_its_check(bench: Workbench) -> Non
     assert "cost_per_million_texts" not in fresh
 
 
-def test_fresh_partitions_are_shown_as_fresh_when_the_settings_go_back_to_an_older_space(bench: Workbench) -> None:
+def test_fresh_partitions_are_shown_as_fresh_when_the_settings_go_back_to_an_older_space(
+    bench: Workbench,
+) -> None:
     bench.fill("ab")
     bench.refresh()
     bench.settings["model"] = "hash://24"
     assert set(bench.refresh().materialized()) == {"a", "b"}
     assert {stale_status(bench, key) for key in "ab"} == {StaleStatus.FRESH}
     del bench.settings["model"]
-    assert [event.metadata["action"].value for event in bench.refresh().materialized().values()] == ["adopted"] * 2
+    assert [
+        event.metadata["action"].value for event in bench.refresh().materialized().values()
+    ] == ["adopted"] * 2
     assert {stale_status(bench, key) for key in "ab"} == {StaleStatus.FRESH}
 
 
@@ -86,7 +103,10 @@ def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: 
     assert again.success and again.checks()[NAMES.run_check.name].passed
     assert again.materialized() == {} and again.superbatches() == [] and again.sources() == {}
     assert again.metrics()["space_title"] == "hash-16, 16 float32"
-    assert (again.metrics()["partitions_skipped"], again.metrics()["pool_start_seconds"]) == (1, 0.0)
+    assert (again.metrics()["partitions_skipped"], again.metrics()["pool_start_seconds"]) == (
+        1,
+        0.0,
+    )
 
 
 def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) -> None:
@@ -101,19 +121,27 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     [line] = [line for line in ran.logged() if re.fullmatch(expected, line)]
     assert ran.checks()[NAMES.run_check.name].description == line
     selected = bench.refresh(select="missing")
-    assert "3 up to date, 1 left out by select, 0 failed" in (selected.checks()[NAMES.run_check.name].description or "")
+    assert "3 up to date, 1 left out by select, 0 failed" in (
+        selected.checks()[NAMES.run_check.name].description or ""
+    )
 
 
-def test_run_without_work_reports_no_number_that_dagster_would_plot_as_zero(bench: Workbench) -> None:
+def test_run_without_work_reports_no_number_that_dagster_would_plot_as_zero(
+    bench: Workbench,
+) -> None:
     bench.write("a")
     bench.refresh()
     ran = bench.refresh()
     for name, check in ran.checks().items():
         numbers = {
-            label: value.value for label, value in check.metadata.items() if isinstance(value.value, int | float)
+            label: value.value
+            for label, value in check.metadata.items()
+            if isinstance(value.value, int | float)
         }
         assert all(numbers.values()), name
-    assert "1 partition: 0 encoded, 1 up to date, 0 failed" in (ran.checks()[NAMES.run_check.name].description or "")
+    assert "1 partition: 0 encoded, 1 up to date, 0 failed" in (
+        ran.checks()[NAMES.run_check.name].description or ""
+    )
 
 
 def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_superbatch() -> None:
@@ -122,7 +150,10 @@ def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_sup
 
     clock = iter([0.0, 8.0, 10.0, 20.0, 20.0, 31.0])
     todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
-    in_flight, run = InFlight(), mock.Mock(in_flight=None, preparing="the encoder is starting", report=RunReport())
+    in_flight, run = (
+        InFlight(),
+        mock.Mock(in_flight=None, preparing="the encoder is starting", report=RunReport()),
+    )
     progress = Progress(todo, run, lambda: next(clock))
     assert progress.line() == "Progress: 0 of 4 partitions in 8 s; the encoder is starting"
     run.preparing, run.report.costs = "2 machines at work", Costs(texts_encoded=80)
@@ -134,12 +165,18 @@ def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_sup
     in_flight.add(150)
     assert progress.line() == "Progress: 0 of 4 partitions, 0 of 400 texts; 150 in flight"
     in_flight.encoded = 50
-    assert progress.line() == "Progress: 0 of 4 partitions, 50 of 400 texts, 2 texts/s, about 2 min left; 150 in flight"
+    assert (
+        progress.line()
+        == "Progress: 0 of 4 partitions, 50 of 400 texts, 2 texts/s, about 2 min left; 150 in flight"
+    )
     in_flight.encoded = 150
     in_flight.remove(150)
     for event in (receipt("a", "encoded"), receipt("b", "republished"), Failure("d", "bad")):
         progress.count(event)
-    assert progress.line() == "Progress: 3 of 4 partitions, 350 of 400 texts, 11 texts/s, about 4 s left; 0 in flight"
+    assert (
+        progress.line()
+        == "Progress: 3 of 4 partitions, 350 of 400 texts, 11 texts/s, about 4 s left; 0 in flight"
+    )
 
 
 @pytest.mark.usefixtures("gated")
@@ -160,7 +197,9 @@ def test_progress_is_logged_while_the_first_superbatch_is_being_encoded(
     assert ran.success and "Progress: 0 of 1 partition, 0 of 2 texts; 2 in flight" in ran.logged()
 
 
-def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards(bench: Workbench) -> None:
+def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards(
+    bench: Workbench,
+) -> None:
     bench.fill("abc")
     first = bench.refresh()
     bench.write("b", 4, version="v2")
@@ -172,15 +211,21 @@ def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards
     assert {stale_status(bench, key) for key in "abc"} == {StaleStatus.FRESH}
 
 
-def test_a_partition_rewritten_with_equal_content_is_not_encoded_and_keeps_its_data_version(bench: Workbench) -> None:
+def test_a_partition_rewritten_with_equal_content_is_not_encoded_and_keeps_its_data_version(
+    bench: Workbench,
+) -> None:
     bench.write("a")
     first = bench.refresh()
     bench.write("a", version="v2")
     second = bench.refresh()
-    assert second.metrics()["texts_encoded"] == 0 and second.metrics()["partitions_republished"] == 1
+    assert (
+        second.metrics()["texts_encoded"] == 0 and second.metrics()["partitions_republished"] == 1
+    )
     event = second.materialized()["a"]
     assert event.metadata["action"].value == "republished"
-    assert (event.tags or {})["dagster/data_version"] == (first.materialized()["a"].tags or {})["dagster/data_version"]
+    assert (event.tags or {})["dagster/data_version"] == (first.materialized()["a"].tags or {})[
+        "dagster/data_version"
+    ]
     assert stale_status(bench, "a") == StaleStatus.FRESH
 
 
@@ -211,7 +256,9 @@ def test_a_partition_without_rows_is_embedded(bench: Workbench) -> None:
     assert ran.success and ran.materialized()["empty"].metadata["rows"].value == 0
 
 
-def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(bench: Workbench) -> None:
+def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(
+    bench: Workbench,
+) -> None:
     bench.write("a")
     bench.refresh(unattended=Unattended())  # the first space of an empty output
     bench.write("b")
@@ -222,7 +269,9 @@ def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(ben
     expected = bench.space
     bench.refresh()  # by hand
     refused = bench.refresh(unattended=Unattended(expected_space=expected))
-    assert not refused.success and f"launched for the space {expected} (model is" in refused.failure()
+    assert (
+        not refused.success and f"launched for the space {expected} (model is" in refused.failure()
+    )
     assert not refused.will_retry
 
 
@@ -249,7 +298,9 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
     assert [event.metadata["dimension"].value for event in ran.materialized().values()] == [24, 24]
     bench.write("c")
     nightly = bench.refresh(unattended=Unattended())
-    assert nightly.success and nightly.materialized()["c"].metadata["dimension"].value == 24, "it uses the new space"
+    assert nightly.success and nightly.materialized()["c"].metadata["dimension"].value == 24, (
+        "it uses the new space"
+    )
 
 
 @pytest.mark.parametrize("sensor", ["", NAMES.sensor])
@@ -271,11 +322,16 @@ def test_last_line_of_a_terminated_run_says_what_is_published_and_who_embeds_the
     assert not ran.success and line.startswith(f"Terminated. 4 partitions: {published} encoded (")
     assert f"{4 - published} not reached" in line or published == 4
     then = "leaves it alone until its source changes" if sensor else "requests what is missing"
-    assert "Launch catalog_refresh for the rest" in line and f"the sensor new_partitions {then}" in line
+    assert (
+        "Launch catalog_refresh for the rest" in line
+        and f"the sensor new_partitions {then}" in line
+    )
 
 
 @pytest.mark.parametrize("what", ["catalog", "model", "output"])
-def test_wrong_setting_ends_a_run_without_retries_and_with_a_remedy(bench: Workbench, what: str) -> None:
+def test_wrong_setting_ends_a_run_without_retries_and_with_a_remedy(
+    bench: Workbench, what: str
+) -> None:
     bench.write("a")
     if what == "catalog":
         (bench.root / "catalog").rename(bench.root / "elsewhere")
@@ -285,17 +341,25 @@ def test_wrong_setting_ends_a_run_without_retries_and_with_a_remedy(bench: Workb
         bench.output.write_text("a file")
     ran = bench.refresh()
     assert not ran.success and not ran.will_retry
-    assert {"catalog": "no catalog at", "model": "no-such-model", "output": "is a file"}[what] in ran.failure()
+    assert {"catalog": "no catalog at", "model": "no-such-model", "output": "is a file"}[
+        what
+    ] in ran.failure()
     assert "Traceback" not in ran.failure()
     line = str(ran.checks()[NAMES.run_check.name].description)
-    assert line.startswith("1 partition: 0 encoded" if what == "model" else "failed before it began: "), line
+    assert line.startswith(
+        "1 partition: 0 encoded" if what == "model" else "failed before it began: "
+    ), line
 
 
 def test_definitions_load_without_catalog_output_or_model(bench: Workbench) -> None:
     bench.settings["model"] = "nobody/nothing"
     repository = bench.definitions.get_repository_def()
     repository.load_all_definitions()
-    assert {job.name for job in repository.get_all_jobs()} >= {"catalog_refresh", "catalog_check", "embed_partitions"}
+    assert {job.name for job in repository.get_all_jobs()} >= {
+        "catalog_refresh",
+        "catalog_check",
+        "embed_partitions",
+    }
     assert not bench.catalog.exists() and not bench.output.exists()
 
 

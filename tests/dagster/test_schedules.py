@@ -17,9 +17,15 @@ from tests.spaces import Spaces
 
 
 def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
-    bench.settings |= {"nightly_cron": "30 4 * * 1", "check_cron": "0 5 * * 0", "timezone": "Europe/Berlin"}
+    bench.settings |= {
+        "nightly_cron": "30 4 * * 1",
+        "check_cron": "0 5 * * 0",
+        "timezone": "Europe/Berlin",
+    }
     schedules = bench.definitions.get_repository_def().schedule_defs
-    assert {schedule.name: (schedule.job_name, schedule.cron_schedule) for schedule in schedules} == {
+    assert {
+        schedule.name: (schedule.job_name, schedule.cron_schedule) for schedule in schedules
+    } == {
         NAMES.schedule: (NAMES.refresh_job, "30 4 * * 1"),
         NAMES.check_schedule: (NAMES.check_job, "0 5 * * 0"),
     }
@@ -59,7 +65,9 @@ def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_ti
     assert expected_by(bench.scheduled()) is None
 
 
-def test_nightly_refresh_of_an_unreadable_space_fails_as_a_run(bench: Workbench, three_spaces: Spaces) -> None:
+def test_nightly_refresh_of_an_unreadable_space_fails_as_a_run(
+    bench: Workbench, three_spaces: Spaces
+) -> None:
     three_spaces.copy_to(bench.root, ("hash://16",))
     [document] = bench.output.glob("*/space.json")
     document.write_text("{")
@@ -90,7 +98,9 @@ def expected_by(requests: list[dg.RunRequest] | str) -> str | None:
 def schedules_of(bench: Workbench) -> dict[str, bool]:
     """Which schedules the definitions have, and whether each is on from the start."""
     schedules = bench.definitions.get_repository_def().schedule_defs
-    return {each.name: each.default_status is dg.DefaultScheduleStatus.RUNNING for each in schedules}
+    return {
+        each.name: each.default_status is dg.DefaultScheduleStatus.RUNNING for each in schedules
+    }
 
 
 def test_schedules_are_off_from_the_start_if_no_cron_is_set(bench: Workbench) -> None:

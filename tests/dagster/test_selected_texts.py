@@ -28,7 +28,12 @@ def test_refresh_embeds_the_template_and_reports_what_it_skipped(bench: Workbenc
 
 
 def test_resource_takes_the_settings_and_refuses_a_template_that_cannot_be_used() -> None:
-    given: dict[str, Any] = {"url": "/data/catalog", "id": "sku", "text": "{title}. {text}", "missing_text": "empty"}
+    given: dict[str, Any] = {
+        "url": "/data/catalog",
+        "id": "sku",
+        "text": "{title}. {text}",
+        "missing_text": "empty",
+    }
     source = CatalogSource(**given)
     assert source.selection().columns == ["sku", "title", "text"]
     assert "`sku` identifies a row, `{title}. {text}` is embedded." in source.describe()

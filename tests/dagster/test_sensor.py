@@ -57,7 +57,9 @@ def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> N
         return {"ops": {"embeddings": {"config": {"keys": list(keys)}}}}
 
     whole = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "f"}
-    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.CANCELING, tags=whole, run_config=naming("e"))
+    bench.pretend_run(
+        "embed_partitions", dg.DagsterRunStatus.CANCELING, tags=whole, run_config=naming("e")
+    )
     assert requested(bench.tick()) == [["a", "f"]]
     everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
     assert requested(bench.tick()) == []
@@ -65,18 +67,24 @@ def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> N
     bench.instance.report_run_canceled(queued)
     assert requested(bench.tick()) == [["a", "b", "c", "d", "f"]]
     bench.write("g, typed")
-    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, run_config=naming("g%2C typed", "f"))
+    bench.pretend_run(
+        "embed_partitions", dg.DagsterRunStatus.QUEUED, run_config=naming("g%2C typed", "f")
+    )
     assert requested(bench.tick()) == [["a", "b", "c", "d"]]
 
 
 @pytest.mark.parametrize("sensor", ["lost_runs", "new_partitions"])
-def test_pool_limit_is_recorded_before_the_first_run_is_queued(bench: Workbench, sensor: str) -> None:
+def test_pool_limit_is_recorded_before_the_first_run_is_queued(
+    bench: Workbench, sensor: str
+) -> None:
     """Dagster would start every run that is queued when it first looks at its queue."""
     bench.write("a")
     storage = bench.instance.event_log_storage
     assert storage.get_pool_limits() == []
     bench.tick(sensor)
-    assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [("gpu", 1, True)]
+    assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [
+        ("gpu", 1, True)
+    ]
 
 
 def test_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
@@ -92,7 +100,9 @@ def test_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
         bench.write("b")
 
 
-def test_pool_whose_limit_cannot_be_recorded_has_none(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_whose_limit_cannot_be_recorded_has_none(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = type(bench.instance.event_log_storage)
     refuse = mock.Mock(side_effect=OSError("no connection"))
     with monkeypatch.context() as patch:
@@ -101,7 +111,9 @@ def test_pool_whose_limit_cannot_be_recorded_has_none(bench: Workbench, monkeypa
     assert record_pool_limit(bench.instance)
 
 
-def test_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_gets_a_limited_number_of_partitions(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
     bench.fill("abcde")
     for expected in (["a", "b"], ["c", "d"], ["e"]):
@@ -111,7 +123,9 @@ def test_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: 
     assert requested(bench.tick()) == []
 
 
-def test_tick_out_of_time_leaves_partitions_to_the_next_tick(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_out_of_time_leaves_partitions_to_the_next_tick(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("surge_dagster.orchestration.discovery._BATCH", 2)
     bench.fill("abc")
     with monkeypatch.context() as patch:
@@ -125,7 +139,9 @@ def test_tick_out_of_time_leaves_partitions_to_the_next_tick(bench: Workbench, m
     assert requested(bench.tick()) == [["c"]]
 
 
-def test_changed_partitions_are_reported_and_requested_only_with_refresh_stale(bench: Workbench) -> None:
+def test_changed_partitions_are_reported_and_requested_only_with_refresh_stale(
+    bench: Workbench,
+) -> None:
     bench.fill("ab")
     bench.launch(bench.tick())
     bench.write("b", 4, version="v2")
@@ -142,7 +158,9 @@ def test_changed_partitions_are_reported_and_requested_only_with_refresh_stale(b
 
 
 @pytest.mark.parametrize("failed_in", ["a run of the sensor", "another run"])
-def test_refused_partition_is_not_requested_until_its_source_changes(bench: Workbench, failed_in: str) -> None:
+def test_refused_partition_is_not_requested_until_its_source_changes(
+    bench: Workbench, failed_in: str
+) -> None:
     bench.write("bad", [("x", None)])
     if failed_in == "another run":
         assert not bench.refresh().success
@@ -163,7 +181,9 @@ def embed_without_dagster(bench: Workbench, pool: EncoderPool) -> None:
         pass
 
 
-def test_the_next_run_adopts_files_that_dagster_does_not_know(bench: Workbench, hash_pool: EncoderPool) -> None:
+def test_the_next_run_adopts_files_that_dagster_does_not_know(
+    bench: Workbench, hash_pool: EncoderPool
+) -> None:
     bench.fill("ab", 5)
     embed_without_dagster(bench, hash_pool)
     found = bench.tick()
@@ -175,7 +195,9 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(bench: Workbench, 
     assert requested(bench.tick()) == []
 
 
-def test_refused_partition_is_not_requested_for_adoption(bench: Workbench, hash_pool: EncoderPool) -> None:
+def test_refused_partition_is_not_requested_for_adoption(
+    bench: Workbench, hash_pool: EncoderPool
+) -> None:
     bench.write("b")
     embed_without_dagster(bench, hash_pool)
     bench.write("b", [("x", None)])  # under the version that its file was made from
@@ -193,17 +215,23 @@ def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     with pytest.raises(ConfigError, match=differing):
         bench.tick()
     bench.settings |= {"model": "hash://16", "document_prompt": "passage: "}
-    with pytest.raises(ConfigError, match=rf"{bench.space} \(document_prompt is 'passage: ' and was unset\)"):
+    with pytest.raises(
+        ConfigError, match=rf"{bench.space} \(document_prompt is 'passage: ' and was unset\)"
+    ):
         bench.tick()
     bench.settings = {"model": "hash://24"}
-    assert "b" in bench.instance.get_dynamic_partitions("catalog"), "new partitions are registered all the same"
+    assert "b" in bench.instance.get_dynamic_partitions("catalog"), (
+        "new partitions are registered all the same"
+    )
     assert bench.refresh().success  # the explicit launch
     bench.write("c")
     [ran] = bench.launch(bench.tick())
     assert ran.success and ran.materialized()["c"].metadata["dimension"].value == 24
 
 
-def test_tick_fails_when_source_or_store_does_not_answer(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_fails_when_source_or_store_does_not_answer(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="no catalog at"):
         bench.tick()
     bench.write("a")

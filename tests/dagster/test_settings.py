@@ -30,7 +30,9 @@ def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_arguments_override_the_environment_which_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment_which_overrides_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Path("surge.yaml").write_text("b_min: 1\nb_max: 10\nmodel: hash://8\n")
     assert load_settings().b_min == 1
     monkeypatch.setenv("SURGE_B_MIN", "2")
@@ -43,7 +45,11 @@ def test_arguments_override_the_environment_which_overrides_the_file(monkeypatch
 def test_precision_does_not_change_the_encoding_spec() -> None:
     for precision in ("auto", "fp32", "fp16", "bf16"):
         inside: dict[str, Any] = {"precision": precision}
-        assert EncoderResource(**inside).encoding_spec() == load_settings(**inside).encoding_spec() == EncodingSpec()
+        assert (
+            EncoderResource(**inside).encoding_spec()
+            == load_settings(**inside).encoding_spec()
+            == EncodingSpec()
+        )
 
 
 @pytest.mark.parametrize("given", [{"devices": "gpu"}, {"precision": "int8"}, {"b_min": 0}])
@@ -52,7 +58,9 @@ def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, A
         EncoderResource(**given)
 
 
-def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pools = Mock()
     monkeypatch.setattr(settings, "EncoderPool", pools)
     inside: dict[str, Any] = {"hang_timeout_seconds": 7}
@@ -70,16 +78,26 @@ def test_resources_describe_themselves(tmp_path: Path, monkeypatch: pytest.Monke
 
     def descriptions(**given: Any) -> dict[str, str]:
         storage = StorageSettings(endpoint="http://127.0.0.1:9")
-        resources = embedding_catalog(source="catalog", output="s3://b/out", storage_options=storage, **given).resources
-        return {name: each.get_resource_definition().description for name, each in (resources or {}).items()}
+        resources = embedding_catalog(
+            source="catalog", output="s3://b/out", storage_options=storage, **given
+        ).resources
+        return {
+            name: each.get_resource_definition().description
+            for name, each in (resources or {}).items()
+        }
 
     shown = descriptions(model="intfloat/e5-small", dimension=64)
     for text in ("intfloat/e5-small", "float32 vectors of 64 dimensions", "in fp16"):
         assert text in shown["encoder"]
     assert "2 workers on cuda:0, cuda:1 (2 GPUs found; 2 x NVIDIA L4)" in shown["encoder"]
-    assert "devices: cuda:7 not found" in descriptions(devices="cuda:7")["encoder"], "definitions load all the same"
+    assert "devices: cuda:7 not found" in descriptions(devices="cuda:7")["encoder"], (
+        "definitions load all the same"
+    )
     assert str(tmp_path / "catalog") in shown["catalog"]
-    assert "The output in `s3://b/out`, reached at http://127.0.0.1:9: one Parquet file" in shown["output"]
+    assert (
+        "The output in `s3://b/out`, reached at http://127.0.0.1:9: one Parquet file"
+        in shown["output"]
+    )
 
 
 def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,20 +144,47 @@ class TestImpossibleSettings:
         ("given", "message"),
         [
             ({"max_runs": 2, "cluster": "auto"}, "max_runs is 1 with cluster, not 2"),
-            ({"precision": "int8"}, "setting precision is 'int8': input should be 'auto', 'fp32', 'fp16' or 'bf16'"),
-            ({"devices": "gpu"}, "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda"),
+            (
+                {"precision": "int8"},
+                "setting precision is 'int8': input should be 'auto', 'fp32', 'fp16' or 'bf16'",
+            ),
+            (
+                {"devices": "gpu"},
+                "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda",
+            ),
             ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),
             ({"devices": ""}, "setting devices is '': expected auto"),
-            ({"model": "hash://abc"}, "'hash://abc': hash:// is followed by a dimension, as in hash://384"),
-            ({"model": "hash://8", "dimension": 16}, "hash://8 makes unit vectors of dimension 8 and no others"),
-            ({"max_length": 2}, "max_length counts tokens, special ones included, and is at least 3, not 2"),
+            (
+                {"model": "hash://abc"},
+                "'hash://abc': hash:// is followed by a dimension, as in hash://384",
+            ),
+            (
+                {"model": "hash://8", "dimension": 16},
+                "hash://8 makes unit vectors of dimension 8 and no others",
+            ),
+            (
+                {"max_length": 2},
+                "max_length counts tokens, special ones included, and is at least 3, not 2",
+            ),
             ({"b_min": 100, "b_max": 10}, "b_min (100 texts) must not exceed b_max (10)"),
-            ({"output": "~nobody-of-this-name/x"}, "setting output: cannot open output '~nobody-of-this-name/x': "),
+            (
+                {"output": "~nobody-of-this-name/x"},
+                "setting output: cannot open output '~nobody-of-this-name/x': ",
+            ),
             ({"output": ""}, "setting output: the output is empty: give a path or a URL"),
             ({"source": " "}, "setting source: the source is empty: give a path or a URL"),
-            ({"output": "s3:/bucket"}, "setting output: the output begins with s3: but is no URL: expected s3://"),
-            ({"output": "https://host/x"}, "setting output: cannot open output 'https://host/x': expected a local"),
-            ({"source": "https://host/x"}, "setting source: cannot open source 'https://host/x': expected a local"),
+            (
+                {"output": "s3:/bucket"},
+                "setting output: the output begins with s3: but is no URL: expected s3://",
+            ),
+            (
+                {"output": "https://host/x"},
+                "setting output: cannot open output 'https://host/x': expected a local",
+            ),
+            (
+                {"source": "https://host/x"},
+                "setting source: cannot open source 'https://host/x': expected a local",
+            ),
         ],
     )
     def test_error_names_the_possible_values(self, given: dict[str, Any], message: str) -> None:
@@ -177,23 +222,33 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"checks": {"nothing": "off"}}, "names 'nothing', which is no check that can be set; there are every_"),
+            (
+                {"checks": {"nothing": "off"}},
+                "names 'nothing', which is no check that can be set; there are every_",
+            ),
             (
                 {"checks": {"published_partitions_are_valid": "off"}},
                 "published_partitions_are_valid ends every run and cannot be off; expected error or warn",
             ),
-            ({"checks": {"ids_match": "loud"}}, "checks.ids_match is 'loud': input should be 'error', 'warn' or 'off'"),
+            (
+                {"checks": {"ids_match": "loud"}},
+                "checks.ids_match is 'loud': input should be 'error', 'warn' or 'off'",
+            ),
             ({"max_truncated_share": 1.5}, "max_truncated_share is 1.5"),
         ],
     )
-    def test_error_of_a_wrong_check_names_the_possible_values(self, given: dict[str, Any], message: str) -> None:
+    def test_error_of_a_wrong_check_names_the_possible_values(
+        self, given: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ConfigError) as refused:
             load_settings(**given)
         assert message in str(refused.value)
 
 
 class TestRunTags:
-    def test_values_are_text_or_what_dagster_reads_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_values_are_text_or_what_dagster_reads_as_json(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         limits = {"limits": {"nvidia.com/gpu": 1}}
         Path("surge.yaml").write_text(
             "run_tags:\n  dagster/priority: 5\n  queue: night\n"
@@ -206,7 +261,9 @@ class TestRunTags:
         }
         assert load_settings().run_tags == tags
         monkeypatch.setenv("SURGE_RUN_TAGS", '{"queue": "day"}')
-        assert load_settings().run_tags == tags | {"queue": "day"}, "each tag comes from the first source that has it"
+        assert load_settings().run_tags == tags | {"queue": "day"}, (
+            "each tag comes from the first source that has it"
+        )
 
     @pytest.mark.parametrize(
         ("tags", "message"),
@@ -216,12 +273,17 @@ class TestRunTags:
                 "'surge/piece' is set by Dagster or by this project; of its tags expected dagster/pr",
             ),
             ({".dagster/surge/heartbeat": "1"}, "'.dagster/surge/heartbeat' is set by"),
-            ({"dagster/retry_on_asset_or_op_failure": True}, "'dagster/retry_on_asset_or_op_failure' is set by"),
+            (
+                {"dagster/retry_on_asset_or_op_failure": True},
+                "'dagster/retry_on_asset_or_op_failure' is set by",
+            ),
             ({"dagster/priority": "high"}, "'dagster/priority' is 'high'; expected a whole number"),
             ({"queue": None}, "input should be a valid string"),
         ],
     )
-    def test_tags_that_others_set_are_refused_by_name(self, tags: dict[str, Any], message: str) -> None:
+    def test_tags_that_others_set_are_refused_by_name(
+        self, tags: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ConfigError) as refused:
             load_settings(run_tags=tags)
         assert message in str(refused.value)
@@ -233,7 +295,13 @@ class TestSecretsInUrls:
     @pytest.mark.parametrize("name", ["source", "output"])
     @pytest.mark.parametrize("origin", ["argument", "environment", "file"])
     @pytest.mark.parametrize(
-        "url", ["s3://AKIA:hunter2@bucket/out", "az://c/out?sig=hunter2", "s3://b/out#hunter2", "s3://a:hunter2@[b/out"]
+        "url",
+        [
+            "s3://AKIA:hunter2@bucket/out",
+            "az://c/out?sig=hunter2",
+            "s3://b/out#hunter2",
+            "s3://a:hunter2@[b/out",
+        ],
     )
     def test_url_with_credentials_is_refused_and_not_shown(
         self, monkeypatch: pytest.MonkeyPatch, name: str, origin: str, url: str
@@ -245,11 +313,15 @@ class TestSecretsInUrls:
             monkeypatch.setenv(f"SURGE_{name.upper()}", url)
         else:
             Path("surge.yaml").write_text(f"{name}: '{url}'\n")
-        with pytest.raises(ConfigError, match=f"(?i){name}.*expected a path, or a URL of a bucket") as caught:
+        with pytest.raises(
+            ConfigError, match=f"(?i){name}.*expected a path, or a URL of a bucket"
+        ) as caught:
             load_settings(**given)
         assert "hunter2" not in str(caught.getrepr(style="native"))
 
-    @pytest.mark.parametrize("path", ["data/you@home?#", "file:///data/out", "s3://bucket/a@b", "gs://bucket"])
+    @pytest.mark.parametrize(
+        "path", ["data/you@home?#", "file:///data/out", "s3://bucket/a@b", "gs://bucket"]
+    )
     def test_path_that_only_looks_like_credentials_is_accepted(self, path: str) -> None:
         assert load_settings(output=path).output == path
 
@@ -257,17 +329,27 @@ class TestSecretsInUrls:
         endpoint = "http://user:hunter2@minio:9000"
         Path("surge.yaml").write_text(f"storage_options: {{endpoint: '{endpoint}'}}\n")
         for make in (load_settings, lambda: StorageOptions(endpoint=endpoint)):
-            with pytest.raises(ConfigError, match="as endpoint the base URL of a service") as caught:
+            with pytest.raises(
+                ConfigError, match="as endpoint the base URL of a service"
+            ) as caught:
                 make()
             assert "hunter2" not in str(caught.getrepr(style="native"))
 
 
 class TestStorageOptions:
-    def test_environment_variable_holds_storage_options_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("SURGE_STORAGE_OPTIONS", '{"endpoint": "http://h:1", "secret_access_key": "hunter2"}')
+    def test_environment_variable_holds_storage_options_as_json(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(
+            "SURGE_STORAGE_OPTIONS", '{"endpoint": "http://h:1", "secret_access_key": "hunter2"}'
+        )
         settings = load_settings()
         options = settings.storage_options.options()
-        assert (options.endpoint, options.secret_access_key, options.region) == ("http://h:1", "hunter2", None)
+        assert (options.endpoint, options.secret_access_key, options.region) == (
+            "http://h:1",
+            "hunter2",
+            None,
+        )
         for shown in (repr(settings), str(settings), repr(options), str(settings.model_dump())):
             assert "hunter2" not in shown
 
@@ -294,11 +376,15 @@ class TestGcp:
 
     KEY = base64.b64encode(b'{"type": "service_account", "private_key": "hunter2"}').decode()
 
-    def test_environment_variable_holds_the_account_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_variable_holds_the_account_as_json(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("SURGE_GCP", json.dumps({"project": "p", "gcp_credentials": self.KEY}))
         assert load_settings().cloud_options().gcp == GcpOptions("p", gcp_credentials=self.KEY)
 
-    def test_env_var_of_dagster_is_read_with_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_env_var_of_dagster_is_read_with_the_settings(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("GCP_KEY", self.KEY)
         gcp: Any = {"gcp_credentials": dg.EnvVar("GCP_KEY")}
         assert load_settings(gcp=gcp).cloud_options().gcp.gcp_credentials == self.KEY
@@ -316,7 +402,9 @@ class TestGcp:
 
     def test_unknown_field_is_refused_with_the_known_ones(self) -> None:
         Path("surge.yaml").write_text("gcp: {credentials: hunter2}\n")
-        with pytest.raises(ConfigError, match="there are project, location, gcp_credentials") as caught:
+        with pytest.raises(
+            ConfigError, match="there are project, location, gcp_credentials"
+        ) as caught:
             load_settings()
         assert "hunter2" not in str(caught.getrepr(style="native"))
 

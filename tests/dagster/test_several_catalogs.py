@@ -30,10 +30,15 @@ def everything_named(definitions: dg.Definitions) -> dict[str, set[str]]:
         "assets": {key.to_user_string() for key in graph.get_all_asset_keys()},
         "groups": {graph.get(key).group_name or "" for key in graph.get_all_asset_keys()},
         "checks": {key.to_user_string() for key in graph.asset_check_keys},
-        "partitions": {part.name or "" for part in partitions if isinstance(part, dg.DynamicPartitionsDefinition)},
+        "partitions": {
+            part.name or ""
+            for part in partitions
+            if isinstance(part, dg.DynamicPartitionsDefinition)
+        },
         "jobs": {job.name for job in jobs},
         "ops": {node.name for job in jobs for node in job.nodes},
-        "automation": {sensor.name for sensor in repository.sensor_defs} | {s.name for s in repository.schedule_defs},
+        "automation": {sensor.name for sensor in repository.sensor_defs}
+        | {s.name for s in repository.schedule_defs},
         "resources": set(definitions.resources or {}),
     }
 
@@ -46,7 +51,12 @@ def both(bench: Workbench) -> dg.Definitions:
             write_partition(bench.root / name, key, numbered_rows(f"{name}-{key}", 3))
     return dg.Definitions.merge(
         *(
-            embedding_catalog(name=name, source=str(bench.root / name), output=str(out_of(bench, name)), model=model)
+            embedding_catalog(
+                name=name,
+                source=str(bench.root / name),
+                output=str(out_of(bench, name)),
+                model=model,
+            )
             for name, model in (("shop", "hash://16"), ("docs", "hash://24"))
         )
     )
@@ -62,7 +72,9 @@ def run(bench: Workbench, both: dg.Definitions, job: str, **tags: str) -> Ran:
 
 def look(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> SensorExecutionData:
     repository = both.get_repository_def()
-    with dg.build_sensor_context(bench.instance, repository_def=repository, resources=both.resources) as context:
+    with dg.build_sensor_context(
+        bench.instance, repository_def=repository, resources=both.resources
+    ) as context:
         return repository.get_sensor_def(names.sensor).evaluate_tick(context)
 
 
@@ -70,12 +82,16 @@ def read_by_an_asset(bench: Workbench, both: dg.Definitions, names: CatalogNames
     """The dimensions of the vectors that a downstream asset loads."""
     seen: list[int] = []
 
-    @dg.asset(ins={"vectors": dg.AssetIn(key=names.embeddings, input_manager_key=names.input_resource)})
+    @dg.asset(
+        ins={"vectors": dg.AssetIn(key=names.embeddings, input_manager_key=names.input_resource)}
+    )
     def report(vectors: pl.LazyFrame) -> None:
         seen.extend(map(len, vectors.collect()["embedding"]))
 
     job = dg.define_asset_job("report_job", selection=[report])
-    assert run(bench, dg.Definitions.merge(both, dg.Definitions(assets=[report], jobs=[job])), "report_job").success
+    assert run(
+        bench, dg.Definitions.merge(both, dg.Definitions(assets=[report], jobs=[job])), "report_job"
+    ).success
     return seen
 
 
@@ -84,17 +100,32 @@ def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
     assert found["assets"] == {"source_partitions", "superbatches", "embeddings", "current_space"}
     assert "embeddings:published_partitions_are_valid" in found["checks"]
     assert (found["groups"], found["partitions"]) == ({"surge"}, {"catalog"})
-    assert found["jobs"] == {"catalog_refresh", "embed_partitions", "catalog_check", "switch_current_space"}
+    assert found["jobs"] == {
+        "catalog_refresh",
+        "embed_partitions",
+        "catalog_check",
+        "switch_current_space",
+    }
     assert found["ops"] == {"refresh", "embeddings", "compare_catalog_and_output", "current_space"}
-    assert found["automation"] == {"new_partitions", "lost_runs", "nightly_refresh", "scheduled_check"}
+    assert found["automation"] == {
+        "new_partitions",
+        "lost_runs",
+        "nightly_refresh",
+        "scheduled_check",
+    }
     assert found["resources"] == {"catalog", "encoder", "output", "embeddings_input", "changes"}
 
 
 def test_names_of_two_catalogs_never_collide() -> None:
     """One catalog's name is a part of the plain names, so that a prefix could produce a plain name."""
-    alone = [everything_named(embedding_catalog(source="c", output="o", name=name)) for name in (None, "a", "catalog")]
+    alone = [
+        everything_named(embedding_catalog(source="c", output="o", name=name))
+        for name in (None, "a", "catalog")
+    ]
     merged = everything_named(
-        dg.Definitions.merge(*(embedding_catalog(source="c", output="o", name=n) for n in (None, "a", "catalog")))
+        dg.Definitions.merge(
+            *(embedding_catalog(source="c", output="o", name=n) for n in (None, "a", "catalog"))
+        )
     )
     for kind, names in merged.items():
         of_each = [one[kind] - {LOST_RUNS} for one in alone]
@@ -110,11 +141,16 @@ def test_catalogs_of_a_project_of_components_share_lost_runs(tmp_path: Path) -> 
         ).with_definition_metadata_update(lambda metadata, name=name: {**metadata, "file": name})
         for name in ("shop", "docs")
     ]
-    sensors = [sensor.name for sensor in dg.Definitions.merge(*of_components).get_repository_def().sensor_defs]
+    sensors = [
+        sensor.name
+        for sensor in dg.Definitions.merge(*of_components).get_repository_def().sensor_defs
+    ]
     assert sensors.count(LOST_RUNS) == 1
 
 
-def test_assets_name_their_jobs_and_automation_and_have_the_owners_of_the_settings(tmp_path: Path) -> None:
+def test_assets_name_their_jobs_and_automation_and_have_the_owners_of_the_settings(
+    tmp_path: Path,
+) -> None:
     owners = ["ada@example.org", "team:search"]
     others = {"derived": [{"dtype": "int8"}], "lancedb": {"uri": str(tmp_path / "tables")}}
     shop = embedding_catalog(name="shop", source="c", output="o", owners=owners, **others)
@@ -123,46 +159,75 @@ def test_assets_name_their_jobs_and_automation_and_have_the_owners_of_the_settin
     assert {tuple(node.owners) for node in nodes.values()} == {tuple(owners)} and len(nodes) == 6
     automation = {
         "source_partitions": {SHOP.sensor, SHOP.schedule},
-        "embeddings": {SHOP.refresh_job, SHOP.embed_job, SHOP.check_job, SHOP.sensor, SHOP.schedule},
+        "embeddings": {
+            SHOP.refresh_job,
+            SHOP.embed_job,
+            SHOP.check_job,
+            SHOP.sensor,
+            SHOP.schedule,
+        },
         "superbatches": {SHOP.refresh_job, SHOP.embed_job},
         "current_space": {SHOP.switch_job, SHOP.refresh_job, SHOP.embed_job},
         "lancedb": {SHOP.hand_over_job, SHOP.hand_over_sensor},
     }
     for asset, names in automation.items():
         assert all(f"`{name}`" in (nodes[asset].description or "") for name in names), asset
-    with pytest.raises(ConfigError, match="expected e-mail addresses, or teams such as team:search; not 'team:'"):
+    with pytest.raises(
+        ConfigError, match="expected e-mail addresses, or teams such as team:search; not 'team:'"
+    ):
         embedding_catalog(source="c", output="o", owners=["team:"])
 
 
-def test_each_catalog_is_embedded_with_its_own_model_and_output(bench: Workbench, both: dg.Definitions) -> None:
+def test_each_catalog_is_embedded_with_its_own_model_and_output(
+    bench: Workbench, both: dg.Definitions
+) -> None:
     ran = run(bench, both, SHOP.refresh_job)
     assert ran.success and set(ran.materialized(SHOP.embeddings)) == {"a", "b"}
     assert ran.checks()[SHOP.run_check.name].asset_key == SHOP.embeddings
     assert not ran.materialized(DOCS.embeddings) and not out_of(bench, "docs").exists()
     assert bench.instance.get_dynamic_partitions("docs_catalog") == []
     tags = ran.materialized(SHOP.embeddings)["a"].tags or {}
-    assert tags["dagster/input_data_version/shop/source_partitions"] and not any("docs" in tag for tag in tags)
+    assert tags["dagster/input_data_version/shop/source_partitions"] and not any(
+        "docs" in tag for tag in tags
+    )
 
-    assert [len(found.run_requests or []) for found in (look(bench, both, n) for n in (SHOP, DOCS))] == [0, 1]
+    assert [
+        len(found.run_requests or []) for found in (look(bench, both, n) for n in (SHOP, DOCS))
+    ] == [0, 1]
     bench.instance.add_dynamic_partitions("docs_catalog", ["a", "b"])
-    first_and_last = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+    first_and_last = {
+        "dagster/asset_partition_range_start": "a",
+        "dagster/asset_partition_range_end": "b",
+    }
     ran = run(bench, both, DOCS.embed_job, **first_and_last)
-    dimensions = [event.metadata["dimension"].value for event in ran.materialized(DOCS.embeddings).values()]
+    dimensions = [
+        event.metadata["dimension"].value for event in ran.materialized(DOCS.embeddings).values()
+    ]
     assert ran.success and dimensions == [24, 24] and not ran.materialized(SHOP.embeddings)
     checks = run(bench, both, DOCS.check_job).checks()
     assert len(checks) == len(CHECK_NAMES) - 2 and all(check.passed for check in checks.values())
-    assert {check.asset_key for check in checks.values()} == {DOCS.source_partitions, DOCS.embeddings}
+    assert {check.asset_key for check in checks.values()} == {
+        DOCS.source_partitions,
+        DOCS.embeddings,
+    }
 
     assert read_by_an_asset(bench, both, DOCS) == [24] * 6
     with_another_model = embedding_catalog(
-        name="shop", source=str(bench.root / "shop"), output=str(out_of(bench, "shop")), model="hash://8"
+        name="shop",
+        source=str(bench.root / "shop"),
+        output=str(out_of(bench, "shop")),
+        model="hash://8",
     )
     with pytest.raises(ConfigError, match="launch shop_catalog_refresh by hand"):
         look(bench, with_another_model, SHOP)
 
 
-def test_keys_in_runs_of_one_catalog_are_free_for_the_other_sensor(bench: Workbench, both: dg.Definitions) -> None:
-    bench.instance.create_run_for_job(both.resolve_job_def(SHOP.refresh_job), status=dg.DagsterRunStatus.STARTED)
+def test_keys_in_runs_of_one_catalog_are_free_for_the_other_sensor(
+    bench: Workbench, both: dg.Definitions
+) -> None:
+    bench.instance.create_run_for_job(
+        both.resolve_job_def(SHOP.refresh_job), status=dg.DagsterRunStatus.STARTED
+    )
     assert not look(bench, both, SHOP).run_requests
     [request] = look(bench, both, DOCS).run_requests or []
     assert request.run_config["ops"][DOCS.embeddings_op]["config"]["keys"] == ["a", "b"]
@@ -186,7 +251,9 @@ def test_sensor_leaves_out_partitions_that_a_job_of_the_user_is_embedding(
 
     def begin(job: str) -> dg.DagsterRun:
         return bench.instance.create_run_for_job(
-            theirs.resolve_job_def(job), status=dg.DagsterRunStatus.STARTED, tags={"dagster/partition": "a"}
+            theirs.resolve_job_def(job),
+            status=dg.DagsterRunStatus.STARTED,
+            tags={"dagster/partition": "a"},
         )
 
     def requested(names: CatalogNames) -> list[str]:

@@ -1,4 +1,5 @@
-"""A slow encode call reaches the people who operate Dagster: the run's log, a check of the run, and the alerts."""
+"""A slow encode call reaches the people who operate Dagster: the run's log, a check of the run, and
+the alerts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def test_slow_call_is_a_warning_in_the_log_of_the_run(bench: Workbench, slow_pac
     assert len([message for message in warned if message.startswith(_SLOW)]) == 1
 
 
-def test_slow_call_fails_the_check_of_the_run_as_a_warning(bench: Workbench, slow_pace: None) -> None:
+def test_slow_call_fails_the_check_of_the_run_as_a_warning(
+    bench: Workbench, slow_pace: None
+) -> None:
     bench.fill("a")
     check = bench.refresh().checks()["encode_not_slow"]
 
@@ -30,7 +33,9 @@ def test_slow_call_fails_the_check_of_the_run_as_a_warning(bench: Workbench, slo
     assert _SLOW in str(check.metadata["slow"].value)
 
 
-def test_check_passes_if_calls_take_as_long_as_usual(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_passes_if_calls_take_as_long_as_usual(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Pace, "ratio", lambda pace, seconds, expected_seconds: 1.1)
     bench.fill("a")
     check = bench.refresh().checks()["encode_not_slow"]
@@ -39,7 +44,9 @@ def test_check_passes_if_calls_take_as_long_as_usual(bench: Workbench, monkeypat
     assert check.metadata["superbatches_judged"].value == 1
 
 
-def test_run_with_too_few_calls_to_compare_has_no_result(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_too_few_calls_to_compare_has_no_result(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Pace, "ratio", lambda pace, seconds, expected_seconds: None)
     bench.fill("a")
     assert "encode_not_slow" not in bench.refresh().checks()

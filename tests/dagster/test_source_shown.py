@@ -13,15 +13,33 @@ from surge_dagster.orchestration.names import CatalogNames
 @pytest.mark.parametrize(
     ("settings", "kinds", "said"),
     [
-        ({"source": "/data/products.csv.gz", "partition_by": "lang,category"}, {"csv"}, "`/data/products.csv.gz`. The"),
-        ({"source": "s3://shop/{category}.jsonl"}, {"json"}, "`s3://shop/{category}.jsonl`. `id` identifies a row"),
+        (
+            {"source": "/data/products.csv.gz", "partition_by": "lang,category"},
+            {"csv"},
+            "`/data/products.csv.gz`. The",
+        ),
+        (
+            {"source": "s3://shop/{category}.jsonl"},
+            {"json"},
+            "`s3://shop/{category}.jsonl`. `id` identifies a row",
+        ),
         ({"source": "/data/catalog"}, set(), "The catalog in `/data/catalog`."),
-        ({"source": "bigquery://p", "query": "SELECT 1", "partition_by": "k"}, {"bigquery"}, "the project `p` of Big"),
-        ({"source": "asset://products", "partition_by": "k"}, set(), "The asset `products`, through its IO manager."),
+        (
+            {"source": "bigquery://p", "query": "SELECT 1", "partition_by": "k"},
+            {"bigquery"},
+            "the project `p` of Big",
+        ),
+        (
+            {"source": "asset://products", "partition_by": "k"},
+            set(),
+            "The asset `products`, through its IO manager.",
+        ),
     ],
     ids=lambda value: value.get("source") if isinstance(value, dict) else "",
 )
-def test_source_partitions_show_their_source(settings: dict[str, Any], kinds: set[str], said: str) -> None:
+def test_source_partitions_show_their_source(
+    settings: dict[str, Any], kinds: set[str], said: str
+) -> None:
     graph = embedding_catalog(**settings, output="/out").resolve_asset_graph()
     node = graph.get(CatalogNames().source_partitions)
     assert node.kinds == kinds and said in (node.description or "")

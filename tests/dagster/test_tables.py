@@ -1,4 +1,5 @@
-"""One table as a catalog in Dagster: its keys become partitions, in runs and in all ways to write the setting."""
+"""One table as a catalog in Dagster: its keys become partitions, in runs and in all ways to write
+the setting."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_refresh_embeds_the_keys_of_a_table_and_removes_what_it_grouped(bench: Workbench, cache: Path) -> None:
+def test_refresh_embeds_the_keys_of_a_table_and_removes_what_it_grouped(
+    bench: Workbench, cache: Path
+) -> None:
     rows = shuffled_rows(60, 3)
     bench.catalog.mkdir()
     path = write_csv(bench.catalog / "products.csv", rows)
@@ -46,7 +49,10 @@ def test_columns_of_the_key_are_a_list_or_a_plain_string_everywhere(
     assert load_settings(partition_by=given).partition_by == expected
     assert CatalogSource(url="t.csv", partition_by=given).partition_by == expected  # pyright: ignore
     attributes = {"source": "t.csv", "output": "out", "partition_by": given}
-    assert EmbeddingCatalog.from_attributes_dict(attributes=attributes).settings.partition_by == expected
+    assert (
+        EmbeddingCatalog.from_attributes_dict(attributes=attributes).settings.partition_by
+        == expected
+    )
     if isinstance(given, str):
         monkeypatch.setenv("SURGE_PARTITION_BY", given)
         assert load_settings().partition_by == expected

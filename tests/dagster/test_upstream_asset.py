@@ -1,4 +1,5 @@
-"""A catalog that is an asset gives the vectors that the same rows in folders give, and ticks never load it."""
+"""A catalog that is an asset gives the vectors that the same rows in folders give, and ticks never
+load it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from tests.small_catalogs import Rows, assert_embedded, numbered_rows
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 PARTS, WHOLE = CatalogNames("parts"), CatalogNames("whole")
-CATALOG: dict[str, Rows] = {"a": numbered_rows("a", 5), "b": numbered_rows("b", 3), "ß, 50%": numbered_rows("s", 2)}
+CATALOG: dict[str, Rows] = {
+    "a": numbered_rows("a", 5),
+    "b": numbered_rows("b", 3),
+    "ß, 50%": numbered_rows("s", 2),
+}
 
 
 class Location:
@@ -50,13 +55,17 @@ class Location:
         return ReconstructableRepository.for_file(str(self._file), "defs", str(self.root))
 
     def write(self, catalog: Mapping[str, Rows]) -> None:
-        rows = [(key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)]
+        rows = [
+            (key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)
+        ]
         frame = pl.DataFrame(rows, schema=["category", "id", "text", "place"], orient="row")
         frame.sort("place", "category").write_parquet(self.root / "frames.parquet")
 
     def run(self, job: str, config: Mapping[str, Any] | None = None, **how: Any) -> Ran:
         made = self._loaded.get_reconstructable_job(job)
-        with dg.execute_job(made, self.instance, run_config={**(config or {}), **QUIET}, **how) as result:
+        with dg.execute_job(
+            made, self.instance, run_config={**(config or {}), **QUIET}, **how
+        ) as result:
             return Ran(self.instance, result.run_id, result.success)
 
     def materialize(self, asset: str, keys: Sequence[str | None] = (None,)) -> None:
@@ -67,7 +76,9 @@ class Location:
     def tick(self, names: CatalogNames) -> SensorExecutionData:
         repository = self.repository
         given = {key: repository.get_top_level_resources()[key] for key in names.resource_keys}
-        with dg.build_sensor_context(self.instance, repository_def=repository, resources=given) as context:
+        with dg.build_sensor_context(
+            self.instance, repository_def=repository, resources=given
+        ) as context:
             return repository.get_sensor_def(names.sensor).evaluate_tick(context)
 
     def launch(self, names: CatalogNames, found: SensorExecutionData) -> Ran:
@@ -101,14 +112,19 @@ def test_partitions_of_an_asset_become_those_of_the_catalog(location: Location) 
     assert location.run(PARTS.check_job).success
 
 
-def test_only_a_partition_whose_rows_changed_is_encoded_after_its_asset_ran_again(location: Location) -> None:
+def test_only_a_partition_whose_rows_changed_is_encoded_after_its_asset_ran_again(
+    location: Location,
+) -> None:
     location.materialize("products", ["a", "b"])
     assert location.run(PARTS.refresh_job).success
     changed = {**CATALOG, "a": numbered_rows("a", 6)}
     location.write(changed)
     location.materialize("products", ["a", "b"])
     ran = location.run(PARTS.refresh_job)
-    actions = {key: made.metadata["action"].value for key, made in ran.materialized(PARTS.embeddings).items()}
+    actions = {
+        key: made.metadata["action"].value
+        for key, made in ran.materialized(PARTS.embeddings).items()
+    }
     assert actions == {"a": "encoded", "b": "republished"}
     location.assert_embedded(PARTS, {key: changed[key] for key in "ab"})
 
@@ -117,7 +133,9 @@ def test_a_backfill_of_embeddings_loads_the_asset_in_the_job_of_assets(location:
     location.materialize("products", ["a", "b"])
     location.tick(PARTS)
     tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
-    ran = location.run("__ASSET_JOB", asset_selection=[PARTS.embeddings], tags=tags | {"dagster/backfill": "x"})
+    ran = location.run(
+        "__ASSET_JOB", asset_selection=[PARTS.embeddings], tags=tags | {"dagster/backfill": "x"}
+    )
     assert ran.success and ran.materialized(PARTS.embeddings).keys() == {"a", "b"}
 
 
@@ -139,7 +157,8 @@ def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
     location.assert_embedded(WHOLE, CATALOG)
     assert len(loaded) == 1 and loaded[0]["python_type"] is pl.DataFrame
     assert "3 partitions" in (location.tick(WHOLE).skip_message or "") and len(loaded) == 1
-    assert location.run(WHOLE.refresh_job).success and len(loaded) == 1  # nothing to do, nothing loaded
+    # nothing to do, nothing loaded
+    assert location.run(WHOLE.refresh_job).success and len(loaded) == 1
 
     changed = {**CATALOG, "b": numbered_rows("b", 4), "new": numbered_rows("new", 1)}
     location.write(changed)
@@ -154,7 +173,9 @@ def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
 def kept_listings(location: Location) -> list[str]:
     """What Dagster's storage keeps of listings, emptied entries aside."""
     with location.instance.run_storage.connect() as connection:  # pyright: ignore[reportAttributeAccessIssue]
-        rows = connection.exec_driver_sql("SELECT key, value FROM kvs WHERE key LIKE 'surge.%'").fetchall()
+        rows = connection.exec_driver_sql(
+            "SELECT key, value FROM kvs WHERE key LIKE 'surge.%'"
+        ).fetchall()
     return [key for key, value in rows if value]
 
 
@@ -201,18 +222,27 @@ def test_source_may_be_an_asset_its_key_or_its_url() -> None:
     for key in (products.key, dg.AssetKey(["shop", "a/b", "50%"])):
         assert asset_key(asset_url(key)) == key
     for wrong in ("asset://", "asset://shop//b"):
-        with pytest.raises(ConfigError, match="expected the key of an asset, as in asset://products"):
+        with pytest.raises(
+            ConfigError, match="expected the key of an asset, as in asset://products"
+        ):
             embedding_catalog(source=wrong)
 
 
-def test_an_asset_that_is_missing_or_never_materialized_is_named(location: Location, bench: Workbench) -> None:
+def test_an_asset_that_is_missing_or_never_materialized_is_named(
+    location: Location, bench: Workbench
+) -> None:
     failed = location.run(WHOLE.refresh_job, raise_on_error=False)
     assert not failed.success and "asset 'table' was never materialized" in failed.failure()
-    alone = embedding_catalog(source="asset://products", output=str(bench.output), model="hash://16")
+    alone = embedding_catalog(
+        source="asset://products", output=str(bench.output), model="hash://16"
+    )
     result = alone.resolve_job_def("catalog_refresh").execute_in_process(
         instance=bench.instance, raise_on_error=False, run_config=QUIET
     )
-    assert "no code location in which the asset 'products'" in Ran(bench.instance, result.run_id, False).failure()
+    assert (
+        "no code location in which the asset 'products'"
+        in Ran(bench.instance, result.run_id, False).failure()
+    )
 
 
 def test_assets_are_embedded_when_their_job_is_executed_in_process(bench: Workbench) -> None:
@@ -221,12 +251,21 @@ def test_assets_are_embedded_when_their_job_is_executed_in_process(bench: Workbe
         return pl.DataFrame({"id": [1, 2], "text": ["one", "two"]})
 
     made = embedding_catalog(source=products, output=str(bench.output), model="hash://16")
-    defs = dg.Definitions.merge(made, dg.Definitions(assets=[products], executor=dg.in_process_executor))
+    defs = dg.Definitions.merge(
+        made, dg.Definitions(assets=[products], executor=dg.in_process_executor)
+    )
     bench.instance.add_dynamic_partitions("catalog", ["products"])
     job = defs.resolve_implicit_global_asset_job_def()
-    for asset, tags in ((products.key, {}), (CatalogNames().embeddings, {"dagster/partition": "products"})):
+    for asset, tags in (
+        (products.key, {}),
+        (CatalogNames().embeddings, {"dagster/partition": "products"}),
+    ):
         ran = job.execute_in_process(
-            instance=bench.instance, asset_selection=[asset], tags=tags, run_config=QUIET, raise_on_error=False
+            instance=bench.instance,
+            asset_selection=[asset],
+            tags=tags,
+            run_config=QUIET,
+            raise_on_error=False,
         )
         assert ran.success
     assert_embedded(bench.output, bench.space, "products", [(1, "one"), (2, "two")])

@@ -1,6 +1,7 @@
 """A code location whose catalogs are assets: one with partitions, one without.
 
-A test loads this file as Dagster does. The assets return the rows of `frames.parquet` in the folder `UPSTREAM_ROOT`.
+A test loads this file as Dagster does. The assets return the rows of `frames.parquet` in the folder
+`UPSTREAM_ROOT`.
 """
 
 import os
@@ -30,7 +31,9 @@ def table() -> pl.DataFrame:
 
 
 def catalog(name: str, source: dg.AssetsDefinition, **settings: Any) -> dg.Definitions:
-    return embedding_catalog(name=name, source=source, output=str(ROOT / name), model="hash://16", **settings)
+    return embedding_catalog(
+        name=name, source=source, output=str(ROOT / name), model="hash://16", **settings
+    )
 
 
 @dg.definitions

@@ -1,4 +1,5 @@
-"""Shared by the tests of the engine: the demo model, and one pool with it, because starting it is what costs."""
+"""Shared by the tests of the engine: the demo model, and one pool with it, because starting it is
+what costs."""
 
 from __future__ import annotations
 

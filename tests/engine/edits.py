@@ -11,7 +11,8 @@ EDITS = ("insert", "delete", "edit", "move", "swap ids", "duplicate")
 
 
 def edited(rows: Rows, edits: list[str], random: Random, texts: Sequence[str] = ()) -> Rows:
-    """The rows after some edits, each at a random place; ids stay unique, and so do new texts but for given ones."""
+    """The rows after some edits, each at a random place; ids stay unique, and so do new texts but
+    for given ones."""
     found, taken = list(rows), {row_id for row_id, _ in rows}
     for number, edit in enumerate(edits):
         fresh = f"{random.getrandbits(40):x}.{number}"
@@ -25,7 +26,11 @@ def edited(rows: Rows, edits: list[str], random: Random, texts: Sequence[str] = 
         elif edit == "delete":
             del found[place]
         elif edit == "edit":
-            text = random.choice(texts) if texts else f"edited {fresh}" + " long" * random.choice([0, 0, 600])
+            text = (
+                random.choice(texts)
+                if texts
+                else f"edited {fresh}" + " long" * random.choice([0, 0, 600])
+            )
             found[place] = found[place][0], text
         elif edit == "move":
             found.insert(other, found.pop(place))

@@ -15,7 +15,8 @@ from surge_dagster.engine.store.store import StoredObject
 
 
 class FaultyStore(LocalStore):
-    """A local disk on which an action runs at one step of publishing the files of some keys, staged or not."""
+    """A local disk on which an action runs at one step of publishing the files of some keys, staged
+    or not."""
 
     def __init__(self, root: Path, keys: set[str], step: str, happen: Callable[[], None]) -> None:
         super().__init__(root)
@@ -57,7 +58,10 @@ class FaultyUpload(LocalUpload):
         return stored
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
         if self.step == "exit":

@@ -32,7 +32,8 @@ Applied = dict[str, dict[str, tuple[str, bytes]]]  # text and vector by partitio
 
 
 class Output:
-    """An output whose files are written by hand, with or without the change files that lead to them."""
+    """An output whose files are written by hand, with or without the change files that lead to
+    them."""
 
     def __init__(self, root: Path) -> None:
         self.store = LocalStore(root)
@@ -72,14 +73,18 @@ class Output:
     def expected(self) -> Applied:
         """The rows of all files."""
         return {
-            key: {row: (text, hash_vectors([text], DIMENSION)[0].tobytes()) for row, text in texts.items()}
+            key: {
+                row: (text, hash_vectors([text], DIMENSION)[0].tobytes())
+                for row, text in texts.items()
+            }
             for key, texts in self.rows.items()
             if texts
         }
 
 
 def rows_of(catalog: Mapping[str, Rows]) -> Applied:
-    """What a consumer has that applied the changes of a catalog which runs with `hash_pool` embedded."""
+    """What a consumer has that applied the changes of a catalog which runs with `hash_pool`
+    embedded."""
     return {
         key: {row: (text, hash_vectors([text], RUN_DIMENSION)[0].tobytes()) for row, text in rows}
         for key, rows in catalog.items()
@@ -89,15 +94,21 @@ def rows_of(catalog: Mapping[str, Rows]) -> Applied:
 
 def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> None:
     """Write an output file of the format of this version, in several row groups."""
-    columns = schema(pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True)
+    columns = schema(
+        pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True
+    )
     facts = facts_of(key, space, texts, version)
     with pa.OSFile(str(path), "wb") as sink, new_writer(sink, columns, facts) as writer:
         items = list(texts.items())
         for start in range(0, len(items), 3):
-            ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))
+            ids, strings = (
+                pa.array(column) for column in zip(*items[start : start + 3], strict=True)
+            )
             vectors = hash_vectors(strings.to_pylist(), DIMENSION)
             kept = strings.cast(pa.large_string())
-            writer.append_table(FileRows([ids], ids.type, kept, text_hashes(kept), vectors).table(columns))
+            writer.append_table(
+                FileRows([ids], ids.type, kept, text_hashes(kept), vectors).table(columns)
+            )
         writer.close()
 
 
@@ -119,7 +130,8 @@ def facts_of(key: str, space: str, texts: Texts, version: str) -> FileFacts:
 
 
 def note_changes(patch: pytest.MonkeyPatch, note: Callable[[str, RowChanges | None], None]) -> None:
-    """Call `note` with the key and the changed rows of each partition that has an old file, once its rows were read."""
+    """Call `note` with the key and the changed rows of each partition that has an old file, once
+    its rows were read."""
     found_changes = PreviousRows.changes
 
     def noting(previous: PreviousRows) -> Any:
@@ -153,7 +165,10 @@ def apply(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:
                     case "delete":
                         rows.pop(row["id"], None)
                     case _:
-                        rows[row["id"]] = (row["text"], np.array(row["embedding"], np.float32).tobytes())
+                        rows[row["id"]] = (
+                            row["text"],
+                            np.array(row["embedding"], np.float32).tobytes(),
+                        )
     for key in [key for key, rows in target.items() if not rows]:
         del target[key]
     return came

@@ -3,11 +3,12 @@
     python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT LOG POINT N [START-STOP …]
     python -m tests.engine.killed_run
 
-Points are steps of the run, not instants, so that the same command dies at the same place on every machine; the point
-"any" is each of them. The run writes each of its steps to LOG as a line, without a buffer. ENDPOINT is that of the
-object store, or empty where the output is a folder. START-STOP is a range of every partition. Without arguments, each
-line of standard input is a JSON list of arguments. The program runs each in its own process, forked from one that has
-imported everything, and prints its exit status as a line.
+Points are steps of the run, not instants, so that the same command dies at the same place on every
+machine; the point "any" is each of them. The run writes each of its steps to LOG as a line, without
+a buffer. ENDPOINT is that of the object store, or empty where the output is a folder. START-STOP is
+a range of every partition. Without arguments, each line of standard input is a JSON list of
+arguments. The program runs each in its own process, forked from one that has imported everything,
+and prints its exit status as a line.
 """
 
 from __future__ import annotations
@@ -45,8 +46,19 @@ from surge_dagster.engine.tables.opening import open_source
 from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
 
-POINTS = ("encode", "encoded", "create", "publish", "still wanted", "published", "sync", "synced", "receipt")
-# Of split partitions: a segment is begun, complete, durable; the file is begun, complete; a segment is removed.
+POINTS = (
+    "encode",
+    "encoded",
+    "create",
+    "publish",
+    "still wanted",
+    "published",
+    "sync",
+    "synced",
+    "receipt",
+)
+# Of split partitions: a segment is begun, complete, durable; the file is begun, complete; a segment
+# is removed.
 SPLIT_POINTS = ("stage", "staged", "kept", "assemble", "assembled", "remove", "removed")
 # Of objects that are uploaded in parts: one is begun, a part is stored, the upload is completed.
 PART_POINTS = ("begun", "part", "complete", "completed")
@@ -164,7 +176,10 @@ class MortalUpload:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._upload.__exit__(kind, error, trace)
 
@@ -209,11 +224,15 @@ def open_output(url: str, endpoint: str) -> Store:
     """A folder, or a bucket."""
     if not endpoint:
         return open_store(url)
-    options = StorageOptions(endpoint=endpoint, access_key_id="AKIATESTKEY", secret_access_key="secret-of-the-test")
+    options = StorageOptions(
+        endpoint=endpoint, access_key_id="AKIATESTKEY", secret_access_key="secret-of-the-test"
+    )
     return open_object_store(url, options, limits=ClientLimits(part_bytes=PART_BYTES))
 
 
-def main(catalog: str, output: str, endpoint: str, log: str, point: str, count: str, *rows: str) -> None:
+def main(
+    catalog: str, output: str, endpoint: str, log: str, point: str, count: str, *rows: str
+) -> None:
     """Run until the point comes, or to the end."""
     reaper = Reaper(Path(log), point, int(count))
     pause = Path(f"{log}.pause")
@@ -242,7 +261,8 @@ def main(catalog: str, output: str, endpoint: str, log: str, point: str, count: 
 
 def serve() -> None:
     """Run each line of standard input in a process of its own."""
-    pa.array(np.zeros(1))  # imports pandas where that is installed, which would take a third of each process
+    # imports pandas where that is installed, which would take a third of each process
+    pa.array(np.zeros(1))
     for line in sys.stdin:
         child = os.fork()
         if not child:

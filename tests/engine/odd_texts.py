@@ -9,8 +9,31 @@ _SENTENCE = "Return the rows whose key stands in the index, in the order of the 
 
 def odd_texts() -> list[str]:
     rng = np.random.default_rng(5)
-    words = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "unbelievably"]
-    texts = ["", " ", "a", "\n\t", "�", "e\u0301cole", "word " * 256, _SENTENCE * 40, "x" * 3_000, "東" * 400]
+    words = [
+        "steel",
+        "Größe",
+        "東京",
+        "don't",
+        "naïve",
+        "3.14",
+        "🚀",
+        "bottle,",
+        "(a)",
+        "__init__",
+        "unbelievably",
+    ]
+    texts = [
+        "",
+        " ",
+        "a",
+        "\n\t",
+        "�",
+        "e\u0301cole",
+        "word " * 256,
+        _SENTENCE * 40,
+        "x" * 3_000,
+        "東" * 400,
+    ]
     texts += [" ".join(rng.choice(words, int(count))) for count in rng.integers(1, 30, 120)]
     texts += [_SENTENCE * int(count) for count in rng.integers(1, 20, 20)]
     return [texts[row] for row in rng.permutation(len(texts))]

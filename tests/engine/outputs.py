@@ -57,14 +57,26 @@ class Output:
         version = desired_version(content, named)
         columns = schema(ids.type, d, self.space.dtype, include_text=include_text)
         facts = FileFacts(
-            key, named, "m", precision, source_version, content, version, rows, d, 0, rows_version=f"{key} {rows}"
+            key,
+            named,
+            "m",
+            precision,
+            source_version,
+            content,
+            version,
+            rows,
+            d,
+            0,
+            rows_version=f"{key} {rows}",
         )
         with (
             self.store.create(self.name(key)) as upload,
             new_writer(upload.sink, columns, facts) as writer,
         ):
             kept = texts if include_text else None
-            writer.append_table(FileRows([ids], ids.type, kept, text_hashes(texts), matrix).table(columns))
+            writer.append_table(
+                FileRows([ids], ids.type, kept, text_hashes(texts), matrix).table(columns)
+            )
             writer.close()
             upload.publish(lambda: None)
         return matrix
@@ -81,7 +93,9 @@ def publish_two_rows(
         new_writer(upload.sink, columns, facts) as writer,
     ):
         ids, hashes = pa.array(["a", "b"]), text_hashes(pa.array(["", ""]))
-        writer.append_table(FileRows([ids], ids.type, None, hashes, np.zeros((2, 4), np.float32)).table(columns))
+        writer.append_table(
+            FileRows([ids], ids.type, None, hashes, np.zeros((2, 4), np.float32)).table(columns)
+        )
         writer.close()
         return upload.publish(lambda: None)
 

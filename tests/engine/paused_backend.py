@@ -1,7 +1,7 @@
 """The hash backend with a pause in the middle of its work, at which a test kills the process.
 
-While the file `$SURGE_TEST_PAUSE` exists, a worker that has begun to encode creates `$SURGE_TEST_PAUSE.reached` and
-goes no further as long as the process that started it lives.
+While the file `$SURGE_TEST_PAUSE` exists, a worker that has begun to encode creates
+`$SURGE_TEST_PAUSE.reached` and goes no further as long as the process that started it lives.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ class PricedCall:
     def metrics(self) -> Any:
         found = self._call.metrics
         seconds = C_IPC + C_TEXT * found.costs.texts_computed
-        return replace(found, costs=replace(found.costs, encode_seconds=seconds, shared_seconds=seconds))
+        return replace(
+            found, costs=replace(found.costs, encode_seconds=seconds, shared_seconds=seconds)
+        )
 
     def result(self, timeout_seconds: float | None = None) -> Any:
         return None if self._call.result(timeout_seconds) is None else self.metrics
@@ -60,14 +62,18 @@ class PricedPool:
 
 def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:
     return {
-        f"p{number}": [(str(row), f"text {number} {row}") for row in range(size)] for number, size in enumerate(sizes)
+        f"p{number}": [(str(row), f"text {number} {row}") for row in range(size)]
+        for number, size in enumerate(sizes)
     }
 
 
 @pytest.fixture
 def priced_pool(
-    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    hash_pool: EncoderPool,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(CoreSeconds, "share_of_others", lambda now, since: 0.0)  # whatever else the machine does
+    # whatever else the machine does
+    monkeypatch.setattr(CoreSeconds, "share_of_others", lambda now, since: 0.0)
     return PricedPool(hash_pool)

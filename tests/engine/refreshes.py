@@ -30,7 +30,9 @@ class CountingPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def submit(self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> EncodeCall:
+    def submit(
+        self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
+    ) -> EncodeCall:
         self.rows += len(slot) if rows is None else len(rows)
         return self._pool.submit(slot, borders, rows)
 
@@ -48,7 +50,9 @@ class Output:
         self.encoded = 0
         self._version = 0
 
-    def embed(self, rows: Rows, batch_rows: int = 7, thresholds: Thresholds = SMALL, **options: Any) -> Receipt:
+    def embed(
+        self, rows: Rows, batch_rows: int = 7, thresholds: Thresholds = SMALL, **options: Any
+    ) -> Receipt:
         """Embed these rows, check the file, and return the receipt."""
         self._version += 1
         self.pool.rows = 0

@@ -98,7 +98,11 @@ def wait_for_publishing_threads() -> None:
 
 def receipts(events: Iterable[Any], *actions: str) -> list[Receipt]:
     """Receipts among events, of these actions or of all."""
-    return [event for event in events if isinstance(event, Receipt) and event.action in (actions or (event.action,))]
+    return [
+        event
+        for event in events
+        if isinstance(event, Receipt) and event.action in (actions or (event.action,))
+    ]
 
 
 def read_of(rows: Rows) -> ReadPartition:
@@ -145,7 +149,8 @@ class HeldCall:
 
 
 class DoorPool:
-    """Wraps a pool and calls `waiting` each time a thread that waits for a slot checks for cancellation."""
+    """Wraps a pool and calls `waiting` each time a thread that waits for a slot checks for
+    cancellation."""
 
     def __init__(self, pool: EncoderPool, waiting: Callable[[], None]) -> None:
         self._pool = pool
@@ -171,7 +176,8 @@ class DoorPool:
 
 
 def limit_bytes(patch: pytest.MonkeyPatch, b_max_bytes: int) -> None:
-    """Derive SuperBatches of at most so many bytes of ids and texts, however many texts they may have."""
+    """Derive SuperBatches of at most so many bytes of ids and texts, however many texts they may
+    have."""
     for constant in ("_LEAST_B_MAX_BYTES", "_SCALED_B_MAX_BYTES"):
         patch.setattr(thresholds_module, constant, b_max_bytes)
     patch.setattr(thresholds_module, "_BYTES_PER_TEXT", 0)
@@ -180,7 +186,9 @@ def limit_bytes(patch: pytest.MonkeyPatch, b_max_bytes: int) -> None:
 def smallest_run_limit(pool: Any, output: Path | Store, thresholds: Thresholds = SMALL) -> int:
     """The smallest limit that a run with these thresholds accepts."""
     partition = partition_of("k", [])
-    return smallest_limit(lambda limit: make_run(pool, [partition], output, thresholds, memory_limit_bytes=limit))
+    return smallest_limit(
+        lambda limit: make_run(pool, [partition], output, thresholds, memory_limit_bytes=limit)
+    )
 
 
 def smallest_limit(refused: Callable[[int], Any]) -> int:

@@ -62,7 +62,9 @@ def uploaded(batches: Batches, lines: Sequence[str | bytes]) -> str:
 
 
 def made(batches: Batches, lines: Sequence[str | bytes], task: Any = "document") -> Batch:
-    request = BatchRequest(input_file_id=uploaded(batches, lines), endpoint=QUERIES, completion_window="24h")
+    request = BatchRequest(
+        input_file_id=uploaded(batches, lines), endpoint=QUERIES, completion_window="24h"
+    )
     return batches.create(request, task)
 
 

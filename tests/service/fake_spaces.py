@@ -1,4 +1,5 @@
-"""Served spaces without workers: vectors come from a hash of the text, and a test decides what becomes of a request."""
+"""Served spaces without workers: vectors come from a hash of the text, and a test decides what
+becomes of a request."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ LONGEST = 8  # words
 class FakeLane:
     """Answers at once; raises `failure`, fails its futures, or holds them while `holds` is set.
 
-    A request of several texts waits for the `gate` before it is accepted, and puts the first of them into `reached`.
+    A request of several texts waits for the `gate` before it is accepted, and puts the first of
+    them into `reached`.
     """
 
     space: Space

@@ -33,13 +33,22 @@ class Clock:
 
 @contextmanager
 def open_lane(
-    *, pass_tokens: int = 64, promise: Promise | None = None, clock: Callable[[], float] | None = None, **options: Any
+    *,
+    pass_tokens: int = 64,
+    promise: Promise | None = None,
+    clock: Callable[[], float] | None = None,
+    **options: Any,
 ) -> Iterator[Lane]:
     """A lane with a faulty backend, see `faults.py`; closed without draining."""
     pool = EncoderPool(SPEC, devices="cpu", backend=BACKEND, **options)
     pool.start()
     lane = Lane(
-        pool, pool.space, TokenCounter(pool.space, "", pool.costs), pass_tokens, promise, clock=clock or Clock()
+        pool,
+        pool.space,
+        TokenCounter(pool.space, "", pool.costs),
+        pass_tokens,
+        promise,
+        clock=clock or Clock(),
     )
     try:
         yield lane

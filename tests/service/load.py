@@ -27,7 +27,8 @@ _REST_SECONDS = 0.02  # of a client that was not answered
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Vectors: when they were asked for and received, in monotonic seconds, and the space that is named."""
+    """Vectors: when they were asked for and received, in monotonic seconds, and the space that is
+    named."""
 
     sent_at: float
     received_at: float
@@ -69,7 +70,11 @@ class Load:
         """Until a request of each side (default: both) is answered that was sent after now."""
         now = time.monotonic()
         for answers in (self.answers[side] for side in sides or _PATHS):
-            until(lambda answers=answers: self.wrong or any(each.sent_at > now for each in answers[-_CLIENTS:]))
+            until(
+                lambda answers=answers: (
+                    self.wrong or any(each.sent_at > now for each in answers[-_CLIENTS:])
+                )
+            )
 
     def _ask(self, side: str, rng: random.Random) -> None:
         connection = HTTPConnection(self._address, timeout=_LONGEST_SECONDS)
@@ -78,7 +83,9 @@ class Load:
             body = {"model": "current", "input": texts, "encoding_format": "base64"}
             sent_at = time.monotonic()
             try:
-                connection.request("POST", _PATHS[side], json.dumps(body), {"content-type": "application/json"})
+                connection.request(
+                    "POST", _PATHS[side], json.dumps(body), {"content-type": "application/json"}
+                )
                 answer = connection.getresponse()
                 content = answer.read()
             except (OSError, HTTPException) as error:
@@ -90,7 +97,9 @@ class Load:
             if answer.status in (429, 503) and "retry-after-ms" in answer.headers:
                 self.refused.append(answer.status)
                 self._ended.wait(_REST_SECONDS)
-            elif answer.status == 200 and self._is_right(side, texts, space := answer.headers["surge-space"], content):
+            elif answer.status == 200 and self._is_right(
+                side, texts, space := answer.headers["surge-space"], content
+            ):
                 self.answers[side].append(Answer(sent_at, time.monotonic(), space))
             else:
                 self.wrong.append(f"{side}: {answer.status} {texts} {content[:500]!r}")
@@ -98,6 +107,8 @@ class Load:
 
     def _is_right(self, side: str, texts: list[str], space: str, content: bytes) -> bool:
         document = json.loads(content)
-        vectors = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in document["data"]]
+        vectors = [
+            np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in document["data"]
+        ]
         expected = hash_vectors([f"{_PROMPTS[side]}{text}" for text in texts], self._spaces[space])
         return document["model"] == space and np.array_equal(vectors, expected)

@@ -20,14 +20,25 @@ from tests.service.lanes import until
 
 
 class ServiceProcess:
-    """A service of an output, which is ready when this has been made; `options` are those of `Popen`."""
+    """A service of an output, which is ready when this has been made; `options` are those of
+    `Popen`."""
 
-    def __init__(self, output: Path, *arguments: str, host: str = "127.0.0.1", **options: Any) -> None:
+    def __init__(
+        self, output: Path, *arguments: str, host: str = "127.0.0.1", **options: Any
+    ) -> None:
         port = free_port(host)
         self.address = f"{host}:{port}"
         self._log = output.parent / f"{port}.log"
         where = ("--host", host, "--port", str(port))
-        self._command = [sys.executable, "-m", "surge_dagster", "serve", str(output), *where, *arguments]
+        self._command = [
+            sys.executable,
+            "-m",
+            "surge_dagster",
+            "serve",
+            str(output),
+            *where,
+            *arguments,
+        ]
         self._options = options
         self.start()
 
@@ -47,14 +58,19 @@ class ServiceProcess:
         return None
 
     def worker(self, side: str) -> psutil.Process:
-        """The one that encodes queries or documents, which are told apart by their niceness; waits for it."""
+        """The one that encodes queries or documents, which are told apart by their niceness; waits
+        for it."""
         found = list[psutil.Process]()
 
         def look() -> bool:
             for worker in self.main.children():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    is_of_side = (worker.nice() > self.main.nice() + QUERY_NICENESS) == (side == "document")
-                    found.extend([worker] if is_of_side and worker.status() != psutil.STATUS_ZOMBIE else [])
+                    is_of_side = (worker.nice() > self.main.nice() + QUERY_NICENESS) == (
+                        side == "document"
+                    )
+                    found.extend(
+                        [worker] if is_of_side and worker.status() != psutil.STATUS_ZOMBIE else []
+                    )
             return bool(found)
 
         until(look)

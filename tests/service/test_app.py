@@ -37,7 +37,9 @@ def client(app: Starlette) -> Iterator[TestClient]:
         yield client
 
 
-def test_models_are_the_spaces_with_what_their_vectors_follow_from(client: TestClient, spaces: FakeSpaces) -> None:
+def test_models_are_the_spaces_with_what_their_vectors_follow_from(
+    client: TestClient, spaces: FakeSpaces
+) -> None:
     for root in ("/v1", "/documents/v1"):
         [model] = client.get(f"{root}/models").json()["data"]
         assert model == client.get(f"{root}/models/current").json()
@@ -83,10 +85,17 @@ def test_health_follows_the_workers_and_readiness_the_service_too(
 def test_unknown_path_and_wrong_method_are_error_objects(client: TestClient) -> None:
     for method, path, status in (
         *(("GET", "/", 404), ("POST", "/embeddings", 404), ("POST", "/v1/embeddings/", 404)),
-        *(("GET", "/v1/embeddings", 405), ("DELETE", "/v1/models", 405), ("OPTIONS", "/v1/embeddings", 405)),
+        *(
+            ("GET", "/v1/embeddings", 405),
+            ("DELETE", "/v1/models", 405),
+            ("OPTIONS", "/v1/embeddings", 405),
+        ),
     ):
         answer = client.request(method, path)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (
+            status,
+            "invalid_request_error",
+        )
         assert "/documents/v1" in answer.json()["error"]["message"]
 
 
@@ -109,7 +118,9 @@ def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: F
         f'surge_texts_total{{side="document",space="{name}"}} 7.0',
     ):
         assert line in text.splitlines()
-    assert len(re.findall(r"^surge_queue_seconds{", text, re.MULTILINE)) == 1, "of the lane that promises something"
+    assert len(re.findall(r"^surge_queue_seconds{", text, re.MULTILINE)) == 1, (
+        "of the lane that promises something"
+    )
     spaces.only.documents = spaces.only.queries
     waiting = re.findall("^surge_waiting_tokens{.*", client.get("/metrics").text, re.MULTILINE)
     assert len(waiting) == 1, "a lane of both sides is counted once"
@@ -165,5 +176,7 @@ def test_client_that_leaves_before_its_body_is_complete_leaves_no_trace(
 def test_pipelined_requests_are_answered_in_order(spaces: FakeSpaces) -> None:
     with serving(spaces.as_served()) as url, connected(url) as client:
         last = POST.replace(b"Host: x", b"Host: x\r\nConnection: close")
-        client.sendall(POST % (len(REQUEST), REQUEST) + POST % (2, b"{}") + last % (len(REQUEST), REQUEST))
+        client.sendall(
+            POST % (len(REQUEST), REQUEST) + POST % (2, b"{}") + last % (len(REQUEST), REQUEST)
+        )
         assert re.findall(rb"HTTP/1.1 (\d+)", read_all(client)) == [b"200", b"400", b"200"]

@@ -26,7 +26,9 @@ def spaces() -> FakeSpaces:
 
 
 @pytest.mark.parametrize("root", ["/v1", "/documents/v1"])
-def test_openais_client_gets_the_vectors_of_the_endpoint(spaces: FakeSpaces, tmp_path: Path, root: str) -> None:
+def test_openais_client_gets_the_vectors_of_the_endpoint(
+    spaces: FakeSpaces, tmp_path: Path, root: str
+) -> None:
     lines = [
         line("float", "red"),
         line("base64", "green", encoding_format="base64"),
@@ -40,18 +42,31 @@ def test_openais_client_gets_the_vectors_of_the_endpoint(spaces: FakeSpaces, tmp
     ):
         file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
         assert client.files.retrieve(file.id) == file
-        assert (file.bytes, file.filename, file.purpose) == (len("\n".join(lines)), "in.jsonl", "batch")
+        assert (file.bytes, file.filename, file.purpose) == (
+            len("\n".join(lines)),
+            "in.jsonl",
+            "batch",
+        )
         batch = client.batches.create(
-            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h", metadata={"of": "tests"}
+            input_file_id=file.id,
+            endpoint="/v1/embeddings",
+            completion_window="24h",
+            metadata={"of": "tests"},
         )
         assert (batch.model, batch.metadata) == (spaces.only.space.name, {"of": "tests"})
         wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
         batch = client.batches.retrieve(batch.id)
         assert [each.id for each in client.batches.list()] == [batch.id]
         assert batch.request_counts is not None and batch.error_file_id is None
-        assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (5, 5, 0)
+        assert (
+            batch.request_counts.total,
+            batch.request_counts.completed,
+            batch.request_counts.failed,
+        ) == (5, 5, 0)
         assert {each.id for each in client.files.list()} == {file.id, batch.output_file_id}
-        assert [each.id for each in client.files.list(purpose="batch_output")] == [batch.output_file_id]
+        assert [each.id for each in client.files.list(purpose="batch_output")] == [
+            batch.output_file_id
+        ]
         text = client.files.content(batch.output_file_id or "").text
         answers = {each["custom_id"]: each for each in map(json.loads, text.splitlines())}
         for each, fields in ((json.loads(each), json.loads(each)["body"]) for each in lines):
@@ -81,15 +96,23 @@ def client(spaces: FakeSpaces, tmp_path: Path) -> Iterator[TestClient]:
 
 
 def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
-    posted = [client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"}).json() for _ in range(5)]
+    posted = [
+        client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"}).json()
+        for _ in range(5)
+    ]
     made = [each["id"] for each in posted]
     assert made == sorted(made)
     for order, expected in (("asc", made), ("desc", made[::-1]), (None, made[::-1])):
         found, more, after = [], True, None
         while more:
-            page = client.get("/v1/files", params={"limit": 2, "after": after, "order": order}).json()
+            page = client.get(
+                "/v1/files", params={"limit": 2, "after": after, "order": order}
+            ).json()
             found += [each["id"] for each in page["data"]]
-            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+            assert (page["first_id"], page["last_id"]) == (
+                page["data"][0]["id"],
+                page["data"][-1]["id"],
+            )
             more, after = page["has_more"], page["last_id"]
         assert found == expected
     assert client.get("/v1/batches").json()["data"] == []
@@ -104,8 +127,16 @@ def test_lists_have_pages_in_both_orders(client: TestClient) -> None:
         ({"files": {"file": b"x"}}, 400, "missing_required_parameter"),
         ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, 400, "invalid_value"),
         ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 5000}}, 413, "request_too_large"),
-        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "invalid_form"),
-        ({"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=a"}}, 400, "invalid_form"),
+        (
+            {"content": b"x", "headers": {"content-type": "multipart/form-data"}},
+            400,
+            "invalid_form",
+        ),
+        (
+            {"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=a"}},
+            400,
+            "invalid_form",
+        ),
     ],
 )
 def test_wrong_upload_is_refused_and_leaves_nothing(
@@ -113,7 +144,11 @@ def test_wrong_upload_is_refused_and_leaves_nothing(
 ) -> None:
     answer = client.post("/v1/files", **sent)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert [path.name for path in (tmp_path / "batches" / "files").iterdir() if not path.name.startswith(".")] == []
+    assert [
+        path.name
+        for path in (tmp_path / "batches" / "files").iterdir()
+        if not path.name.startswith(".")
+    ] == []
 
 
 def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(client: TestClient) -> None:
@@ -140,13 +175,17 @@ def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(client: TestClien
     [("GET", f"/v1/files?limit={'9' * 5_000}"), ("GET", f"/v1/batches?limit={'9' * 5_000}")]
     + [(method, f"/v1/files/file-{'0' * 24}{'a' * 300}") for method in ("GET", "DELETE")],
 )
-def test_numbers_and_ids_of_any_length_are_refused(client: TestClient, method: str, path: str) -> None:
+def test_numbers_and_ids_of_any_length_are_refused(
+    client: TestClient, method: str, path: str
+) -> None:
     answer = client.request(method, path)
     assert answer.status_code in (400, 404) and len(answer.json()["error"]["message"]) < 500
 
 
 @pytest.mark.parametrize(("charset", "status"), [("unicode_escape", 200), ("undefined", 400)])
-def test_form_in_any_encoding_is_read_or_refused(client: TestClient, tmp_path: Path, charset: str, status: int) -> None:
+def test_form_in_any_encoding_is_read_or_refused(
+    client: TestClient, tmp_path: Path, charset: str, status: int
+) -> None:
     kind = f"multipart/form-data; boundary=b; charset={charset}"
     name = "\\ud800" if status == 200 else "é"
     body = (
@@ -161,6 +200,10 @@ def test_form_in_any_encoding_is_read_or_refused(client: TestClient, tmp_path: P
 
 def test_service_without_a_folder_says_what_to_set(spaces: FakeSpaces) -> None:
     client = TestClient(service_app(spaces.as_served(), ServiceSettings()))
-    for method, path in (("GET", "/v1/files"), ("POST", "/documents/v1/batches"), ("DELETE", "/v1/files/file-1")):
+    for method, path in (
+        ("GET", "/v1/files"),
+        ("POST", "/documents/v1/batches"),
+        ("DELETE", "/v1/files/file-1"),
+    ):
         answer = client.request(method, path)
         assert answer.status_code == 501 and "--batches FOLDER" in answer.json()["error"]["message"]

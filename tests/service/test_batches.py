@@ -1,4 +1,5 @@
-"""Each line of a batch is answered once, in its space, whatever happens to the service and its lanes."""
+"""Each line of a batch is answered once, in its space, whatever happens to the service and its
+lanes."""
 
 from __future__ import annotations
 
@@ -24,10 +25,27 @@ from surge_dagster.service import batches as batches_module
 from surge_dagster.service.app import service_app
 from surge_dagster.service.batch_lines import Batch
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.errors import ClientError, LaneClosed, LaneDown, Overloaded, SpaceLoading, UnknownSpace
+from surge_dagster.service.errors import (
+    ClientError,
+    LaneClosed,
+    LaneDown,
+    Overloaded,
+    SpaceLoading,
+    UnknownSpace,
+)
 from surge_dagster.service.files import FileStore, Records
 from surge_dagster.service.settings import ServiceSettings
-from tests.service.batch_files import DOCUMENTS, QUERIES, Spaces, ids, line, made, results, run, vector
+from tests.service.batch_files import (
+    DOCUMENTS,
+    QUERIES,
+    Spaces,
+    ids,
+    line,
+    made,
+    results,
+    run,
+    vector,
+)
 from tests.service.fake_spaces import LONGEST, FakeSpace, vectors_of
 from tests.service.running import wait_until
 
@@ -40,8 +58,11 @@ def spaces() -> Spaces:
 
 
 @pytest.fixture
-def reopen(spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Batches]]:
-    """Opens the folder of the test as a service that starts anew does; its batches run where the test says it."""
+def reopen(
+    spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Batches]]:
+    """Opens the folder of the test as a service that starts anew does; its batches run where the
+    test says it."""
     opened = list[Batches]()
     monkeypatch.setattr(batch_run, "_GROUP_TEXTS", 4)
 
@@ -69,8 +90,16 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 WRONG = [
     ("no json", "invalid_json", None),
     (b'{"custom_id": "\xff"}', "invalid_json", None),
-    (json.dumps({"custom_id": "b", "url": QUERIES, "body": {}}), "missing_required_parameter", "method"),
-    (json.dumps({"custom_id": 3, "method": "POST", "url": QUERIES, "body": {}}), "invalid_value", "custom_id"),
+    (
+        json.dumps({"custom_id": "b", "url": QUERIES, "body": {}}),
+        "missing_required_parameter",
+        "method",
+    ),
+    (
+        json.dumps({"custom_id": 3, "method": "POST", "url": QUERIES, "body": {}}),
+        "invalid_value",
+        "custom_id",
+    ),
     (line("b", url="/v1/chat/completions"), "invalid_value", "url"),
     (line("b", []), "invalid_value", "input"),
     (line("b", cast(Any, [1, 2])), "tokens_not_supported", "input"),
@@ -86,12 +115,16 @@ def test_file_with_wrong_lines_fails_before_any_is_encoded(
     batches: Batches, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surge_dagster.service.batch_lines.MOST_LINE_BYTES", 2000)
-    batch = run(batches, made(batches, [line("a"), "", *(wrong for wrong, _, _ in WRONG), line("good")]))
+    batch = run(
+        batches, made(batches, [line("a"), "", *(wrong for wrong, _, _ in WRONG), line("good")])
+    )
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
     assert batch.errors is not None and batch.failed_at
     found = [(error.line, error.code, error.param) for error in batch.errors.data]
     assert found == [(number, code, param) for number, (_, code, param) in enumerate(WRONG, 3)]
-    assert "line 1, too" in next(each.message for each in batch.errors.data if each.code == "duplicate_custom_id")
+    assert "line 1, too" in next(
+        each.message for each in batch.errors.data if each.code == "duplicate_custom_id"
+    )
     assert spaces.documents.accepted == []
 
 
@@ -103,7 +136,9 @@ def test_very_many_blank_lines_end_with_the_work_and_before_the_first_request_th
     few, many, checks = [""] * 999, [" "] * 10_000, list[int]()
     batch = made(batches, [*few, line("a"), *many, line("b"), *many])
     counted = partial(batches._change, batch.id)
-    work = batch_run.BatchRun(batch, spaces.as_served(), batches.files, lambda: checks.append(1), counted)
+    work = batch_run.BatchRun(
+        batch, spaces.as_served(), batches.files, lambda: checks.append(1), counted
+    )
     work.validate()
     assert len(checks) >= 20 and [len(group) for group in work._left()] == [2] and len(checks) >= 40
     assert run(batches, batch).request_counts.completed == 2
@@ -118,17 +153,28 @@ def test_not_every_wrong_line_of_many_is_named(batches: Batches) -> None:
 def test_lines_that_fail_have_the_endpoints_error_and_the_others_their_vectors(
     batches: Batches, spaces: Spaces, task: Any
 ) -> None:
-    texts = [TOO_LONG if number % 3 == 1 else "of " * number + "words" * number**2 for number in range(8)]
+    texts = [
+        TOO_LONG if number % 3 == 1 else "of " * number + "words" * number**2 for number in range(8)
+    ]
     lines = [line(f"{number}", ["short", text]) for number, text in enumerate(texts)]
-    batch = run(batches, made(batches, [*lines, line("cut", ["short", TOO_LONG], truncate=True)], task))
+    batch = run(
+        batches, made(batches, [*lines, line("cut", ["short", TOO_LONG], truncate=True)], task)
+    )
     output, errors = results(batches, batch)
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 6, 3)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+        "completed",
+        6,
+        3,
+    )
     assert ids(errors) == ["1", "4", "7"]
     url = QUERIES if task == "query" else DOCUMENTS
     alone = TestClient(service_app(spaces.as_served(), ServiceSettings()))
     refused = alone.post(url, json={"model": "current", "input": ["short", TOO_LONG]})
     for error in errors:
-        assert (error["response"]["status_code"], error["response"]["body"]) == (400, refused.json())
+        assert (error["response"]["status_code"], error["response"]["body"]) == (
+            400,
+            refused.json(),
+        )
     for answer in output[:-1]:
         prompt = "find: " if task == "query" else ""
         text = texts[int(answer["custom_id"])]
@@ -145,7 +191,9 @@ class Killed(BaseException):
 def test_batch_that_is_killed_at_any_step_answers_each_line_once(
     reopen: Callable[[], Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [line(f"{number}", TOO_LONG if number % 5 == 2 else f"text {number}") for number in range(8)]
+    lines = [
+        line(f"{number}", TOO_LONG if number % 5 == 2 else f"text {number}") for number in range(8)
+    ]
     steps = 0
 
     def dying(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,12 +216,20 @@ def test_batch_that_is_killed_at_any_step_answers_each_line_once(
     def put_after_results(records: Any, record: Any) -> None:
         if isinstance(record, Batch):
             for kind, size in (("output", record.output_bytes), ("error", record.error_bytes)):
-                assert not size or flushed[batches.files.content(record.results_id(kind)).stat().st_ino] >= size
+                assert (
+                    not size
+                    or flushed[batches.files.content(record.results_id(kind)).stat().st_ino] >= size
+                )
         put(records, record)
 
     monkeypatch.setattr(os, "fsync", dying(flush))
     monkeypatch.setattr(Records, "put", put_after_results)
-    for place, name in ((os, "truncate"), (Path, "rename"), (Path, "unlink"), (FileStore, "append")):
+    for place, name in (
+        (os, "truncate"),
+        (Path, "rename"),
+        (Path, "unlink"),
+        (FileStore, "append"),
+    ):
         monkeypatch.setattr(place, name, dying(getattr(place, name)))
     deaths, was_killed = 0, True
     while was_killed:
@@ -187,10 +243,18 @@ def test_batch_that_is_killed_at_any_step_answers_each_line_once(
             batches = reopen()
             batch = run(batches, batch)
         output, errors = results(batches, batch)
-        assert sorted(ids(output) + ids(errors)) == sorted(f"{number}" for number in range(8)), deaths
+        assert sorted(ids(output) + ids(errors)) == sorted(f"{number}" for number in range(8)), (
+            deaths
+        )
         assert ids(errors) == ["2", "7"]
-        assert all(vector(each) == vectors_of([f"text {each['custom_id']}"], "")[0] for each in output)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 6, 2)
+        assert all(
+            vector(each) == vectors_of([f"text {each['custom_id']}"], "")[0] for each in output
+        )
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+            "completed",
+            6,
+            2,
+        )
     assert deaths > 25
 
 
@@ -231,11 +295,15 @@ def test_batch_of_killed_processes_answers_each_line_once(reopen: Callable[[], B
             kills += 1
     output, errors = results(batches, batches.records.get(batch.id))
     assert (ids(output), errors) == ([f"{number}" for number in range(60_000)], [])
-    assert all(vector(output[row]) == vectors_of([f"text {row}"], "")[0] for row in range(0, 60_000, 997))
+    assert all(
+        vector(output[row]) == vectors_of([f"text {row}"], "")[0] for row in range(0, 60_000, 997)
+    )
     assert (code, kills > 10) == (0, True)
 
 
-@pytest.mark.parametrize("torn", [b'{"id":"batch_req_', b'{"id":"whole"}\n{"custom', b'{"id":"batch_req_' * 1000])
+@pytest.mark.parametrize(
+    "torn", [b'{"id":"batch_req_', b'{"id":"whole"}\n{"custom', b'{"id":"batch_req_' * 1000]
+)
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_torn_last_line_is_cut_off(
     reopen: Callable[[], Batches], monkeypatch: pytest.MonkeyPatch, torn: bytes, is_cancelled: bool
@@ -255,8 +323,13 @@ def test_torn_last_line_is_cut_off(
         with batches.files.content(batch.results_id(kind)).open("ab") as file:
             file.write(torn)
     batches = reopen()
-    output, errors = results(batches, batches.cancel(batch.id) if is_cancelled else run(batches, batch))
-    assert (ids(output), errors) == ([f"{number}" for number in range(4 if is_cancelled else 12)], [])
+    output, errors = results(
+        batches, batches.cancel(batch.id) if is_cancelled else run(batches, batch)
+    )
+    assert (ids(output), errors) == (
+        [f"{number}" for number in range(4 if is_cancelled else 12)],
+        [],
+    )
 
 
 @pytest.fixture
@@ -272,7 +345,9 @@ def ended(batches: Batches, batch: Batch) -> Batch:
     return batches.records.get(batch.id)
 
 
-def test_cancelled_batch_keeps_what_is_answered_and_queued_ones_end_at_once(working: Batches, spaces: Spaces) -> None:
+def test_cancelled_batch_keeps_what_is_answered_and_queued_ones_end_at_once(
+    working: Batches, spaces: Spaces
+) -> None:
     lines = [line(f"{number}") for number in range(40)]
     spaces.documents.late_failures = [LaneDown("a worker was lost")]
     assert ended(working, made(working, lines)).request_counts.completed == 40
@@ -301,7 +376,9 @@ def test_file_that_a_batch_reads_is_not_deleted(working: Batches, spaces: Spaces
     assert [*working.files.all()] == []
 
 
-def test_batch_goes_on_by_itself_when_the_service_starts_again(spaces: Spaces, tmp_path: Path) -> None:
+def test_batch_goes_on_by_itself_when_the_service_starts_again(
+    spaces: Spaces, tmp_path: Path
+) -> None:
     spaces.documents.holds = True
     lines = [line(f"{number}") for number in range(3)]
     with Batches(spaces.as_served(), tmp_path) as first:
@@ -344,7 +421,9 @@ def test_batch_of_a_space_that_is_no_longer_served_fails_with_all_its_lines_name
     monkeypatch.setattr(spaces, "find", find)
     batch = run(batches, batch)
     output, errors = results(batches, batch)
-    assert batch.errors is not None and [each.code for each in batch.errors.data] == ["model_not_found"]
+    assert batch.errors is not None and [each.code for each in batch.errors.data] == [
+        "model_not_found"
+    ]
     assert (batch.status, sorted(map(int, ids(output) + ids(errors)))) == ("failed", [*range(10)])
     assert {each["error"]["code"] for each in errors} == {"model_not_found"} and len(output) == 8
     with pytest.raises(UnknownSpace):
@@ -405,7 +484,9 @@ def test_queries_with_a_lane_of_their_own_go_there_only_while_nothing_else_waits
     assert spaces.documents.accepted == []
 
 
-def test_queries_go_to_the_bulk_lane_where_documents_are_encoded_alike(batches: Batches, spaces: Spaces) -> None:
+def test_queries_go_to_the_bulk_lane_where_documents_are_encoded_alike(
+    batches: Batches, spaces: Spaces
+) -> None:
     spaces.queries.space = spaces.only.space
     batch = run(batches, made(batches, [line(f"{number}") for number in range(5)], "query"))
     assert batch.request_counts.completed == 5
@@ -417,7 +498,10 @@ def test_queries_go_to_the_bulk_lane_where_documents_are_encoded_alike(batches: 
 def test_few_lines_of_a_large_file_are_held_at_a_time(
     batches: Batches, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    batch, group_texts = made(batches, [line(f"{number}") for number in range(count)]), min(count // 40, 500)
+    batch, group_texts = (
+        made(batches, [line(f"{number}") for number in range(count)]),
+        min(count // 40, 500),
+    )
     held, most, parse, keep = 0, 0, batch_run.parse_line, batch_run.BatchRun._keep
 
     def parsed(*args: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Killed and stopped processes, switches and idle clients, while requests are answered and a run encodes."""
+"""Killed and stopped processes, switches and idle clients, while requests are answered and a run
+encodes."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_killed_and_stopped_workers_leave_no_request_without_answer(tmp_path: Pa
         stopped = service.worker("query")
         stopped.suspend()
         until(lambda: service.status("/healthz") == 503)
-        assert stopped.status() == psutil.STATUS_STOPPED, "before it is replaced, after five seconds"
+        assert stopped.status() == psutil.STATUS_STOPPED, (
+            "before it is replaced, after five seconds"
+        )
         until(lambda: service.status("/healthz") == 200)
         assert service.worker("query") != stopped
         load.until_answered()
@@ -74,14 +77,21 @@ def test_killed_services_give_no_wrong_vector(tmp_path: Path) -> None:
     assert load.wrong == []
 
 
-def test_switches_under_load_are_followed_and_no_answer_is_of_another_space_than_it_names(tmp_path: Path) -> None:
+def test_switches_under_load_are_followed_and_no_answer_is_of_another_space_than_it_names(
+    tmp_path: Path,
+) -> None:
     output = tmp_path / "out"
     spaces = {embed(output, spec=replace(SPEC, model=f"hash://{size}")): size for size in (16, 24)}
     store, names, times = open_store(output), list(spaces), list[float]()
     with service_process(output) as service, Load(service.address, spaces) as load:
 
         def answers_of(name: str, since: float) -> list[Answer]:
-            found = (each for answers in load.answers.values() for each in answers if each.sent_at > since)
+            found = (
+                each
+                for answers in load.answers.values()
+                for each in answers
+                if each.sent_at > since
+            )
             return [each for each in found if each.space == name]
 
         until(lambda: service.status(f"/v1/models/{names[1]}") == 200)
@@ -93,7 +103,9 @@ def test_switches_under_load_are_followed_and_no_answer_is_of_another_space_than
     assert load.wrong == []
     assert 503 not in load.refused, "both spaces are loaded"
     delays = list[float]()
-    for number, (begun, ended) in enumerate(zip(times[1::2], [*times[2::2], time.monotonic()], strict=True)):
+    for number, (begun, ended) in enumerate(
+        zip(times[1::2], [*times[2::2], time.monotonic()], strict=True)
+    ):
         old, new = names[number % 2], names[(number + 1) % 2]
         followed = min(answer.received_at for answer in answers_of(new, begun))
         delays.append(followed - begun)

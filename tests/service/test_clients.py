@@ -1,4 +1,5 @@
-"""Clients of OpenAI's API as people install them: each gets the vectors that search and the files have."""
+"""Clients of OpenAI's API as people install them: each gets the vectors that search and the files
+have."""
 
 from __future__ import annotations
 
@@ -67,7 +68,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an environment that has the clients."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, *PACKAGES], check=True)
     return folder / "bin" / "python"
 
@@ -76,7 +84,19 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tests_of_openai(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution of OpenAI's client, which has its own tests."""
     folder = tmp_path_factory.mktemp("openai")
-    pip = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", folder, OPENAI]
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--dest",
+        folder,
+        OPENAI,
+    ]
     subprocess.run(pip, check=True)
     [archive] = folder.glob("openai-*.tar.gz")
     shutil.unpack_archive(archive, folder, filter="data")
@@ -108,7 +128,9 @@ def require_vectors(command: Sequence[str | Path], url: str, tmp_path: Path) -> 
     expected = {task: vectors_of(task, model) for task in TASKS}
     assert not np.allclose(expected["query"], expected["document"], atol=1e-3)
     for task, root in TASKS.items():
-        ended = subprocess.run([*command, url + root], input=json.dumps(TEXTS), stdout=-1, text=True, check=True)
+        ended = subprocess.run(
+            [*command, url + root], input=json.dumps(TEXTS), stdout=-1, text=True, check=True
+        )
         found = np.array(json.loads(ended.stdout.splitlines()[-1]), np.float32)
         assert np.allclose(found, expected[task], atol=1e-5)
 
@@ -134,7 +156,10 @@ def any_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def of_named(self: FileStore, id: str, method: Callable[..., Any] = method) -> Any:
             if id == "file_id":
-                id = next((file.id for file in self.all()), "") or self.upload("a", "batch", io.BytesIO(b"{}")).id
+                id = (
+                    next((file.id for file in self.all()), "")
+                    or self.upload("a", "batch", io.BytesIO(b"{}")).id
+                )
             return method(self, id)
 
         monkeypatch.setattr(FileStore, name, of_named)
@@ -142,7 +167,8 @@ def any_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("any_file")
 def test_own_tests_of_the_client_pass(python: Path, tests_of_openai: Path, tmp_path: Path) -> None:
-    """But for those that refuse the base64 that they ask for, and a list of no file after one that is not there."""
+    """But for those that refuse the base64 that they ask for, and a list of no file after one that
+    is not there."""
     model = tiny_model("bert_cls", tmp_path).rename(tmp_path / "text-embedding-3-small")
     with EncoderPool(EncodingSpec(str(model)), devices="cpu") as pool:
         finish(make_run(pool, in_memory({"a": numbered_rows("a", 3)}), tmp_path / "output"))
@@ -155,6 +181,16 @@ def test_own_tests_of_the_client_pass(python: Path, tests_of_openai: Path, tmp_p
                 ("test_embeddings.py", "loose or with_all_params"),
                 ("test_files.py", "not list_with_all_params"),
             ):
-                command = [python, "-m", "pytest", "-q", "-o", "addopts=", f"tests/api_resources/{name}", "-k", chosen]
+                command = [
+                    python,
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "-o",
+                    "addopts=",
+                    f"tests/api_resources/{name}",
+                    "-k",
+                    chosen,
+                ]
                 environment = {**os.environ, "TEST_API_BASE_URL": f"{url}/v1"}
                 subprocess.run(command, cwd=tests_of_openai, env=environment, check=True)

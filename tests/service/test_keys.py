@@ -34,7 +34,15 @@ def test_key_is_asked_for_by_all_but_the_probes(file: Path) -> None:
     for path in ("/metrics", "/openapi.json", "/v1/models", "/v1/models/current", "/other"):
         answer = client.get(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    for wrong in ("", "one", "Basic one", "Bearer", "Bearer two", f"Bearer {digest('one')}", "Bearer one two"):
+    for wrong in (
+        "",
+        "one",
+        "Basic one",
+        "Bearer",
+        "Bearer two",
+        f"Bearer {digest('one')}",
+        "Bearer one two",
+    ):
         client.headers["authorization"] = wrong
         assert post(client).status_code == 401
     del client.headers["authorization"]
@@ -44,7 +52,9 @@ def test_key_is_asked_for_by_all_but_the_probes(file: Path) -> None:
         assert client.get("/metrics", headers=sent).status_code == 200
 
 
-def test_keys_are_read_again_when_the_file_has_changed(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_are_read_again_when_the_file_has_changed(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = ApiKeys(file)
     assert keys.accept(b"one") and not keys.accept(b"three")
     file.write_text(f"{digest('three')}\n")
@@ -52,14 +62,20 @@ def test_keys_are_read_again_when_the_file_has_changed(file: Path, caplog: pytes
     with caplog.at_level(logging.WARNING):
         for damage in (lambda: file.write_text("no digest\n"), file.unlink):
             damage()
-            assert keys.accept(b"three") and keys.accept(b"three"), "a mistake in the file locks nobody out"
-    assert ["line 1" in record.message for record in caplog.records] == [True, False], "said once each"
+            assert keys.accept(b"three") and keys.accept(b"three"), (
+                "a mistake in the file locks nobody out"
+            )
+    assert ["line 1" in record.message for record in caplog.records] == [True, False], (
+        "said once each"
+    )
     file.write_text(f"{digest('four')}\n")
     assert keys.accept(b"four") and not keys.accept(b"three")
 
 
 @pytest.mark.parametrize("content", ["", "# all keys are taken back\n"])
-def test_file_that_was_emptied_leaves_no_key(file: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_that_was_emptied_leaves_no_key(
+    file: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = ApiKeys(file)
     file.write_text(content)
     assert not keys.accept(b"one") and not keys.accept(b"")
@@ -87,7 +103,9 @@ def test_empty_key_is_none_whatever_the_file_has(file: Path) -> None:
         (None, "No such file"),
     ],
 )
-def test_wrong_file_is_refused_at_the_start(tmp_path: Path, content: str | bytes | None, said: str) -> None:
+def test_wrong_file_is_refused_at_the_start(
+    tmp_path: Path, content: str | bytes | None, said: str
+) -> None:
     path = tmp_path / "keys"
     if content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,5 @@
-"""A lane encodes all requests in bounded passes, drops those that are cancelled, and leaves none without an answer."""
+"""A lane encodes all requests in bounded passes, drops those that are cancelled, and leaves none
+without an answer."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.service import lane as lane_module
-from surge_dagster.service.errors import LaneClosed, LaneDown, Overloaded, RequestTooLarge, TooLong, UnusableText
+from surge_dagster.service.errors import (
+    LaneClosed,
+    LaneDown,
+    Overloaded,
+    RequestTooLarge,
+    TooLong,
+    UnusableText,
+)
 from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.promise import MARGIN, Promise
 from surge_dagster.service.text_queue import Request, TextQueue
@@ -32,19 +40,28 @@ pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
 NO_WORKER = r"^no worker encodes texts of space \S+ any more; the service's log says why$"
 
 
-@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), max_size=8), st.integers(1, 40))
-def test_passes_take_every_text_once_in_order_and_as_many_as_fit(requests: list[list[int]], most: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), max_size=8), st.integers(1, 40)
+)
+def test_passes_take_every_text_once_in_order_and_as_many_as_fit(
+    requests: list[list[int]], most: int
+) -> None:
     queue, left = TextQueue(), list[tuple[Request, int, int]]()
     for sizes in requests:
         texts, ends = column(["text"] * len(sizes)), np.cumsum([0, *sizes])
         queue.append(
             Request(
-                texts, ends, False, Encoded(np.empty((len(sizes), 1)), np.diff(ends), np.zeros(len(sizes), np.bool_))
+                texts,
+                ends,
+                False,
+                Encoded(np.empty((len(sizes), 1)), np.diff(ends), np.zeros(len(sizes), np.bool_)),
             )
         )
         left += [(list(queue)[-1], row, size) for row, size in enumerate(sizes)]
     while left:
-        taken = [(part.request, row) for part in queue.take(most) for row in range(part.start, part.stop)]
+        taken = [
+            (part.request, row) for part in queue.take(most) for row in range(part.start, part.stop)
+        ]
         assert taken and taken == [each[:2] for each in left[: len(taken)]]
         size = sum(each[2] for each in left[: len(taken)])
         assert size <= most or len(taken) == 1
@@ -73,7 +90,9 @@ def test_small_requests_share_a_pass_and_a_large_one_spans_several(tmp_path: Pat
             assert_encoded(answer.result(), each)
             assert answer.result().tokens.tolist() == [4] * len(each)
         assert_encoded(held.result(), [f"wait {tmp_path / 'go'}"])
-        assert (lane.counts.passes, lane.counts.texts) == (1 + 4, 1 + 49), "16 texts fit into a pass"
+        assert (lane.counts.passes, lane.counts.texts) == (1 + 4, 1 + 49), (
+            "16 texts fit into a pass"
+        )
         assert (lane.waiting_tokens, lane.waiting_requests, lane.is_alive) == (0, 0, True)
 
 
@@ -91,7 +110,9 @@ def test_cancelled_requests_are_never_computed(tmp_path: Path) -> None:
         assert lane.counts.texts == 1 + 40
 
 
-def test_request_that_is_cancelled_half_way_gives_up_the_texts_that_no_pass_has_taken(tmp_path: Path) -> None:
+def test_request_that_is_cancelled_half_way_gives_up_the_texts_that_no_pass_has_taken(
+    tmp_path: Path,
+) -> None:
     with open_lane(pass_tokens=64) as lane:
         large = [f"wait {tmp_path / 'go'}", *texts_of("large", 200)]
         gone = lane.accept(large)
@@ -155,7 +176,9 @@ def test_request_is_refused_when_it_could_not_be_answered_in_time_and_accepted_o
         accepted.append(lane.accept(texts_of("again", 16)))
         (tmp_path / "go").touch()
         for number in ("0", "2", "again"):
-            assert_encoded(accepted[("0", "1", "2", "again").index(number)].result(), texts_of(number, 16))
+            assert_encoded(
+                accepted[("0", "1", "2", "again").index(number)].result(), texts_of(number, 16)
+            )
         assert_encoded(lane.accept(["now"]).result(), ["now"])
 
 
@@ -201,7 +224,9 @@ def test_request_that_cannot_be_answered_in_time_is_refused_before_its_tokens_ar
                 lane.accept(texts, truncate=True)
 
 
-def test_lane_is_not_alive_while_its_pass_hangs_or_its_worker_is_being_loaded(tmp_path: Path) -> None:
+def test_lane_is_not_alive_while_its_pass_hangs_or_its_worker_is_being_loaded(
+    tmp_path: Path,
+) -> None:
     clock = Clock()
     with open_lane(promise=promised(3), clock=clock) as lane:
         held = hold(lane, tmp_path / "go")
@@ -262,16 +287,25 @@ def test_every_request_hears_that_the_pool_has_failed_for_good_and_the_log_says_
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("die always", "the text ended every worker that tried it"), ("zero", "its vector has length 0.0000; expected 1")],
+    [
+        ("die always", "the text ended every worker that tried it"),
+        ("zero", "its vector has length 0.0000; expected 1"),
+    ],
 )
-def test_text_without_a_vector_fails_its_own_request_alone(tmp_path: Path, text: str, reason: str) -> None:
+def test_text_without_a_vector_fails_its_own_request_alone(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     with open_lane(pass_tokens=256) as lane:
         hold(lane, tmp_path / "go")
-        before, failing, after = (lane.accept(texts) for texts in (["a"], ["b", text, "c"], ["d", "e"]))
+        before, failing, after = (
+            lane.accept(texts) for texts in (["a"], ["b", text, "c"], ["d", "e"])
+        )
         (tmp_path / "go").touch()
         assert_encoded(before.result(), ["a"])
         assert_encoded(after.result(), ["d", "e"])
-        with pytest.raises(UnusableText, match=rf"row 1 of the request cannot be encoded: {reason}$") as refused:
+        with pytest.raises(
+            UnusableText, match=rf"row 1 of the request cannot be encoded: {reason}$"
+        ) as refused:
             failing.result()
         assert refused.value.row == 1
         assert_encoded(lane.accept(["f"]).result(), ["f"])
@@ -293,7 +327,9 @@ def test_texts_longer_than_the_model_reads_are_refused_by_row_unless_they_may_be
             lane.accept(["x" * (lane_module.MOST_TEXT_BYTES + 1)], truncate=True)
 
 
-def test_closed_lane_answers_what_it_accepted_within_the_drain_time_and_nothing_later(tmp_path: Path) -> None:
+def test_closed_lane_answers_what_it_accepted_within_the_drain_time_and_nothing_later(
+    tmp_path: Path,
+) -> None:
     with open_lane() as lane:
         answer = lane.accept(texts_of("drained", 100))
         lane.close(drain_seconds=60)

@@ -33,7 +33,10 @@ def service() -> Iterator[Running]:
 
 
 def sized(body: bytes, declared: int | None = None) -> bytes:
-    return HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body) if declared is None else declared, body)
+    return HEAD + b"Content-Length: %d\r\n\r\n%b" % (
+        len(body) if declared is None else declared,
+        body,
+    )
 
 
 def chunk(data: bytes) -> bytes:
@@ -115,7 +118,10 @@ def test_documents_whose_client_goes_while_they_are_accepted_are_never_encoded()
 def test_large_queries_do_not_wait_for_documents_that_are_accepted() -> None:
     spaces = FakeSpaces()
     spaces.only.documents.gate = threading.Event()
-    documents = large("document").replace(b"/v1/", b"/documents/v1/"), large("document", input_type="document")
+    documents = (
+        large("document").replace(b"/v1/", b"/documents/v1/"),
+        large("document", input_type="document"),
+    )
     queries = large("query"), large("query", input_type="query").replace(b"/v1/", b"/documents/v1/")
     with running(spaces.as_served()) as service, ExitStack() as clients:
         waiting = [clients.enter_context(connected(service.url)) for _ in range(4)]
@@ -139,7 +145,9 @@ def test_few_tiny_chunks_and_trailers_are_read(service: Running) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 64, 10_000], ids="{} bytes each".format)
-def test_request_that_offers_another_protocol_is_answered_as_any_other(service: Running, size: int) -> None:
+def test_request_that_offers_another_protocol_is_answered_as_any_other(
+    service: Running, size: int
+) -> None:
     """As the client of the JDK does without TLS."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
     offered = HEAD + offer + b"Content-Length: %d\r\n\r\n%b" % (len(GOOD), GOOD)

@@ -33,9 +33,12 @@ def client(url: str, spaces: FakeSpaces) -> Iterator[openai.OpenAI]:
     spaces.only.queries.failure = None
 
 
-def test_both_formats_are_equal_to_the_last_bit_and_index_is_right_with_duplicates(client: openai.OpenAI) -> None:
+def test_both_formats_are_equal_to_the_last_bit_and_index_is_right_with_duplicates(
+    client: openai.OpenAI,
+) -> None:
     answers = [
-        client.embeddings.create(model="current", input=TEXTS),  # the client's own default is base64
+        # the client's own default is base64
+        client.embeddings.create(model="current", input=TEXTS),
         client.embeddings.create(model="current", input=TEXTS, encoding_format="float"),
     ]
     for answer in answers:
@@ -44,17 +47,25 @@ def test_both_formats_are_equal_to_the_last_bit_and_index_is_right_with_duplicat
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (4, 4)
 
 
-def test_base_url_or_input_type_says_whether_texts_are_queries_or_documents(client: openai.OpenAI, url: str) -> None:
+def test_base_url_or_input_type_says_whether_texts_are_queries_or_documents(
+    client: openai.OpenAI, url: str
+) -> None:
     documents = openai.OpenAI(base_url=f"{url}/documents/v1", api_key="none")
     [as_document] = documents.embeddings.create(model="current", input="red").data
     assert as_document.embedding == vectors_of(["red"], prompt="")[0]
-    typed = client.embeddings.create(model="current", input="red", extra_body={"input_type": "document"})
+    typed = client.embeddings.create(
+        model="current", input="red", extra_body={"input_type": "document"}
+    )
     assert typed.data[0].embedding == as_document.embedding
-    typed = documents.embeddings.create(model="current", input="red", extra_body={"input_type": "query"})
+    typed = documents.embeddings.create(
+        model="current", input="red", extra_body={"input_type": "query"}
+    )
     assert typed.data[0].embedding == vectors_of(["red"])[0]
 
 
-def test_space_is_named_whatever_name_it_was_asked_by(client: openai.OpenAI, spaces: FakeSpaces) -> None:
+def test_space_is_named_whatever_name_it_was_asked_by(
+    client: openai.OpenAI, spaces: FakeSpaces
+) -> None:
     name = spaces.only.space.name
     for model in ("current", name, "hash://16"):
         answer = client.embeddings.with_raw_response.create(model=model, input="red")
@@ -63,7 +74,9 @@ def test_space_is_named_whatever_name_it_was_asked_by(client: openai.OpenAI, spa
     assert [model.id for model in client.models.list()] == [name]
 
 
-def test_errors_are_the_clients_own_with_what_to_do(client: openai.OpenAI, spaces: FakeSpaces) -> None:
+def test_errors_are_the_clients_own_with_what_to_do(
+    client: openai.OpenAI, spaces: FakeSpaces
+) -> None:
     with pytest.raises(openai.NotFoundError, match=spaces.only.space.name) as unknown:
         client.embeddings.create(model="text-embedding-3-small", input="red")
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
@@ -93,7 +106,9 @@ def test_client_comes_back_after_the_time_that_an_overloaded_service_names(
     assert client.with_options(max_retries=2).embeddings.create(model="current", input="red").data
 
 
-def test_wrong_key_is_an_authentication_error_of_the_client(tmp_path: Path, spaces: FakeSpaces) -> None:
+def test_wrong_key_is_an_authentication_error_of_the_client(
+    tmp_path: Path, spaces: FakeSpaces
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{'0' * 64}\n")
     with (

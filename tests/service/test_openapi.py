@@ -22,7 +22,9 @@ class AnyName(FakeSpaces):
         return self.only
 
 
-def test_answers_are_as_the_document_says_and_no_request_makes_the_service_fail(tmp_path: Path) -> None:
+def test_answers_are_as_the_document_says_and_no_request_makes_the_service_fail(
+    tmp_path: Path,
+) -> None:
     require("dev", "schemathesis")
     import schemathesis
     from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -37,7 +39,11 @@ def test_answers_are_as_the_document_says_and_no_request_makes_the_service_fail(
                 continue
 
             @seed(1)
-            @settings(max_examples=10, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+            @settings(
+                max_examples=10,
+                phases=[Phase.generate],
+                suppress_health_check=[HealthCheck.too_slow],
+            )
             @given(case=operation.as_strategy(generation_mode=mode))
             def check(case: schemathesis.Case) -> None:
                 answer = case.call()
@@ -58,12 +64,23 @@ def document(**settings: Any) -> dict[str, Any]:
 
 def test_document_names_the_headers_and_the_query_parameters() -> None:
     paths = document()["paths"]
-    for path, method in (("/v1/embeddings", "post"), ("/documents/v1/batches", "post"), ("/healthz", "get")):
+    for path, method in (
+        ("/v1/embeddings", "post"),
+        ("/documents/v1/batches", "post"),
+        ("/healthz", "get"),
+    ):
         for status in ("429", "503"):
-            assert set(paths[path][method]["responses"][status]["headers"]) == {"Retry-After", "retry-after-ms"}
+            assert set(paths[path][method]["responses"][status]["headers"]) == {
+                "Retry-After",
+                "retry-after-ms",
+            }
     assert "surge-space" in paths["/v1/embeddings"]["post"]["responses"]["200"]["headers"]
     for path, more in (("/v1/files", {"purpose"}), ("/v1/batches", set[str]())):
-        named = {parameter["name"] for parameter in paths[path]["get"]["parameters"] if parameter["in"] == "query"}
+        named = {
+            parameter["name"]
+            for parameter in paths[path]["get"]["parameters"]
+            if parameter["in"] == "query"
+        }
         assert named == {"after", "limit", "order"} | more
 
 

@@ -1,4 +1,5 @@
-"""The promise follows its formula, rests on the slowest passes that were timed, and is refused where none can hold."""
+"""The promise follows its formula, rests on the slowest passes that were timed, and is refused
+where none can hold."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_pass_under_way_counts_with_the_time_it_has_taken() -> None:
 @given(st.integers(2, 40), st.floats(0, 0.1))
 def test_largest_request_is_the_last_that_is_accepted_alone(passes: int, more: float) -> None:
     promise = P.promising(MARGIN * 0.1 * passes + more)
-    assert MARGIN * promise.expected_seconds(promise.largest_tokens) <= promise.promised_seconds + 1e-6
+    assert (
+        MARGIN * promise.expected_seconds(promise.largest_tokens) <= promise.promised_seconds + 1e-6
+    )
     assert MARGIN * promise.expected_seconds(promise.largest_tokens + 1) > promise.promised_seconds
     assert promise.as_dict()["largest_tokens"] == promise.largest_tokens
 
@@ -84,7 +87,9 @@ class Encoding:
 
     def measure(self) -> tuple[int, float]:
         """Of a model whose tokens are characters."""
-        return measure_passes(self.encode, lambda texts: np.array([*map(len, texts)]), SIZES, lambda: self.now)
+        return measure_passes(
+            self.encode, lambda texts: np.array([*map(len, texts)]), SIZES, lambda: self.now
+        )
 
 
 def test_full_pass_is_the_smallest_that_is_nearly_as_fast_as_the_fastest() -> None:
@@ -134,6 +139,10 @@ def test_share_that_the_scheduler_cannot_give_is_refused(share: float) -> None:
         bulk_niceness(share)
 
 
-@pytest.mark.parametrize(("devices", "share"), [("cuda:0", 0.5), ("cuda:0,cuda:1", 0.5), ("cuda:0,cuda:0", 2 / 3)])
-def test_bulk_work_keeps_the_slices_that_a_gpu_gives_its_process(devices: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("devices", "share"), [("cuda:0", 0.5), ("cuda:0,cuda:1", 0.5), ("cuda:0,cuda:0", 2 / 3)]
+)
+def test_bulk_work_keeps_the_slices_that_a_gpu_gives_its_process(
+    devices: str, share: float
+) -> None:
     assert kept_share(devices, 0.1) == share

@@ -63,7 +63,11 @@ def client(spaces: FakeSpaces) -> Iterator[TestClient]:
         ({"truncate": "END", "prompt": "a"}, "truncate", "boolean"),
         ({"input": [[7] * 400] * 1_000}, "input", "check_embedding_ctx_length=False"),
         ({"input": ["a " * 1_000] * 2_047 + [3]}, "input", "has 3 at index 2047"),
-        ({"input": ["a " * 1_000] * 1_000, "truncate": 3}, "truncate", "is 3: input should be a valid boolean"),
+        (
+            {"input": ["a " * 1_000] * 1_000, "truncate": 3},
+            "truncate",
+            "is 3: input should be a valid boolean",
+        ),
     ],
 )
 def test_wrong_field_is_refused_with_what_was_expected(
@@ -71,7 +75,11 @@ def test_wrong_field_is_refused_with_what_was_expected(
 ) -> None:
     answer = post(client, **fields)
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert (answer.status_code, error["param"], error["type"]) == (
+        400,
+        param,
+        "invalid_request_error",
+    )
     assert said in error["message"] and len(error["message"]) < 400
 
 
@@ -95,7 +103,11 @@ def test_texts_may_hold_any_number_of_signs_that_stand_between_values(client: Te
 def test_field_that_would_change_vectors_is_refused(client: TestClient, name: str) -> None:
     answer = post(client, **{name: False})
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "unsupported_parameter",
+        name,
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,9 @@ def test_refused_field_is_answered_with_the_spaces_own_value(
 
 
 def test_null_is_not_given_and_other_fields_are_ignored(client: TestClient) -> None:
-    nothing = dict.fromkeys(("encoding_format", "dimensions", "input_type", "truncate", *NOT_OFFERED))
+    nothing = dict.fromkeys(
+        ("encoding_format", "dimensions", "input_type", "truncate", *NOT_OFFERED)
+    )
     answer = post(client, **nothing, user="someone", timeout=3, metadata={"a": [1]})
     assert answer.status_code == 200
     assert answer.json()["data"][0]["embedding"] == vectors_of(["a text"])[0]
@@ -134,7 +148,11 @@ def test_dimensions_are_cut_and_scaled_as_files_are(client: TestClient, spaces: 
     for encoding_format in ("float", "base64"):
         answer = post(client, input="red", dimensions=8, encoding_format=encoding_format).json()
         vector = answer["data"][0]["embedding"]
-        found = np.frombuffer(b64decode(vector), "<f4") if isinstance(vector, str) else np.array(vector, np.float32)
+        found = (
+            np.frombuffer(b64decode(vector), "<f4")
+            if isinstance(vector, str)
+            else np.array(vector, np.float32)
+        )
         np.testing.assert_array_equal(found, expected[0])
 
 
@@ -173,7 +191,12 @@ def test_truncated_texts_are_named_in_a_header(client: TestClient) -> None:
 )
 @pytest.mark.parametrize("is_late", [False, True], ids=["raised", "of the future"])
 def test_error_of_a_lane_has_a_status_and_says_when_to_come_back(
-    client: TestClient, spaces: FakeSpaces, failure: Exception, status: int, code: str, is_late: bool
+    client: TestClient,
+    spaces: FakeSpaces,
+    failure: Exception,
+    status: int,
+    code: str,
+    is_late: bool,
 ) -> None:
     lane = spaces.only.queries
     if is_late:
@@ -186,7 +209,9 @@ def test_error_of_a_lane_has_a_status_and_says_when_to_come_back(
         lane.failure = lane.fails_later = None
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert str(failure) in answer.json()["error"]["message"]
-    waits = {"rate_limit_exceeded": ("43", "1"), "space_loading": ("1500", "2")}.get(code, ("1000", "1"))
+    waits = {"rate_limit_exceeded": ("43", "1"), "space_loading": ("1500", "2")}.get(
+        code, ("1000", "1")
+    )
     found = answer.headers.get("retry-after-ms"), answer.headers.get("retry-after")
     assert found == (waits if status in (429, 503) else (None, None))
     if isinstance(failure, TooLong):
@@ -196,7 +221,9 @@ def test_error_of_a_lane_has_a_status_and_says_when_to_come_back(
 def test_unforeseen_error_is_an_error_object(spaces: FakeSpaces) -> None:
     spaces.only.queries.failure = ZeroDivisionError("a secret")
     try:
-        client = TestClient(service_app(spaces.as_served(), ServiceSettings()), raise_server_exceptions=False)
+        client = TestClient(
+            service_app(spaces.as_served(), ServiceSettings()), raise_server_exceptions=False
+        )
         answer = post(client, input="red")
     finally:
         spaces.only.queries.failure = None
@@ -209,12 +236,20 @@ def test_unforeseen_error_is_an_error_object(spaces: FakeSpaces) -> None:
     [
         ({"content-type": "application/x-www-form-urlencoded"}, "unsupported_media_type"),
         ({"content-type": ""}, "unsupported_media_type"),
-        ({"content-type": "application/json", "content-encoding": "gzip"}, "unsupported_content_encoding"),
+        (
+            {"content-type": "application/json", "content-encoding": "gzip"},
+            "unsupported_content_encoding",
+        ),
     ],
 )
-def test_other_types_and_compressed_bodies_are_refused(client: TestClient, headers: dict[str, str], code: str) -> None:
+def test_other_types_and_compressed_bodies_are_refused(
+    client: TestClient, headers: dict[str, str], code: str
+) -> None:
     body = json.dumps({"model": "current", "input": "red"})
     answer = client.post("/v1/embeddings", content=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, code)
-    with_charset = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
+    with_charset = {
+        "content-type": "Application/JSON; charset=utf-8",
+        "content-encoding": "identity",
+    }
     assert client.post("/v1/embeddings", content=body, headers=with_charset).status_code == 200

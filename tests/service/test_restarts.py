@@ -1,4 +1,5 @@
-"""Of two services each one may end, in order or not: OpenAI's clients with their default retries lose no request."""
+"""Of two services each one may end, in order or not: OpenAI's clients with their default retries
+lose no request."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class Clients:
         self._url = url
         self.answered, self.failed = [0] * CLIENTS, list[Exception]()
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)]
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)
+        ]
 
     def __enter__(self) -> Clients:
         for thread in self._threads:
@@ -65,7 +68,10 @@ class Clients:
                 text = f"query {number} {self.answered[number]}"
                 try:
                     [found] = client.embeddings.create(model="current", input=text).data
-                    assert found.embedding == hash_vectors([f"{SPEC.query_prompt}{text}"], 16)[0].tolist()
+                    assert (
+                        found.embedding
+                        == hash_vectors([f"{SPEC.query_prompt}{text}"], 16)[0].tolist()
+                    )
                     self.answered[number] += 1
                 except Exception as error:
                     self.failed.append(error)
@@ -79,7 +85,11 @@ def name_of_both(services: list[ServiceProcess], folder: Path) -> Iterator[str]:
     def resolve_name(host: Any, *rest: Any, **options: Any) -> list[Any]:
         if host != "surge.test":
             return resolve(host, *rest, **options)
-        return [found for each in services for found in resolve(*each.address.split(":"), *rest[1:], **options)]
+        return [
+            found
+            for each in services
+            for found in resolve(*each.address.split(":"), *rest[1:], **options)
+        ]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", resolve_name)
@@ -89,11 +99,15 @@ def name_of_both(services: list[ServiceProcess], folder: Path) -> Iterator[str]:
 @contextmanager
 def documented_proxy(services: list[ServiceProcess], folder: Path) -> Iterator[str]:
     """nginx before both services as deploy/nginx has it, but for TLS."""
-    if (program := shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")) is None:
+    if (
+        program := shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+    ) is None:
         pytest.skip("not installed: the Debian package nginx-light (apt-get install nginx-light)")
     site = NGINX.read_text()
     address = f"127.0.0.1:{free_port()}"
-    changes = {f"10.0.0.{number}:8080": service.address for number, service in enumerate(services, 1)}
+    changes = {
+        f"10.0.0.{number}:8080": service.address for number, service in enumerate(services, 1)
+    }
     for old, new in (changes | {"listen 443 ssl;": f"listen {address};"}).items():
         assert site.count(old) == 1
         site = site.replace(old, new)
@@ -103,7 +117,10 @@ def documented_proxy(services: list[ServiceProcess], folder: Path) -> Iterator[s
     process_settings = f"daemon off;\nuser root;\npid {folder}/pid;\nevents {{}}\n"
     config, log = folder / "nginx.conf", folder / "error.log"
     config.write_text(f"{process_settings}http {{\naccess_log off;\n{temporary}{site}}}\n")
-    with subprocess.Popen([program, "-c", str(config), "-e", str(log)]) as process, socket.socket() as client:
+    with (
+        subprocess.Popen([program, "-c", str(config), "-e", str(log)]) as process,
+        socket.socket() as client,
+    ):
         try:
             host, _, port = address.partition(":")
             until(lambda: process.poll() is not None or client.connect_ex((host, int(port))) == 0)
@@ -114,7 +131,9 @@ def documented_proxy(services: list[ServiceProcess], folder: Path) -> Iterator[s
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("before", [name_of_both, documented_proxy])
-def test_service_that_ends_costs_clients_of_two_no_request(before: Any, number: signal.Signals, tmp_path: Path) -> None:
+def test_service_that_ends_costs_clients_of_two_no_request(
+    before: Any, number: signal.Signals, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     embed(output)
     with (

@@ -1,4 +1,5 @@
-"""A model's queries and documents get the vectors that files have, and are counted as the model reads them."""
+"""A model's queries and documents get the vectors that files have, and are counted as the model
+reads them."""
 
 from __future__ import annotations
 
@@ -44,7 +45,13 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
     monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
     texts = [*TEXTS, LONG]
     with EncoderPool(EncodingSpec(str(package.MODEL_DIR)), devices="cpu") as pool:
-        finish(make_run(pool, in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}), tmp_path))
+        finish(
+            make_run(
+                pool,
+                in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}),
+                tmp_path,
+            )
+        )
         space, limit = pool.space.name, pool.space.max_length
         estimate = TokenCounter(pool.space, "another tokenizer", pool.costs)
     files = read_embedded(tmp_path, space, "a").matrix
@@ -89,7 +96,9 @@ def test_tokens_of_many_texts_are_counted_a_few_at_a_time(monkeypatch: pytest.Mo
 
 
 @pytest.mark.soak
-def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
+    tmp_path: Path,
+) -> None:
     from sentence_transformers import SentenceTransformer
 
     folder = tiny_model("bert_with_prompts", tmp_path)
@@ -110,7 +119,9 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
             with pytest.raises(TooLong, match="64 tokens"):
                 lane.accept([LONG])
             cut = lane.accept([LONG], truncate=True).result()
-            assert lowest_cosine(served.converted(cut.vectors), model.encode([prompt + LONG])) >= FLOOR
+            assert (
+                lowest_cosine(served.converted(cut.vectors), model.encode([prompt + LONG])) >= FLOOR
+            )
 
 
 @pytest.mark.soak
@@ -124,8 +135,15 @@ def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
     stated = spec.resolve()
     if not (stated.query_prompt or stated.document_prompt):
         spec = replace(spec, query_prompt="query: ", document_prompt="passage: ")
-    with EncoderPool(spec, devices="cpu") as pool, EncoderPool(spec, task="query", devices="cpu") as of_search:
-        finish(make_run(pool, in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}), output))
+    with (
+        EncoderPool(spec, devices="cpu") as pool,
+        EncoderPool(spec, task="query", devices="cpu") as of_search,
+    ):
+        finish(
+            make_run(
+                pool, in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}), output
+            )
+        )
         expected = {"/v1": of_search.vectors(column(texts))}
         expected["/documents/v1"] = read_embedded(output, pool.space.name, "a").matrix
     with ServedSpaces(open_store(output), LaneSettings("cpu", promised_seconds=600)) as spaces:
@@ -133,6 +151,11 @@ def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
         with serving(spaces) as url:
             for root, vectors in expected.items():
                 client = openai.OpenAI(base_url=f"{url}{root}", api_key="none")
-                answer = client.embeddings.create(model="current", input=texts, extra_body={"truncate": True})
-                assert lowest_cosine(np.array([each.embedding for each in answer.data]), vectors) >= FLOOR
+                answer = client.embeddings.create(
+                    model="current", input=texts, extra_body={"truncate": True}
+                )
+                assert (
+                    lowest_cosine(np.array([each.embedding for each in answer.data]), vectors)
+                    >= FLOOR
+                )
     assert lowest_cosine(expected["/v1"], expected["/documents/v1"]) < FLOOR, "of different prompts"

@@ -36,7 +36,9 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_other_machines_are_served_only_with_keys(host: str, keys: Path) -> None:
-    refused = pytest.raises(ConfigError, match=r"--api-keys FILE, or listen on 127\.0\.0\.1 or a Unix socket")
+    refused = pytest.raises(
+        ConfigError, match=r"--api-keys FILE, or listen on 127\.0\.0\.1 or a Unix socket"
+    )
     with refused, bound_socket(ServiceSettings(host=host, port=0)):
         pass
     with bound_socket(ServiceSettings(host=host, port=0, api_keys=keys)) as listener:
@@ -60,19 +62,27 @@ def test_address_in_use_or_unknown_is_refused_before_a_model_is_loaded() -> None
     assert (spaces.calls, said) == ([], [])
 
 
-def test_unix_socket_is_of_this_user_and_replaces_one_that_nobody_listens_on(tmp_path: Path, keys: Path) -> None:
+def test_unix_socket_is_of_this_user_and_replaces_one_that_nobody_listens_on(
+    tmp_path: Path, keys: Path
+) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as ended:
         ended.bind(str(path))
     with bound_socket(ServiceSettings(uds=path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with pytest.raises(ConfigError, match="Address already in use"), bound_socket(ServiceSettings(uds=path)):
+        with (
+            pytest.raises(ConfigError, match="Address already in use"),
+            bound_socket(ServiceSettings(uds=path)),
+        ):
             pass
     with bound_socket(ServiceSettings(uds=path, api_keys=keys)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
     assert not path.exists()
     path.write_text("a file of somebody")
-    with pytest.raises(ConfigError, match="Address already in use"), bound_socket(ServiceSettings(uds=path)):
+    with (
+        pytest.raises(ConfigError, match="Address already in use"),
+        bound_socket(ServiceSettings(uds=path)),
+    ):
         pass
     assert path.read_text() == "a file of somebody"
 
@@ -89,8 +99,14 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     thread = threading.Thread(target=run_service, args=(spaces.as_served(), chosen, said.put))
     thread.start()
-    assert said.get(timeout=60) == f"{spaces.only.space.name} (current): 16 dimensions, queries within 25 ms"
-    assert said.get(timeout=60) == f"listening on the Unix socket {path} (queries: /v1, documents: /documents/v1)"
+    assert (
+        said.get(timeout=60)
+        == f"{spaces.only.space.name} (current): 16 dimensions, queries within 25 ms"
+    )
+    assert (
+        said.get(timeout=60)
+        == f"listening on the Unix socket {path} (queries: /v1, documents: /documents/v1)"
+    )
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         client.sendall(REQUEST)

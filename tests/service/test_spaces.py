@@ -54,11 +54,16 @@ def switch(store: Store, name: str) -> None:
     write_current(store, name, seen=read_current(store))
 
 
-def test_vectors_are_those_of_files_and_of_searches_in_a_space_and_in_what_is_derived_from_it(tmp_path: Path) -> None:
+def test_vectors_are_those_of_files_and_of_searches_in_a_space_and_in_what_is_derived_from_it(
+    tmp_path: Path,
+) -> None:
     spec = EncodingSpec("hash://16", document_prompt="d: ", query_prompt="q: ")
     rows = numbered_rows("a", 30)
     texts = [text for _, text in rows]
-    with EncoderPool(spec, devices="cpu") as pool, EncoderPool(spec, task="query", devices="cpu") as of_queries:
+    with (
+        EncoderPool(spec, devices="cpu") as pool,
+        EncoderPool(spec, task="query", devices="cpu") as of_queries,
+    ):
         finish(make_run(pool, in_memory({"a": rows}), tmp_path))
         expected = of_queries.vectors(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
         parent = pool.space
@@ -68,13 +73,21 @@ def test_vectors_are_those_of_files_and_of_searches_in_a_space_and_in_what_is_de
     cut, int8 = (run.space for run in runs)
     with serving(store) as spaces:
         found = spaces.find("current")
-        assert (found.space, found.state, found.dimensions) == (replace(parent, model_path=""), "current", (16, 8))
-        assert found.documents.pool.worker_pids == [], "documents need no memory before the first one"
+        assert (found.space, found.state, found.dimensions) == (
+            replace(parent, model_path=""),
+            "current",
+            (16, 8),
+        )
+        assert found.documents.pool.worker_pids == [], (
+            "documents need no memory before the first one"
+        )
         files = read_embedded(tmp_path, parent.name, "a").matrix
         documents = found.documents.accept(texts).result()
         pids = [pid for lane in (found.queries, found.documents) for pid in lane.pool.worker_pids]
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids] == [min(19, own + more) for more in (4, 13)]
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids] == [
+            min(19, own + more) for more in (4, 13)
+        ]
         assert np.array_equal(found.converted(documents.vectors, None), files)
         queries = found.queries.accept(texts).result()
         assert np.array_equal(found.converted(queries.vectors), expected)
@@ -106,7 +119,10 @@ def test_switches_are_followed_with_warm_lanes_and_old_spaces_are_answered_by_na
     with serving(store) as spaces:
         assert spaces.is_ready and spaces.is_alive
         until(lambda: len(spaces.served()) == 2)
-        assert [(each.space.name, each.state) for each in spaces.served()] == [(a, "current"), (b, "next")]
+        assert [(each.space.name, each.state) for each in spaces.served()] == [
+            (a, "current"),
+            (b, "next"),
+        ]
         assert spaces.find(B).space.name == spaces.find(b).space.name == b
         old, warm = spaces.find(a), spaces.find(b)
         with pytest.raises(UnknownSpace) as unknown:
@@ -126,7 +142,10 @@ def test_switches_are_followed_with_warm_lanes_and_old_spaces_are_answered_by_na
         until(lambda: not old.queries.is_alive)
         with pytest.raises(LaneClosed):
             old.queries.accept(["too late"])
-        assert f'surge_texts_total{{side="query",space="{a}"}} 1.0' in Metrics(spaces).text().decode().splitlines()
+        assert (
+            f'surge_texts_total{{side="query",space="{a}"}} 1.0'
+            in Metrics(spaces).text().decode().splitlines()
+        )
         switch(store, b)
         until(lambda: spaces.find("current").queries is warm.queries)
         assert spaces.is_ready
@@ -202,7 +221,11 @@ def test_nobody_answers_as_the_current_space_while_its_model_is_loaded(
     ("kind", "message", "reason"),
     [
         (ConfigError, "the model is gone", "the model is gone"),
-        (EncoderError, "worker 12 ended", "ready: its workers failed, and the service's log says why; try"),
+        (
+            EncoderError,
+            "worker 12 ended",
+            "ready: its workers failed, and the service's log says why; try",
+        ),
     ],
 )
 def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
@@ -234,7 +257,9 @@ def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
         until(lambda: len(spaces.served()) == 2)
 
 
-def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(three_spaces: Spaces, tmp_path: Path) -> None:
+def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(
+    three_spaces: Spaces, tmp_path: Path
+) -> None:
     made = three_spaces.copy_to(tmp_path, (A,))
     with serving(made.store) as spaces:
         made.pointer.write_text("{")
@@ -258,7 +283,9 @@ def test_other_tokenizer_than_that_of_the_files_is_refused(
     start = EncoderPool.start
 
     def start_with_other_tokenizer(pool: EncoderPool) -> PoolFacts:
-        return replace(start(pool), tokenizer="5678 tokenizers-2" if pool.space.task == task else "")
+        return replace(
+            start(pool), tokenizer="5678 tokenizers-2" if pool.space.task == task else ""
+        )
 
     monkeypatch.setattr(EncoderPool, "start", start_with_other_tokenizer)
     if task == "query":
@@ -288,13 +315,17 @@ def test_space_whose_query_workers_are_given_up_is_loaded_again(
     with serving(made.store) as spaces:
         lost = spaces.find("current").queries
         assert lost.promise
-        assert lost.pool.dispatcher().hang_timeout_seconds == max(5, 10 * lost.promise.full_pass_seconds)
+        assert lost.pool.dispatcher().hang_timeout_seconds == max(
+            5, 10 * lost.promise.full_pass_seconds
+        )
         [worker] = lost.pool.worker_pids
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(LaneDown):
             lost.accept(["a"]).result()
         until(lambda: not spaces.served())
-        with pytest.raises(SpaceLoading, match="its workers failed, and the service's log says why; try again in"):
+        with pytest.raises(
+            SpaceLoading, match="its workers failed, and the service's log says why; try again in"
+        ):
             spaces.find("current")
         assert not spaces.is_ready
         spaces._failed.clear()
@@ -306,17 +337,26 @@ def test_start_refuses_what_cannot_be_served(three_spaces: Spaces, tmp_path: Pat
     made = three_spaces.copy_to(tmp_path, (A, B))
     with pytest.raises(ConfigError, match="holds several spaces"), serving(made.store):
         pass
-    with pytest.raises(ConfigError, match="holds no embeddings"), serving(open_store(tmp_path / "empty")):
+    with (
+        pytest.raises(ConfigError, match="holds no embeddings"),
+        serving(open_store(tmp_path / "empty")),
+    ):
         pass
     with pytest.raises(ConfigError, match="share of bulk work"):
         LaneSettings(bulk_share=0.9)
     switch(made.store, made.of(A).name)
-    with pytest.raises(ConfigError, match="The smallest promise is"), serving(made.store, promised_seconds=0.001):
+    with (
+        pytest.raises(ConfigError, match="The smallest promise is"),
+        serving(made.store, promised_seconds=0.001),
+    ):
         pass
     with serving(made.store, promised_seconds=60.0) as spaces:
         promise = spaces.find("current").queries.promise
         assert promise is not None and promise.promised_seconds == 60
-    trusted = replace(EncodingSpec("hash://4").resolve(), requested=EncodingSpec("hash://4", trust_remote_code="abc"))
+    trusted = replace(
+        EncodingSpec("hash://4").resolve(),
+        requested=EncodingSpec("hash://4", trust_remote_code="abc"),
+    )
     claim_space(made.store, trusted)
     switch(made.store, trusted.name)
     with pytest.raises(ConfigError, match="names code of the model"), serving(made.store):

@@ -1,8 +1,10 @@
-"""Vectors of a derived space, computed from float32 vectors, and back to what queries are compared with.
+"""Vectors of a derived space, computed from float32 vectors, and back to what queries are compared
+with.
 
-The conventions are those of sentence-transformers' `quantize_embeddings`: "int8" has 255 steps between the smallest and
-the largest value of each dimension, and what lies beyond them is clipped; "binary" is its "ubinary": a bit per value,
-set where the value is above zero, eight bits to a byte, the first one highest. Tests compare both bit for bit.
+The conventions are those of sentence-transformers' `quantize_embeddings`: "int8" has 255 steps
+between the smallest and the largest value of each dimension, and what lies beyond them is clipped;
+"binary" is its "ubinary": a bit per value, set where the value is above zero, eight bits to a byte,
+the first one highest. Tests compare both bit for bit.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ _TINY = np.finfo(np.float32).tiny
 
 
 def cut(matrix: np.ndarray, space: Space) -> np.ndarray:
-    """The leading dimensions of float32 vectors, [rows, dimension], scaled to length 1 where the space normalizes.
+    """The leading dimensions of float32 vectors, [rows, dimension], scaled to length 1 where the
+    space normalizes.
 
-    Vectors that keep all dimensions are returned as they are. One that is zero in the dimensions it keeps stays zero.
+    Vectors that keep all dimensions are returned as they are. One that is zero in the dimensions it
+    keeps stays zero.
     """
     if matrix.shape[1] == space.dimension:
         return matrix
@@ -28,7 +32,8 @@ def cut(matrix: np.ndarray, space: Space) -> np.ndarray:
 
 
 def convert(vectors: np.ndarray, space: Space) -> np.ndarray:
-    """Float32 vectors as the space stores them: [rows, dimension]; of binary ones [rows, dimension / 8] of uint8."""
+    """Float32 vectors as the space stores them: [rows, dimension]; of binary ones [rows, dimension
+    / 8] of uint8."""
     match space.dtype:
         case "int8":
             starts, steps = _steps(space)
@@ -43,7 +48,8 @@ def convert(vectors: np.ndarray, space: Space) -> np.ndarray:
 
 
 def comparable(stored: np.ndarray, space: Space) -> np.ndarray:
-    """Stored vectors (`matrix_of`) as float32 ones that a query's can be compared with, [rows, dimension].
+    """Stored vectors (`matrix_of`) as float32 ones that a query's can be compared with, [rows,
+    dimension].
 
     An int8 value is the lower end of its step, as in sentence-transformers; a bit is 1 or -1.
     """

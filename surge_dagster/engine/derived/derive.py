@@ -1,11 +1,13 @@
-"""Derived spaces: fewer dimensions or smaller types, computed from the float32 files of a space without a model.
+"""Derived spaces: fewer dimensions or smaller types, computed from the float32 files of a space
+without a model.
 
-A derived space has a file for each file of its parent: the same rows, other vectors. A file is fresh while it names
-the rows (`rows_version`) and the source version that the parent's file names now, so it is judged against the source as
-every other file is. Files pass through a row group at a time, several of them concurrently.
+A derived space has a file for each file of its parent: the same rows, other vectors. A file is
+fresh while it names the rows (`rows_version`) and the source version that the parent's file names
+now, so it is judged against the source as every other file is. Files pass through a row group at a
+time, several of them concurrently.
 
-The ranges of int8 are measured once, over all vectors of the parent, when the space is begun, and are part of it. Later
-values beyond them are clipped; `recall.py` measures what is lost, on request.
+The ranges of int8 are measured once, over all vectors of the parent, when the space is begun, and
+are part of it. Later values beyond them are clipped; `recall.py` measures what is lost, on request.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ class DeriveReport:
     """The metrics of one derivation.
 
     Attributes:
-        partitions_removed: keys or file names whose files in the parent were removed; deleted here where requested.
+        partitions_removed: keys or file names whose files in the parent were removed; deleted here
+            where requested.
         rows: written.
-        wall_seconds: of everything, calibration included; `convert_seconds` is that of the files alone.
+        wall_seconds: of everything, calibration included; `convert_seconds` is that of the files
+            alone.
         recall: where it was measured.
     """
 
@@ -75,8 +79,16 @@ class DeriveReport:
 
     def in_words(self) -> str:
         """The report for people, in a line, and the recall in another one."""
-        removed = f", {len(self.partitions_removed):,} removed from the parent" if self.partitions_removed else ""
-        pace = f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)" if self.rows else ""
+        removed = (
+            f", {len(self.partitions_removed):,} removed from the parent"
+            if self.partitions_removed
+            else ""
+        )
+        pace = (
+            f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)"
+            if self.rows
+            else ""
+        )
         line = (
             f"{counted(self.partitions_written, 'partition')} written, {self.partitions_fresh:,} fresh, "
             f"{len(self.partitions_failed):,} failed{removed}; {counted(self.rows, 'row')} derived{pace}"
@@ -85,12 +97,18 @@ class DeriveReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as the command prints it in JSON."""
-        failed = [{"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed]
-        return asdict(self) | {"partitions_failed": failed, "rows_per_second": round(self.rows_per_second, 1)}
+        failed = [
+            {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
+        ]
+        return asdict(self) | {
+            "partitions_failed": failed,
+            "rows_per_second": round(self.rows_per_second, 1),
+        }
 
 
 class DeriveRun:
-    """Brings a derived space up to date with its parent; begins it where the output does not have it yet.
+    """Brings a derived space up to date with its parent; begins it where the output does not have
+    it yet.
 
     Args:
         dimension: leading dimensions that are kept; None is all.
@@ -101,7 +119,8 @@ class DeriveRun:
         report: the metrics, live.
 
     Raises:
-        ConfigError: such a space cannot be derived, or the parent holds no vectors to calibrate int8 with.
+        ConfigError: such a space cannot be derived, or the parent holds no vectors to calibrate
+            int8 with.
     """
 
     def __init__(
@@ -129,10 +148,13 @@ class DeriveRun:
         keep_current(store, space)
         claim_derived(store, space)
         self.space = space
-        self.report = DeriveReport(space.name, parent.name, space.dtype, space.dimension, calibrated_rows=calibrated)
+        self.report = DeriveReport(
+            space.name, parent.name, space.dtype, space.dimension, calibrated_rows=calibrated
+        )
 
     def events(self, keys: Iterable[str] | None = None) -> Generator[Receipt | Failure]:
-        """Derive what is missing or stale; yields each partition as it is published, fresh ones first.
+        """Derive what is missing or stale; yields each partition as it is published, fresh ones
+        first.
 
         Args:
             keys: partitions to bring up to date; None is all, and then removed ones are found too.
@@ -163,7 +185,9 @@ class DeriveRun:
         report.convert_seconds = perf_counter() - converting
         for name, file in own.items() if requested is None else ():
             if self._parent.name + name.removeprefix(self.space.name) not in parents:
-                report.partitions_removed.append(file.facts.partition_key if isinstance(file, PublishedFile) else name)
+                report.partitions_removed.append(
+                    file.facts.partition_key if isinstance(file, PublishedFile) else name
+                )
                 if self._removed == "delete":
                     self._store.delete(name)
         report.wall_seconds = perf_counter() - self._begun
@@ -182,7 +206,9 @@ class DeriveRun:
                 usable.append(usable_file(self._store, self._parent, name, listed))
         return usable
 
-    def _converted(self, files: Iterable[PublishedFile]) -> Iterator[PublishedFile | DataError | TransientError]:
+    def _converted(
+        self, files: Iterable[PublishedFile]
+    ) -> Iterator[PublishedFile | DataError | TransientError]:
         """Derive files in several threads; what is published is durable before it is yielded."""
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="surge-derive")
         results = pool.map(self._derive, files)
@@ -195,7 +221,8 @@ class DeriveRun:
             pool.shutdown(cancel_futures=True)
 
     def _derive(self, file: PublishedFile) -> PublishedFile | DataError | TransientError:
-        """The file of one partition, or why there is none; a store that does not answer ends the run."""
+        """The file of one partition, or why there is none; a store that does not answer ends the
+        run."""
         try:
             return self._write(file)
         except StoreUnavailable:
@@ -217,21 +244,28 @@ class DeriveRun:
             dimension=space.dimension,
             writer=WRITER,
         )
-        vectors = pa.field("embedding", embedding_type(space.dimension, space.dtype), nullable=False)
-        columns = pa.schema([vectors if column.name == "embedding" else column for column in file.columns])
+        vectors = pa.field(
+            "embedding", embedding_type(space.dimension, space.dtype), nullable=False
+        )
+        columns = pa.schema(
+            [vectors if column.name == "embedding" else column for column in file.columns]
+        )
         with self._store.create(self._own_name(file)) as upload:
             write_rows(space, upload, columns, facts, self._rows(file, columns))
             return PublishedFile(upload.publish(lambda: None), facts, columns)
 
     def _rows(self, file: PublishedFile, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a parent's file with derived vectors; `columns` are those of the derived file."""
+        """The rows of a parent's file with derived vectors; `columns` are those of the derived
+        file."""
         row, space = 0, self.space
         for batch in parent_rows(self._store, self._parent, file):
             if self._stop.is_set():
                 raise Cancelled
             vectors = cut(matrix_of(batch), space)
             stored = convert(vectors, space)
-            wrong = invalid_row(vectors, normalized=space.normalize) or invalid_row(stored, normalized=space.normalize)
+            wrong = invalid_row(vectors, normalized=space.normalize) or invalid_row(
+                stored, normalized=space.normalize
+            )
             if wrong is not None:
                 reason = f"{wrong[1]}, once it is converted to {space.dimension} {space.dtype}"
                 remedy = "Keep more dimensions, or use float32."
@@ -244,9 +278,13 @@ class DeriveRun:
     def _fail(self, error: DataError | TransientError) -> Failure:
         key = error.key or "?"
         remedy = error.remedy if isinstance(error, DataError) else "Run again."
-        failure = Failure(key, str(error), isinstance(error, TransientError), remedy, in_source=False)
+        failure = Failure(
+            key, str(error), isinstance(error, TransientError), remedy, in_source=False
+        )
         self.report.partitions_failed.append(failure)
         return failure
 
     def _receipt(self, file: PublishedFile, action: Literal["derived", "fresh"]) -> Receipt:
-        return Receipt.of(file.facts, file.stored, self._store.location(file.stored.name), action=action)
+        return Receipt.of(
+            file.facts, file.stored, self._store.location(file.stored.name), action=action
+        )

@@ -1,4 +1,5 @@
-"""The rows of a derived space beside those of its parent: what a verification computes again instead of encoding."""
+"""The rows of a derived space beside those of its parent: what a verification computes again
+instead of encoding."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _DERIVE_AGAIN = "Run `surge-dagster derive` again."
 
 
 class DerivedRows:
-    """Computes the vectors of a derived space again and compares them bit for bit; used as `SampledRows` is.
+    """Computes the vectors of a derived space again and compares them bit for bit; used as
+    `SampledRows` is.
 
     Rows come file by file and in their order, and all of them are compared.
     """
@@ -39,7 +41,8 @@ class DerivedRows:
         self._rest = np.empty((0, 0))
 
     def add(self, facts: FileFacts, first_row: int, texts: pa.Array, matrix: np.ndarray) -> None:
-        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored vectors."""
+        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored
+        vectors."""
         key = facts.partition_key
         try:
             if first_row == 0:
@@ -53,11 +56,15 @@ class DerivedRows:
             return
         self.compared += len(expected)
         if len(expected) != len(matrix):
-            self._report(key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}")
+            self._report(
+                key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}"
+            )
         elif not np.array_equal(expected.view(np.uint8), matrix.view(np.uint8)):
             rows = (expected.view(np.uint8) != matrix.view(np.uint8)).any(axis=1)
             row = first_row + int(np.flatnonzero(rows)[0])
-            self._report(key, f"row {row}: its vector is not the one that follows from {self._parent.name}.")
+            self._report(
+                key, f"row {row}: its vector is not the one that follows from {self._parent.name}."
+            )
 
     def compare(self) -> None:
         """Nothing waits: rows are compared as they come."""
@@ -74,7 +81,11 @@ class DerivedRows:
         """The vectors that the file should have, a few at a time."""
         listed = self._files.files([facts.partition_key])
         if not listed:
-            raise DataError(facts.partition_key, f"the parent {self._parent.name} has no file of it", _DERIVE_AGAIN)
+            raise DataError(
+                facts.partition_key,
+                f"the parent {self._parent.name} has no file of it",
+                _DERIVE_AGAIN,
+            )
         [(name, found)] = listed.items()
         file = usable_file(self._store, self._parent, name, found)
         if file.facts.rows_version != facts.rows_version:
@@ -87,6 +98,10 @@ class DerivedRows:
         parts = [self._rest]
         while sum(map(len, parts)) < rows and (more := next(self._vectors, None)) is not None:
             parts.append(more)
-        joined = np.concatenate([part for part in parts if len(part)]) if any(map(len, parts)) else self._rest
+        joined = (
+            np.concatenate([part for part in parts if len(part)])
+            if any(map(len, parts))
+            else self._rest
+        )
         self._rest = joined[rows:]
         return joined[:rows]

@@ -20,8 +20,10 @@ class Lag:
     Attributes:
         space: its name; empty where it has not been begun.
         fresh: partitions whose file names the rows that the parent's file has.
-        missing, stale: keys of those without a file, and of those whose file was derived from earlier rows.
-        not_judged: keys of those whose parent's file is damaged, or of which a file cannot be read, with the reason.
+        missing, stale: keys of those without a file, and of those whose file was derived from
+            earlier rows.
+        not_judged: keys of those whose parent's file is damaged, or of which a file cannot be read,
+            with the reason.
     """
 
     space: str
@@ -41,13 +43,18 @@ class Lag:
             "derived from earlier rows": len(self.stale),
             "not judged, because a file cannot be read": len(self.not_judged),
         }
-        parts = [f"{self.fresh:,} of {counted(self.judged + len(self.not_judged), 'partition')} up to date"]
+        parts = [
+            f"{self.fresh:,} of {counted(self.judged + len(self.not_judged), 'partition')} up to date"
+        ]
         return ", ".join(parts + [f"{count:,} {what}" for what, count in counts.items() if count])
 
 
 def find_derived(store: Store, wanted: Space) -> Space | None:
-    """The derived space with the parent, dtype and dimension of `wanted`, whatever its ranges; None: there is none."""
-    return next((space for space in list_spaces(store) if _conversion(space) == _conversion(wanted)), None)
+    """The derived space with the parent, dtype and dimension of `wanted`, whatever its ranges;
+    None: there is none."""
+    return next(
+        (space for space in list_spaces(store) if _conversion(space) == _conversion(wanted)), None
+    )
 
 
 def _conversion(space: Space) -> tuple[str, str, int] | None:
@@ -71,5 +78,7 @@ def find_lag(store: Store, parent: Space, dtype: DerivedDtype, dimension: int | 
         if freshness.status == "fresh":
             lag.fresh += 1
         else:
-            (lag.stale if freshness.status == "stale" else lag.missing).append(file.facts.partition_key)
+            (lag.stale if freshness.status == "stale" else lag.missing).append(
+                file.facts.partition_key
+            )
     return lag

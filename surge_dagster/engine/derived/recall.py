@@ -1,10 +1,12 @@
-"""Recall@10 of a derived space: how many of a row's ten nearest rows by float32 vectors it finds too.
+"""Recall@10 of a derived space: how many of a row's ten nearest rows by float32 vectors it finds
+too.
 
-Measured on a seeded sample of rows of the parent: some of them are the queries, all of them are searched, and a row
-does not find itself. More rows have nearer neighbours, so the recall of the whole space is lower than that of a part;
-the numbers of both stand beside it. Queries keep their float32 vectors, cut as the space's are. Those of a binary space
-are compared by Hamming distance, and a second time with the forty nearest ranked again by int8 vectors, as
-sentence-transformers recommends.
+Measured on a seeded sample of rows of the parent: some of them are the queries, all of them are
+searched, and a row does not find itself. More rows have nearer neighbours, so the recall of the
+whole space is lower than that of a part; the numbers of both stand beside it. Queries keep their
+float32 vectors, cut as the space's are. Those of a binary space are compared by Hamming distance,
+and a second time with the forty nearest ranked again by int8 vectors, as sentence-transformers
+recommends.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Recall:
     Attributes:
         recall_at_10: mean over the queries, 0 to 1.
         rescored_at_10: of a binary space with int8 rescoring; else None.
-        queries, rows, partitions: of the sample: rows that were looked up, rows that were searched, and where they lie.
+        queries, rows, partitions: of the sample: rows that were looked up, rows that were searched,
+            and where they lie.
     """
 
     recall_at_10: float
@@ -50,7 +53,11 @@ class Recall:
     total_rows: int
 
     def in_words(self) -> str:
-        rescored = "" if self.rescored_at_10 is None else f", {self.rescored_at_10:.3f} with int8 rescoring"
+        rescored = (
+            ""
+            if self.rescored_at_10 is None
+            else f", {self.rescored_at_10:.3f} with int8 rescoring"
+        )
         return (
             f"recall@10 against float32: {self.recall_at_10:.3f}{rescored} ({self.queries:,} rows as queries among "
             f"{self.rows:,} of {counted(self.total_rows, 'row')}, in {counted(self.partitions, 'partition')})"
@@ -60,17 +67,28 @@ class Recall:
 def measure_recall(
     store: Store, parent: Space, space: Space, files: Sequence[PublishedFile], seed: int = 0
 ) -> Recall | None:
-    """Measure a space on a sample of its parent's rows, at most 64 MiB of them; None where it has fewer than two.
+    """Measure a space on a sample of its parent's rows, at most 64 MiB of them; None where it has
+    fewer than two.
 
-    Files of the parent that are damaged or cannot be read now give no rows. The same seed draws the same rows.
+    Files of the parent that are damaged or cannot be read now give no rows. The same seed draws the
+    same rows.
     """
     sample, partitions = _sample(store, parent, files, random.Random(seed))
     if len(sample) < 2:
         return None
-    queries = np.array(sorted(random.Random(seed).sample(range(len(sample)), min(QUERIES, len(sample)))))
+    queries = np.array(
+        sorted(random.Random(seed).sample(range(len(sample)), min(QUERIES, len(sample))))
+    )
     plain, rescored = recall_of(sample, queries, space)
     total = sum(file.facts.rows for file in files)
-    return Recall(round(plain, 4), rescored and round(rescored, 4), len(queries), len(sample), partitions, total)
+    return Recall(
+        round(plain, 4),
+        rescored and round(rescored, 4),
+        len(queries),
+        len(sample),
+        partitions,
+        total,
+    )
 
 
 def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[float, float | None]:
@@ -79,7 +97,8 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
     Rows that are equally near count equally, so that repeated texts neither raise nor lower it.
 
     Args:
-        matrix: float32 vectors of the parent, [rows, dimension]; `queries` are places of the rows that are looked up.
+        matrix: float32 vectors of the parent, [rows, dimension]; `queries` are places of the rows
+            that are looked up.
     """
     k = min(K, len(matrix) - 1)
     exact = _without_self(_units(matrix[queries]) @ _units(matrix).T, queries)
@@ -99,14 +118,23 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
     near = _best(scores, min(RESCORED, len(matrix) - 1))
     ranges = (tuple(vectors.min(0).tolist()), tuple(vectors.max(0).tolist()))
     whole = replace(space, dtype="int8", derived=replace(space.derived, ranges=ranges))
-    again = np.einsum("qd,qnd->qn", vectors[queries], _units(comparable(convert(vectors, whole), whole))[near])
+    again = np.einsum(
+        "qd,qnd->qn", vectors[queries], _units(comparable(convert(vectors, whole), whole))[near]
+    )
     return plain, share(np.take_along_axis(near, _best(again, k), axis=1))
 
 
-def _sample(store: Store, parent: Space, files: Sequence[PublishedFile], draw: random.Random) -> tuple[np.ndarray, int]:
-    """Rows of some files, [rows, dimension], and of how many files: whole ones, or the beginnings of large ones."""
+def _sample(
+    store: Store, parent: Space, files: Sequence[PublishedFile], draw: random.Random
+) -> tuple[np.ndarray, int]:
+    """Rows of some files, [rows, dimension], and of how many files: whole ones, or the beginnings
+    of large ones."""
     most = max(2, _SAMPLE_BYTES // (4 * parent.dimension))
-    share = most if sum(file.facts.rows for file in files) <= most else max(1, most // _FILES_PER_SAMPLE)
+    share = (
+        most
+        if sum(file.facts.rows for file in files) <= most
+        else max(1, most // _FILES_PER_SAMPLE)
+    )
     samples: list[np.ndarray] = []
     for file in draw.sample(files, len(files)):
         wanted = min(share, most - sum(map(len, samples)))
@@ -127,7 +155,9 @@ def _sample(store: Store, parent: Space, files: Sequence[PublishedFile], draw: r
 
 
 def _units(matrix: np.ndarray) -> np.ndarray:
-    return matrix / np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return matrix / np.maximum(
+        np.linalg.norm(matrix, axis=1, keepdims=True), np.finfo(np.float32).tiny
+    )
 
 
 def _without_self(scores: np.ndarray, queries: np.ndarray) -> np.ndarray:

@@ -1,12 +1,14 @@
-"""The arena: SuperBatches in memory shared with the workers, so that no text or vector is ever pickled.
+"""The arena: SuperBatches in memory shared with the workers, so that no text or vector is ever
+pickled.
 
-An arena is one anonymous memory file (`memfd_create`), mapped by this process and by every worker: no crash leaves a
-segment behind, and the size of /dev/shm does not limit it. Pages are allocated when they are first written and given
-back with their slot. Texts are stored in Arrow's layout, so rows are an Arrow array without a copy, and workers write
-each vector to its final row, so serializers read the memory that the encoder wrote.
+An arena is one anonymous memory file (`memfd_create`), mapped by this process and by every worker:
+no crash leaves a segment behind, and the size of /dev/shm does not limit it. Pages are allocated
+when they are first written and given back with their slot. Texts are stored in Arrow's layout, so
+rows are an Arrow array without a copy, and workers write each vector to its final row, so
+serializers read the memory that the encoder wrote.
 
-A slot belongs to its acquirer until `release()`; views of it are valid just as long. A slot that a worker may still
-write to goes back to the arena only when the worker has finished with it.
+A slot belongs to its acquirer until `release()`; views of it are valid just as long. A slot that a
+worker may still write to goes back to the arena only when the worker has finished with it.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.columns import value_parts
 
 _POLL_SECONDS = 0.05
-_madvise = ctypes.CDLL(None, use_errno=True).madvise  # mmap's own keeps the GIL, for 0.1 s with a slot of 500 MB
+# mmap's own keeps the GIL, for 0.1 s with a slot of 500 MB
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _KEYS = itertools.count()
-# numpy releases the GIL for larger copies; with tiny partitions the reader would then wait for the GIL after each one.
+# numpy releases the GIL for larger copies; with tiny partitions the reader would then wait for the
+# GIL after each one.
 _COPIED_WITH_GIL_BYTES = 64 * 1024
 _MOVED_ROWS = 256
 
@@ -40,7 +44,8 @@ class ArenaClosed(RuntimeError):
 
 
 class Arena:
-    """A fixed number of equal slots in shared memory, from `EncoderPool.arena`; `on_close` is called once."""
+    """A fixed number of equal slots in shared memory, from `EncoderPool.arena`; `on_close` is
+    called once."""
 
     def __init__(
         self,
@@ -53,8 +58,12 @@ class Arena:
         on_close: Callable[[Arena], None] | None = None,
     ) -> None:
         if min(slots, max_texts, max_bytes) < 1:
-            raise ValueError(f"slots, max_texts and max_bytes are at least 1, not {slots}, {max_texts}, {max_bytes}")
-        self.layout = SlotLayout(max_texts=max_texts, max_bytes=max_bytes, dimension=dimension, dtype=dtype)
+            raise ValueError(
+                f"slots, max_texts and max_bytes are at least 1, not {slots}, {max_texts}, {max_bytes}"
+            )
+        self.layout = SlotLayout(
+            max_texts=max_texts, max_bytes=max_bytes, dimension=dimension, dtype=dtype
+        )
         self.slots = slots
         self.key = next(_KEYS)
         self.fd = os.memfd_create("surge-arena", os.MFD_CLOEXEC)
@@ -71,7 +80,8 @@ class Arena:
         self._closed = False
 
     def acquire(self, cancelled: Callable[[], bool] | None = None) -> Slot:
-        """An empty slot; waits until one is free, or raises Cancelled when `cancelled()`, or ArenaClosed."""
+        """An empty slot; waits until one is free, or raises Cancelled when `cancelled()`, or
+        ArenaClosed."""
         with self._changed:
             while True:
                 if self._closed:
@@ -110,9 +120,11 @@ class Arena:
 
 
 class Slot:
-    """One SuperBatch: texts first, then, after `EncoderPool.encode`, their vectors. Used by one thread at a time.
+    """One SuperBatch: texts first, then, after `EncoderPool.encode`, their vectors. Used by one
+    thread at a time.
 
-    A row may have its vector from the start (`KnownVectors`); `text_bytes` counts the UTF-8 bytes of all rows.
+    A row may have its vector from the start (`KnownVectors`); `text_bytes` counts the UTF-8 bytes
+    of all rows.
     """
 
     def __init__(self, arena: Arena, memory: mmap.mmap, index: int) -> None:
@@ -135,7 +147,10 @@ class Slot:
     @property
     def room(self) -> tuple[int, int]:
         """Rows and bytes that still fit."""
-        return self.arena.layout.max_texts - self._rows, self.arena.layout.max_bytes - self.text_bytes
+        return (
+            self.arena.layout.max_texts - self._rows,
+            self.arena.layout.max_bytes - self.text_bytes,
+        )
 
     @property
     def offsets(self) -> np.ndarray:
@@ -153,7 +168,8 @@ class Slot:
         parts: tuple[np.ndarray, memoryview] | None = None,
         known: KnownVectors | None = None,
     ) -> None:
-        """Appends a copy of `texts`; `parts` are their `value_parts`. ValueError if they do not fit or one is null."""
+        """Appends a copy of `texts`; `parts` are their `value_parts`. ValueError if they do not fit
+        or one is null."""
         count = len(texts)
         if count == 0:
             return
@@ -170,7 +186,11 @@ class Slot:
             self._memory[self._data_start + end : self._data_start + end + size] = values
         else:
             self._arrays.data[end : end + size] = np.frombuffer(values, np.uint8)
-        np.add(offsets[1:], end - offsets.item(0), out=self._arrays.offsets[rows + 1 : rows + 1 + count])
+        np.add(
+            offsets[1:],
+            end - offsets.item(0),
+            out=self._arrays.offsets[rows + 1 : rows + 1 + count],
+        )
         if known is not None:
             self._put(known, rows)
         self._rows, self.text_bytes = rows + count, end + size
@@ -183,7 +203,8 @@ class Slot:
         self._known[rows] = True
 
     def known(self, start: int, stop: int) -> np.ndarray | None:
-        """Which of rows start..stop had vectors before the slot was encoded, bool; None where no row of it had."""
+        """Which of rows start..stop had vectors before the slot was encoded, bool; None where no
+        row of it had."""
         self._check(start, stop)
         return None if self._known is None else self._known[start:stop]
 
@@ -200,16 +221,24 @@ class Slot:
         self._check(start, stop)
         data = self._arrays.data[: self.text_bytes]
         return pa.LargeStringArray.from_buffers(
-            stop - start, pa.py_buffer(self._arrays.offsets[start : stop + 1]), pa.py_buffer(data), None, 0
+            stop - start,
+            pa.py_buffer(self._arrays.offsets[start : stop + 1]),
+            pa.py_buffer(data),
+            None,
+            0,
         )
 
     def matrix(self, start: int, stop: int) -> np.ndarray:
-        """Vectors of rows start..stop, [n, dimension], over the shared memory; valid once the slot was encoded."""
+        """Vectors of rows start..stop, [n, dimension], over the shared memory; valid once the slot
+        was encoded."""
         self._check(start, stop)
         return self._arrays.matrix[start:stop]
 
     def copy_vectors(self, rows: np.ndarray, to: np.ndarray) -> None:
-        self._arrays.matrix[to], self._arrays.truncated[to] = self._arrays.matrix[rows], self._arrays.truncated[rows]
+        self._arrays.matrix[to], self._arrays.truncated[to] = (
+            self._arrays.matrix[rows],
+            self._arrays.truncated[rows],
+        )
 
     def truncation(self, start: int, stop: int) -> np.ndarray:
         """Whether rows start..stop were longer than the model reads, bool [n]."""
@@ -227,10 +256,16 @@ class Slot:
         self.truncate(start)
 
     def _move_vectors(self, start: int, other: Slot) -> None:
-        """Moves known vectors of rows start.. and frees their memory here, so that none of it is held twice."""
+        """Moves known vectors of rows start.. and frees their memory here, so that none of it is
+        held twice."""
         assert self._known is not None
-        moved, freed = np.flatnonzero(self._known[start : self._rows]), self._matrix_page(start, mmap.PAGESIZE - 1)
-        for places in [] if not len(moved) else np.split(moved, range(_MOVED_ROWS, len(moved), _MOVED_ROWS)):
+        moved, freed = (
+            np.flatnonzero(self._known[start : self._rows]),
+            self._matrix_page(start, mmap.PAGESIZE - 1),
+        )
+        for places in (
+            [] if not len(moved) else np.split(moved, range(_MOVED_ROWS, len(moved), _MOVED_ROWS))
+        ):
             rows = start + places
             vectors = KnownVectors(places, self._arrays.matrix[rows], self._arrays.truncated[rows])
             other._put(vectors, 0)
@@ -240,9 +275,12 @@ class Slot:
                 freed = free_to
 
     def _matrix_page(self, row: int, up: int = 0) -> int:
-        """Where the page of a row of the matrix begins in the memory file; `up` rounds to the next one."""
+        """Where the page of a row of the matrix begins in the memory file; `up` rounds to the next
+        one."""
         layout = self.arena.layout
-        place = self.index * layout.slot_bytes + layout.starts[4] + row * self._arrays.matrix.strides[0]
+        place = (
+            self.index * layout.slot_bytes + layout.starts[4] + row * self._arrays.matrix.strides[0]
+        )
         return (place + up) // mmap.PAGESIZE * mmap.PAGESIZE
 
     def truncate(self, rows: int) -> None:
@@ -252,7 +290,8 @@ class Slot:
         self._rows, self.text_bytes = rows, int(self._arrays.offsets[rows])
 
     def release(self) -> None:
-        """Gives the slot back to the arena, and its memory to the system; its views are invalid then."""
+        """Gives the slot back to the arena, and its memory to the system; its views are invalid
+        then."""
         with self._lock:
             if self._released:
                 return

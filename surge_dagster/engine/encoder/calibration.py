@@ -44,7 +44,9 @@ class Calibration:
         with disk_cache.lock("calibration/.lock"):
             document = disk_cache.read_json(self.name) or {}
             before = [] if anew else document.get(name, [])
-            document[name] = [*before, *([float(f"{value:.6g}") for value in row] for row in rows)][-OBSERVATIONS:]
+            document[name] = [*before, *([float(f"{value:.6g}") for value in row] for row in rows)][
+                -OBSERVATIONS:
+            ]
             disk_cache.write_json(self.name, document)
 
 
@@ -54,7 +56,9 @@ def cache_key(*facts: object) -> str:
     return hashlib.sha256(canonical_json(document)).hexdigest()[:32]
 
 
-def calibration_name(space: Space, *, backend: str, detail: str, precision: str, machine: str) -> str:
+def calibration_name(
+    space: Space, *, backend: str, detail: str, precision: str, machine: str
+) -> str:
     """`machine` is the kind of device and the threads of a worker."""
     key = cache_key(space.vectors_key, backend, detail, precision, machine)
     return f"calibration/{key}.json"

@@ -13,7 +13,8 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 
 @dataclass(frozen=True, slots=True)
 class EncodeMetrics:
-    """What an encode call cost, and which of its texts failed; GPU metrics are None where nothing measures them.
+    """What an encode call cost, and which of its texts failed; GPU metrics are None where nothing
+    measures them.
 
     Attributes:
         failed: one text of each group that has texts that end every worker.
@@ -29,7 +30,9 @@ class EncodeMetrics:
 
     def plus(self, later: EncodeMetrics) -> EncodeMetrics:
         """Of two calls for one slot, one after the other."""
-        used_bytes = [used for used in (self.gpu_memory_bytes, later.gpu_memory_bytes) if used is not None]
+        used_bytes = [
+            used for used in (self.gpu_memory_bytes, later.gpu_memory_bytes) if used is not None
+        ]
         return replace(
             self,
             costs=self.costs.plus(later.costs),
@@ -39,7 +42,8 @@ class EncodeMetrics:
 
 
 def shared_seconds(costs: Costs, encode_seconds: float, chunks: int, workers: int) -> float:
-    """What a call takes of a pool that has other calls as well, so that no worker waits for the last one.
+    """What a call takes of a pool that has other calls as well, so that no worker waits for the
+    last one.
 
     Tokenizing and computing divide among workers; what the message of a lone chunk takes does not.
     """
@@ -57,7 +61,8 @@ class EncodeCall:
         self._abandon = abandon
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
-        """Waits for the end of the call, or raises what ended the pool; None after the timeout. Can be called again."""
+        """Waits for the end of the call, or raises what ended the pool; None after the timeout. Can
+        be called again."""
         if not wait_in_turns(self._job.done.wait, timeout_seconds):
             return None
         if self._job.error is not None:
@@ -67,15 +72,16 @@ class EncodeCall:
     def abandon(self) -> None:
         """Ends the call without encoding further rows; `encoded` lists the rows that have vectors.
 
-        Workers finish the chunks that they have, and these keep the slot from being used again until then, but this
-        method does not wait for them.
+        Workers finish the chunks that they have, and these keep the slot from being used again
+        until then, but this method does not wait for them.
         """
         self._abandon(self._job)
         wait_in_turns(self._job.done.wait)
 
     @property
     def encoded(self) -> list[tuple[int, int]]:
-        """Ranges of rows that have their vectors, ascending, without overlap; of a call for some rows, their places."""
+        """Ranges of rows that have their vectors, ascending, without overlap; of a call for some
+        rows, their places."""
         return sorted(self._job.encoded)
 
     @property
@@ -91,7 +97,9 @@ class EncodeCall:
             job.costs,
             texts_computed=job.rows,
             encode_seconds=job.encode_seconds,
-            shared_seconds=shared_seconds(job.costs, job.encode_seconds, len(job.encoded), self._workers),
+            shared_seconds=shared_seconds(
+                job.costs, job.encode_seconds, len(job.encoded), self._workers
+            ),
             replays=job.replays,
         )
         return EncodeMetrics(
@@ -104,5 +112,6 @@ class EncodeCall:
 
 
 def copy_of(error: Exception) -> Exception:
-    """The same error as a new object: several threads may raise it, and each adds its own traceback."""
+    """The same error as a new object: several threads may raise it, and each adds its own
+    traceback."""
     return type(error)(str(error))

@@ -2,16 +2,18 @@
 
     seconds of a call = c_ipc + c_length·min(texts, 32) + texts·(c_text + c_token·tokens of a text) / G + c_unread·bytes
 
-Most of the first texts of a call have a length of their own and so a forward pass of their own, which later texts of
-that length share. Without the second term calls of a few texts make large ones look a third too slow. The last one is
-for bytes of long texts behind the tokens that the model reads: without it such texts make a token look dear.
+Most of the first texts of a call have a length of their own and so a forward pass of their own,
+which later texts of that length share. Without the second term calls of a few texts make large ones
+look a third too slow. The last one is for bytes of long texts behind the tokens that the model
+reads: without it such texts make a token look dear.
 
-A start times a few calls of growing size; runs add their SuperBatches. A call weighs 1/fitted seconds, because long
-times vary by more: the fitted seconds of all calls together are then the measured ones, and a long run outweighs a
-short measurement. The speed of a machine changes, so calls of runs weigh less with each minute of encoding after them.
+A start times a few calls of growing size; runs add their SuperBatches. A call weighs 1/fitted
+seconds, because long times vary by more: the fitted seconds of all calls together are then the
+measured ones, and a long run outweighs a short measurement. The speed of a machine changes, so
+calls of runs weigh less with each minute of encoding after them.
 
-B_min does not come from this fit but from the median texts per second of the newest SuperBatches (`derived_b_min`), so
-that no single record can make it run away.
+B_min does not come from this fit but from the median texts per second of the newest SuperBatches
+(`derived_b_min`), so that no single record can make it run away.
 """
 
 from __future__ import annotations
@@ -46,13 +48,15 @@ _TEXT = (
     "steel bottle cotton shirt lamp oak table garden hose travel mug wool scarf desk chair ceramic bowl running shoe "
     "phone case glass jar bath towel ink pen leather belt camping stove rain jacket bread knife"
 )
-# Words of a product title, and of a paragraph, with a number of texts that tells a call from its lengths and its texts.
+# Words of a product title, and of a paragraph, with a number of texts that tells a call from its
+# lengths and its texts.
 _SHORT, _LONG = (6, 10, 2 * _LENGTHS), (60, 100, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An encode call that was timed; `text_bytes` counts the `equal_texts` too, which got another one's vector."""
+    """An encode call that was timed; `text_bytes` counts the `equal_texts` too, which got another
+    one's vector."""
 
     texts: float
     text_bytes: float
@@ -72,18 +76,21 @@ class Fit:
         return amounts @ self.values
 
     def margin(self, amounts: np.ndarray) -> float | None:
-        """Half of the 95 % confidence interval of the seconds of these amounts, as every margin here."""
+        """Half of the 95 % confidence interval of the seconds of these amounts, as every margin
+        here."""
         if self.covariance is None:
             return None
         return _NORMAL_95 * float(np.sqrt(max(0.0, amounts @ self.covariance @ amounts)))
 
 
 def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | float = 1.0) -> Fit:
-    """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with fewest costs.
+    """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with
+    fewest costs.
 
-    `amounts` are [observations, columns]; `weights` multiply that of 1/seconds. It is 1/fitted seconds that count: with
-    those that were measured, one that took too little would outweigh another that took as much too much. One that was
-    stalled counts as no more than five times as long as usual.
+    `amounts` are [observations, columns]; `weights` multiply that of 1/seconds. It is 1/fitted
+    seconds that count: with those that were measured, one that took too little would outweigh
+    another that took as much too much. One that was stalled counts as no more than five times as
+    long as usual.
     """
     measured = np.maximum(seconds, _LEAST_OBSERVED_SECONDS)
     fit = _fit(amounts, seconds, np.sqrt(weights / measured))
@@ -91,7 +98,11 @@ def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | fl
         usual = np.median(seconds[is_fitted] / fitted[is_fitted])
         seconds = np.where(is_fitted, np.minimum(seconds, _STALLED * usual * fitted), seconds)
     for _ in range(_REFITS):
-        fit = _fit(amounts, seconds, np.sqrt(weights / np.maximum(fit.seconds(amounts), measured / _MOST_TIMES_FITTED)))
+        fit = _fit(
+            amounts,
+            seconds,
+            np.sqrt(weights / np.maximum(fit.seconds(amounts), measured / _MOST_TIMES_FITTED)),
+        )
     return fit
 
 
@@ -103,7 +114,11 @@ def _fit(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray) -> Fit:
         for chosen in map(list, itertools.combinations(range(columns), count)):
             fitted, _, rank, _ = np.linalg.lstsq(weighted[:, chosen], target)
             error = float(np.sum((weighted[:, chosen] @ fitted - target) ** 2))
-            if rank < count or (fitted < 0).any() or error >= best - _EQUAL * float(target @ target):
+            if (
+                rank < count
+                or (fitted < 0).any()
+                or error >= best - _EQUAL * float(target @ target)
+            ):
                 continue
             best, values = error, np.zeros(columns)
             values[chosen] = fitted
@@ -120,8 +135,8 @@ class EncodeCosts:
     """The costs of encode calls of one pool.
 
     Attributes:
-        fit: seconds of a call, of one of its first texts, of a text, of a token and of an unread byte, on all workers
-            together.
+        fit: seconds of a call, of one of its first texts, of a text, of a token and of an unread
+            byte, on all workers together.
         tokens_per_byte: encoded tokens; the bytes are those of equal texts too.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
         b_min: texts of a SuperBatch, where no setting gives them (`derived_b_min`).
@@ -138,9 +153,14 @@ class EncodeCosts:
 
     @classmethod
     def of(
-        cls, measured: Sequence[Call], of_runs: Sequence[Call], workers: int, previous_b_min: int | None = None
+        cls,
+        measured: Sequence[Call],
+        of_runs: Sequence[Call],
+        workers: int,
+        previous_b_min: int | None = None,
     ) -> EncodeCosts:
-        """Fit the costs to the calls of a start and those of runs, oldest first; at least one call is needed.
+        """Fit the costs to the calls of a start and those of runs, oldest first; at least one call
+        is needed.
 
         Args:
             previous_b_min: of the run before; None if there was none.
@@ -164,12 +184,15 @@ class EncodeCosts:
             self,
             tokens_per_byte=tokens / max(1.0, sum(call.text_bytes for call in known)),
             tokens_per_text=tokens / max(1, texts),
-            equal_share=1 - texts / max(1, texts + sum(call.equal_texts for call in known)) if texts else 0.0,
+            equal_share=1 - texts / max(1, texts + sum(call.equal_texts for call in known))
+            if texts
+            else 0.0,
         )
 
     @classmethod
     def given(cls, call_seconds: float, text_seconds: float, workers: int) -> EncodeCosts:
-        """Costs of the command line: c_ipc, and c_enc of one text on one worker whatever its length."""
+        """Costs of the command line: c_ipc, and c_enc of one text on one worker whatever its
+        length."""
         fit = Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0, 0.0]))
         return cls(fit, workers, b_min=derived_b_min(workers / text_seconds))
 
@@ -184,7 +207,8 @@ class EncodeCosts:
 
     @property
     def superbatch_seconds(self) -> float:
-        """What a call of many texts takes beside their c_enc: c_ipc, and passes that few texts share."""
+        """What a call of many texts takes beside their c_enc: c_ipc, and passes that few texts
+        share."""
         return float(self.fit.values @ _OF_SUPERBATCH)
 
     @property
@@ -193,15 +217,24 @@ class EncodeCosts:
         return self.tokens_per_byte / (1 - self.equal_share)
 
     def break_even_texts(self, tokens: float) -> float:
-        """n*: a partition of fewer texts, of so many tokens, spends more on its call than on its texts."""
+        """n*: a partition of fewer texts, of so many tokens, spends more on its call than on its
+        texts."""
         of_text = self.text_seconds(tokens) / self.workers
         found = self.superbatch_seconds / of_text
-        return found if found >= _LENGTHS else self.call_seconds / (of_text - float(self.fit.values[1]))
+        return (
+            found
+            if found >= _LENGTHS
+            else self.call_seconds / (of_text - float(self.fit.values[1]))
+        )
 
-    def seconds(self, texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float = 0.0) -> np.ndarray:
+    def seconds(
+        self, texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float = 0.0
+    ) -> np.ndarray:
         return self.fit.seconds(_amounts(texts, tokens, text_bytes))
 
-    def margin(self, texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float = 0.0) -> float | None:
+    def margin(
+        self, texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float = 0.0
+    ) -> float | None:
         """Half of the 95 % confidence interval of the seconds of all these calls together."""
         return self.fit.margin(_amounts(texts, tokens, text_bytes).sum(axis=0))
 
@@ -217,11 +250,14 @@ class EncodeCosts:
         return self.workers / self.text_seconds()
 
     def _of_text(self, tokens: float | None) -> np.ndarray:
-        return self.workers * np.array([0.0, 0.0, 1.0, self.tokens_per_text if tokens is None else tokens, 0.0])
+        return self.workers * np.array(
+            [0.0, 0.0, 1.0, self.tokens_per_text if tokens is None else tokens, 0.0]
+        )
 
 
 def derived_b_min(texts_per_second: float, previous: int | None = None) -> int:
-    """Return B_min: the texts of five seconds, 1,000 to 100,000, and at most twice or half of the previous run's."""
+    """Return B_min: the texts of five seconds, 1,000 to 100,000, and at most twice or half of the
+    previous run's."""
     wanted = _B_MIN_SECONDS * texts_per_second
     if previous is not None:
         wanted = min(wanted, _MOST_B_MIN_CHANGE * previous)
@@ -232,10 +268,13 @@ def derived_b_min(texts_per_second: float, previous: int | None = None) -> int:
 def newest_rate(of_runs: Sequence[Call], b_min: int | None) -> float | None:
     """Return the median texts per second of the newest SuperBatches; None if there are none.
 
-    Those smaller than the first one of a run with this B_min are left out: their time is that of a call.
+    Those smaller than the first one of a run with this B_min are left out: their time is that of a
+    call.
     """
     least_texts = 1 if b_min is None else b_min // RAMP
-    newest = [call for call in of_runs if call.texts >= least_texts and call.seconds > 0][-_NEWEST_CALLS:]
+    newest = [call for call in of_runs if call.texts >= least_texts and call.seconds > 0][
+        -_NEWEST_CALLS:
+    ]
     if not newest:
         return None
     return median(call.texts / call.seconds for call in newest)
@@ -244,17 +283,23 @@ def newest_rate(of_runs: Sequence[Call], b_min: int | None) -> float | None:
 def _amounts(texts: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray | float) -> np.ndarray:
     """[calls, 5]."""
     unread = np.maximum(text_bytes - _READ_BYTES * tokens, 0.0)
-    return np.column_stack([texts > 0, np.minimum(texts, _LENGTHS), texts, tokens, unread]).astype(float)
+    return np.column_stack([texts > 0, np.minimum(texts, _LENGTHS), texts, tokens, unread]).astype(
+        float
+    )
 
 
 _OF_CALL, _OF_SUPERBATCH = np.array([1.0, 0, 0, 0, 0]), np.array([1.0, _LENGTHS, 0, 0, 0])
 
 
-def time_calls(encode: Callable[[list[str]], tuple[float, float]], most_words: int = _MOST_WORDS) -> list[Call]:
-    """Time calls with growing numbers of short texts, then of long ones; of each size the faster of two.
+def time_calls(
+    encode: Callable[[list[str]], tuple[float, float]], most_words: int = _MOST_WORDS
+) -> list[Call]:
+    """Time calls with growing numbers of short texts, then of long ones; of each size the faster of
+    two.
 
-    All sizes are timed before the first one is timed again, so that a moment in which the machine is busy does not make
-    small calls look slow. `encode` gives the tokens and the seconds of a call.
+    All sizes are timed before the first one is timed again, so that a moment in which the machine
+    is busy does not make small calls look slow. `encode` gives the tokens and the seconds of a
+    call.
     """
     calls: dict[tuple[int, int], Call] = {}
     for is_first in (True, False):
@@ -266,9 +311,17 @@ def time_calls(encode: Callable[[list[str]], tuple[float, float]], most_words: i
                     break
                 texts = speed_texts(size, least, most)
                 tokens, seconds = encode(texts)
-                call, known = Call(size, sum(map(len, texts)), tokens, seconds), calls.get((most, size))
-                faster = calls[most, size] = call if known is None or seconds < known.seconds else known
-                if faster.seconds > (_LONG_ENOUGH_SECONDS if size >= enough else _TOO_LONG_SECONDS) and size > 1:
+                call, known = (
+                    Call(size, sum(map(len, texts)), tokens, seconds),
+                    calls.get((most, size)),
+                )
+                faster = calls[most, size] = (
+                    call if known is None or seconds < known.seconds else known
+                )
+                if (
+                    faster.seconds > (_LONG_ENOUGH_SECONDS if size >= enough else _TOO_LONG_SECONDS)
+                    and size > 1
+                ):
                     break
     return list(calls.values())
 
@@ -298,8 +351,11 @@ def timed_calls(
         measured = time_calls(encode, _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS)
         calibration.observe(f"calls {devices}", map(astuple, measured), anew=anew)
         if anew:
-            calibration.write(**{f"runs {devices}": [], f"waits {devices}": [], f"b_min {devices}": None})
-        measured = known_calls(calibration, f"calls {devices}") or measured  # as the next start reads them
+            calibration.write(
+                **{f"runs {devices}": [], f"waits {devices}": [], f"b_min {devices}": None}
+            )
+        # as the next start reads them
+        measured = known_calls(calibration, f"calls {devices}") or measured
     return measured, known_calls(calibration, f"runs {devices}")
 
 

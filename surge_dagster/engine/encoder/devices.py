@@ -1,7 +1,9 @@
-"""The devices of a pool: which ones encode, at what precision and why, how busy GPUs are, and facts of the machine.
+"""The devices of a pool: which ones encode, at what precision and why, how busy GPUs are, and facts
+of the machine.
 
-A GPU is used when the driver shows one and the installed torch can use it; otherwise the CPU is, and the reason says
-what was missing. On the CPU one worker uses all cores: the model is in memory once.
+A GPU is used when the driver shows one and the installed torch can use it; otherwise the CPU is,
+and the reason says what was missing. On the CPU one worker uses all cores: the model is in memory
+once.
 
 This module does not import torch: the versions of libraries come from package metadata.
 """
@@ -27,7 +29,8 @@ from surge_dagster.engine.support.counts import counted
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("fp32", "fp16", "bf16")
-# Of a machine with GPUs: those that the tokenizer leaves to the threads that launch, read and write.
+# Of a machine with GPUs: those that the tokenizer leaves to the threads that launch, read and
+# write.
 _LAUNCHING_CORES = 4
 _GPUS = Path("/proc/driver/nvidia/gpus")  # a folder per GPU
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "openvino")
@@ -44,7 +47,8 @@ class DeviceChoice:
 
 
 def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
-    """Devices for "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names; ConfigError without them."""
+    """Devices for "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names; ConfigError
+    without them."""
     names = device_names(requested)
     if names == ["auto"]:
         gpus, why_not = _usable_gpus()
@@ -65,23 +69,34 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
     if not devices:
         raise ConfigError("devices: name at least one, or auto")
     if len(set(map(device_kind, devices))) > 1:
-        raise ConfigError("devices: CPU and GPU in one pool would encode at different precisions; name one kind")
+        raise ConfigError(
+            "devices: CPU and GPU in one pool would encode at different precisions; name one kind"
+        )
     if devices[0] != "cpu":
         gpus, why_not = _usable_gpus()
         if missing := sorted(set(devices) - set(gpus)):
-            raise ConfigError(f"devices: {', '.join(missing)} not found ({why_not or 'there is ' + ', '.join(gpus)})")
+            raise ConfigError(
+                f"devices: {', '.join(missing)} not found ({why_not or 'there is ' + ', '.join(gpus)})"
+            )
     return DeviceChoice(tuple(devices), "as requested")
 
 
 def hardware(choice: DeviceChoice) -> str:
-    """What encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" where the driver names no GPU."""
+    """What encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" where the driver names no
+    GPU."""
     if choice.on_cpu:
         return counted(usable_cores(), "CPU core")
     try:
         facts = [(gpu / "information").read_text() for gpu in _GPUS.iterdir()]
     except OSError:
         return ""
-    names = sorted({match[1] for text in facts if (match := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))})
+    names = sorted(
+        {
+            match[1]
+            for text in facts
+            if (match := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))
+        }
+    )
     count = len(set(choice.devices))
     return (f"{count} x " if count > 1 else "") + " or ".join(names) if names else ""
 
@@ -127,12 +142,17 @@ def worker_environment(choice: DeviceChoice) -> dict[str, str]:
     if not choice.on_cpu:
         tokenizing = max(1, usable_cores() - _LAUNCHING_CORES) // len(choice.devices)
         settings["RAYON_NUM_THREADS"] = str(max(1, tokenizing))
-        settings["OMP_NUM_THREADS"] = settings["MKL_NUM_THREADS"] = str(min(worker_threads(choice), _LAUNCHING_CORES))
+        settings["OMP_NUM_THREADS"] = settings["MKL_NUM_THREADS"] = str(
+            min(worker_threads(choice), _LAUNCHING_CORES)
+        )
         settings |= {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         settings["TORCHINDUCTOR_CACHE_DIR"] = str(disk_cache.place("compiled"))
-        # Without it batches of different lengths fragment the GPU's memory. Newer versions of torch use the first name.
+        # Without it batches of different lengths fragment the GPU's memory. Newer versions of torch
+        # use the first name.
         names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        requested = next((os.environ[name] for name in names if name in os.environ), "expandable_segments:True")
+        requested = next(
+            (os.environ[name] for name in names if name in os.environ), "expandable_segments:True"
+        )
         settings |= dict.fromkeys(names, requested)
     return settings
 
@@ -142,7 +162,8 @@ def worker_threads(choice: DeviceChoice) -> int:
 
 
 class GpuMonitor:
-    """Samples utilisation and memory of the pool's CUDA devices through NVIDIA's management library.
+    """Samples utilisation and memory of the pool's CUDA devices through NVIDIA's management
+    library.
 
     The pool's process samples: the library answers for the whole device and needs no CUDA context.
     """
@@ -150,23 +171,35 @@ class GpuMonitor:
     def __init__(self, devices: Sequence[str]) -> None:
         self._nvml: Any = None  # the module `pynvml` of the package nvidia-ml-py (extra: gpu)
         self._handles: list[Any] = []
-        numbers = sorted({int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")})
+        numbers = sorted(
+            {int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")}
+        )
         if not numbers:
             return
         try:
             self._nvml = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
             self._handles = [self._handle(number) for number in numbers]
-        except Exception as error:  # a missing package, driver or device: each library version has its own error
-            log.info("no metrics of GPU utilisation and memory: %s", str(error) or type(error).__name__)
+        except (
+            Exception
+        ) as error:  # a missing package, driver or device: each library version has its own error
+            log.info(
+                "no metrics of GPU utilisation and memory: %s", str(error) or type(error).__name__
+            )
 
     def sample(self) -> tuple[float, int] | None:
-        """Mean utilisation (0 to 1) and used bytes of all devices; None where nothing measures them."""
+        """Mean utilisation (0 to 1) and used bytes of all devices; None where nothing measures
+        them."""
         if not self._handles:
             return None
         try:
-            rates = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
-            used = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]
+            rates = [
+                self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                for handle in self._handles
+            ]
+            used = [
+                int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles
+            ]
         except Exception as error:
             log.info("the GPUs no longer report utilisation and memory: %s", error)
             self._handles = []
@@ -175,7 +208,11 @@ class GpuMonitor:
 
     def _handle(self, number: int) -> Any:
         """CUDA_VISIBLE_DEVICES renumbers devices, the library does not."""
-        visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+        visible = [
+            part.strip()
+            for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            if part.strip()
+        ]
         name = visible[number] if number < len(visible) else str(number)
         if name.isdecimal():
             return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
@@ -199,7 +236,8 @@ def _usable_gpus() -> tuple[list[str], str]:
 
 
 def _installed_gpus() -> int:
-    """As the management library counts them, where the extra `gpu` is installed: containers and WSL hide the files."""
+    """As the management library counts them, where the extra `gpu` is installed: containers and WSL
+    hide the files."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -243,7 +281,8 @@ def processor() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity mask, and a container's CPU quota where there is one."""
+    """Cores that this process may use: its affinity mask, and a container's CPU quota where there
+    is one."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

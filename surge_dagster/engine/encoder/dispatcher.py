@@ -1,11 +1,14 @@
-"""The thread that owns the workers of a pool: it starts them, assigns chunks, and replaces those that die or hang.
+"""The thread that owns the workers of a pool: it starts them, assigns chunks, and replaces those
+that die or hang.
 
-Only this thread changes workers and jobs, so nothing is locked: other threads put a request into a queue and write one
-byte to wake it. It ends only when every worker has ended or, where even SIGKILL does not end one, was given up.
+Only this thread changes workers and jobs, so nothing is locked: other threads put a request into a
+queue and write one byte to wake it. It ends only when every worker has ended or, where even SIGKILL
+does not end one, was given up.
 
-A worker that dies, fails, or shows no progress for too long is replaced, and its unfinished chunks go into quarantine,
-where they are encoded alone. A seat that loses more than `max_respawns` processes in a row without such a chunk ends
-the pool, with the last output of the last process; so does a first process that is not ready in time or refuses.
+A worker that dies, fails, or shows no progress for too long is replaced, and its unfinished chunks
+go into quarantine, where they are encoded alone. A seat that loses more than `max_respawns`
+processes in a row without such a chunk ends the pool, with the last output of the last process; so
+does a first process that is not ready in time or refuses.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class Dispatcher:
         hang_timeout_seconds: see `EncoderPool`; may be changed at any time.
     """
 
-    def __init__(self, seats: list[WorkerSeat], hang_timeout_seconds: float, max_respawns: int) -> None:
+    def __init__(
+        self, seats: list[WorkerSeat], hang_timeout_seconds: float, max_respawns: int
+    ) -> None:
         self.seats = seats
         self.hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
@@ -219,7 +224,8 @@ class Dispatcher:
             if message["config"]:
                 self._fail(ConfigError(message["message"]))
             elif worker.seat.index in self.ready_messages:
-                self._replace(worker, message)  # the seat has worked before: the cause may be temporary
+                # the seat has worked before: the cause may be temporary
+                self._replace(worker, message)
             else:
                 self._fail(EncoderError(_failure_text(worker, message)))
         elif message["op"] == "failed":
@@ -239,14 +245,19 @@ class Dispatcher:
                 if not worker.ready or full or _takes_no_second(worker):
                     continue
                 idle = not worker.assigned
-                chunk = self._schedule.next_chunk(worker.seat.index, idle=idle, is_queue=worker.queues)
+                chunk = self._schedule.next_chunk(
+                    worker.seat.index, idle=idle, is_queue=worker.queues
+                )
                 if chunk is not None:
                     self._assign(worker, chunk)
 
     def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
         descriptor = self._arenas.get(chunk.job.slot.arena.key)
         if descriptor is None:
-            self._cancel(chunk.job, EncoderError("the arena was closed while one of its slots was being encoded"))
+            self._cancel(
+                chunk.job,
+                EncoderError("the arena was closed while one of its slots was being encoded"),
+            )
         else:
             worker.assign(chunk, descriptor)
 
@@ -263,8 +274,11 @@ class Dispatcher:
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
 
-    def _replace(self, worker: WorkerProcess, report: protocol.Message | None, hung: str = "") -> None:
-        """Quarantines the chunks of a lost process; `report` is its own message, `hung` why it was found to hang."""
+    def _replace(
+        self, worker: WorkerProcess, report: protocol.Message | None, hung: str = ""
+    ) -> None:
+        """Quarantines the chunks of a lost process; `report` is its own message, `hung` why it was
+        found to hang."""
         self._unregister(worker)
         index = worker.seat.index
         del self._workers[index]
@@ -275,16 +289,25 @@ class Dispatcher:
             for chunk in chunks:
                 chunk.job.slot.unpin()
             return
-        # A worker that has just proved that it can encode, and ends over one quarantined chunk, is not the cause.
+        # A worker that has just proved that it can encode, and ends over one quarantined chunk, is
+        # not the cause.
         alone = len(chunks) == 1 and chunks[0].quarantined is not None
         self._losses[index] += not alone
-        reason = _failure_text(worker, report) if report else f"{worker.name} ended: {hung or describe_exit(code)}"
+        reason = (
+            _failure_text(worker, report)
+            if report
+            else f"{worker.name} ended: {hung or describe_exit(code)}"
+        )
         summary = reason.splitlines()[0]
         for chunk in chunks:
             chunk.job.lose(chunk, summary)
             self._release(chunk)
         if self._losses[index] > self._max_respawns:
-            rows = f"\nIt was encoding rows {chunks[0].start} to {chunks[0].stop} of its SuperBatch." if chunks else ""
+            rows = (
+                f"\nIt was encoding rows {chunks[0].start} to {chunks[0].stop} of its SuperBatch."
+                if chunks
+                else ""
+            )
             many = f"{reason} ({self._losses[index]} times in a row; giving up){rows}"
             self._fail(EncoderError(worker.with_output(many)))
             return
@@ -336,7 +359,8 @@ class Dispatcher:
                 self._selector.unregister(source)
 
     def _shut_down(self) -> None:
-        # Kills all workers before it waits for one, so the waits for those that SIGKILL does not end run side by side.
+        # Kills all workers before it waits for one, so the waits for those that SIGKILL does not
+        # end run side by side.
         self._fail(EncoderError("the encoder pool is closed"))
         try:
             for worker in self._workers.values():
@@ -359,7 +383,9 @@ class Dispatcher:
 
 def _takes_no_second(worker: WorkerProcess) -> bool:
     """Whether the worker's first chunk may end it, or may never end."""
-    return any(chunk.quarantined is not None or chunk.job.abandoned for chunk in worker.assigned[:1])
+    return any(
+        chunk.quarantined is not None or chunk.job.abandoned for chunk in worker.assigned[:1]
+    )
 
 
 def _failure_text(worker: WorkerProcess, report: protocol.Message) -> str:

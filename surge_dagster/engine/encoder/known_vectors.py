@@ -25,7 +25,8 @@ class KnownVectors:
         return len(self.rows)
 
     def between(self, start: int, stop: int) -> KnownVectors | None:
-        """Those of rows start..stop, which count from 0 then, without a copy; None where there are none."""
+        """Those of rows start..stop, which count from 0 then, without a copy; None where there are
+        none."""
         first, end = np.searchsorted(self.rows, (start, stop)).tolist()
         if first == end:
             return None

@@ -1,6 +1,7 @@
 """What work on texts costs: one record, which chunks, encode calls, SuperBatches and runs nest.
 
-A new metric is a field here and a value where it is measured; sums, reports and documents follow from the record.
+A new metric is a field here and a value where it is measured; sums, reports and documents follow
+from the record.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ class Costs:
         tokens: after truncation.
         padded_tokens: computed tokens, padding included.
         tokenize_seconds, forward_seconds: summed over workers.
-        copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their rows.
-        work_seconds: of each chunk, from its assignment or the answer to the one before; summed over workers.
-        encode_seconds: of a call, from its first chunk, or the end of the call before, to the last answer.
-        shared_seconds: what a call takes of a pool that has other calls as well (`calls.shared_seconds`).
+        copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their
+            rows.
+        work_seconds: of each chunk, from its assignment or the answer to the one before; summed
+            over workers.
+        encode_seconds: of a call, from its first chunk, or the end of the call before, to the last
+            answer.
+        shared_seconds: what a call takes of a pool that has other calls as well
+            (`calls.shared_seconds`).
         replays: chunks that were encoded again because their worker was lost.
-        texts_computed: rows that encode calls were given, those included whose old vectors were compared.
-        texts_deduplicated: those with new vectors that got that of an equal text of the same SuperBatch.
+        texts_computed: rows that encode calls were given, those included whose old vectors were
+            compared.
+        texts_deduplicated: those with new vectors that got that of an equal text of the same
+            SuperBatch.
         rows_reused: texts that kept the vector of the file that is replaced.
         read_seconds: of the reader, without its waits for memory.
         serialize_seconds, upload_seconds: summed over the publishing threads.
@@ -58,12 +65,16 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """All amounts, and the ratios that follow from them."""
-        ratios = {name: getattr(self, name) for name in ("padding_ratio", "compute_intensity", "overlap_ratio")}
+        ratios = {
+            name: getattr(self, name)
+            for name in ("padding_ratio", "compute_intensity", "overlap_ratio")
+        }
         return dict(zip(_NAMES, _amounts(self), strict=True)) | ratios
 
     @property
     def texts_per_second(self) -> float | None:
-        """Texts that encode calls computed, over the seconds of these calls; None if there were none."""
+        """Texts that encode calls computed, over the seconds of these calls; None if there were
+        none."""
         if not self.texts_computed or self.encode_seconds <= 0:
             return None
         return self.texts_computed / self.encode_seconds
@@ -75,7 +86,8 @@ class Costs:
 
     @property
     def compute_intensity(self) -> float:
-        """Share of the workers' steps that is computing: t_kernel / (t_tokenize + t_transfer + t_kernel) (SURGE)."""
+        """Share of the workers' steps that is computing: t_kernel / (t_tokenize + t_transfer +
+        t_kernel) (SURGE)."""
         steps = self.tokenize_seconds + self.forward_seconds
         return (self.forward_seconds - self.copy_seconds) / steps if steps > 0 else 0.0
 
@@ -84,12 +96,14 @@ class Costs:
         return overlap_ratio(self.publish_seconds, self.encode_seconds)
 
     def worker_idle_ratio(self, workers: int, seconds: float) -> float:
-        """Share of so many seconds in which the devices of the workers had no forward pass to compute."""
+        """Share of so many seconds in which the devices of the workers had no forward pass to
+        compute."""
         return max(0.0, 1.0 - self.forward_seconds / (workers * seconds)) if seconds > 0 else 0.0
 
 
 def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
-    """The paper's rho: the share of serialization and upload that encoding can hide (SURGE, equation 4)."""
+    """The paper's rho: the share of serialization and upload that encoding can hide (SURGE,
+    equation 4)."""
     return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
 
 

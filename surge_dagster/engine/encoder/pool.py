@@ -1,4 +1,5 @@
-"""EncoderPool: one call encodes a SuperBatch of texts in shared memory and writes the vectors beside them.
+"""EncoderPool: one call encodes a SuperBatch of texts in shared memory and writes the vectors
+beside them.
 
     with EncoderPool(EncodingSpec(), devices="auto") as pool, pool.arena(slots=2, max_texts=…, max_bytes=…) as arena:
         slot = arena.acquire()
@@ -6,9 +7,10 @@
         metrics = pool.encode(slot)
         vectors = slot.matrix(0, len(slot))
 
-`submit` does not wait: when the next SuperBatch is submitted early, no worker idles between two of them. A first start
-compares the backend with sentence-transformers and measures its speed; both answers are cached on disk. The pool's own
-process imports neither torch nor a model: it holds the arenas.
+`submit` does not wait: when the next SuperBatch is submitted early, no worker idles between two of
+them. A first start compares the backend with sentence-transformers and measures its speed; both
+answers are cached on disk. The pool's own process imports neither torch nor a model: it holds the
+arenas.
 """
 
 from __future__ import annotations
@@ -56,9 +58,11 @@ class PoolFacts:
     """What is known of a pool once its workers are ready.
 
     Attributes:
-        lowest_cosine: to sentence-transformers' own vectors; None where there is no model to compare with.
+        lowest_cosine: to sentence-transformers' own vectors; None where there is no model to
+            compare with.
         tokenizer: see `Space`.
-        saturation_tokens: of the passes that a device computes at the same time; 0 where a backend has no such number.
+        saturation_tokens: of the passes that a device computes at the same time; 0 where a backend
+            has no such number.
         notes: one line for each thing that an operator should know.
         device_reason: why these devices and this backend.
     """
@@ -74,12 +78,16 @@ class PoolFacts:
 
 
 class EncoderPool:
-    """Worker processes that encode into one vector space, started by the first call that needs them. Use `with`.
+    """Worker processes that encode into one vector space, started by the first call that needs
+    them. Use `with`.
 
     Args:
-        task: "document" for the texts of a catalog, "query" for those of a search: models may treat them apart.
-        devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
-        precision: "auto" (fp32 on the CPU; on GPUs fp16, or bf16 where fp16 overflows), "fp32", "fp16" or "bf16".
+        task: "document" for the texts of a catalog, "query" for those of a search: models may treat
+            them apart.
+        devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two
+            workers.
+        precision: "auto" (fp32 on the CPU; on GPUs fp16, or bf16 where fp16 overflows), "fp32",
+            "fp16" or "bf16".
         backend: "auto", "torch", "openvino", or "module:Class" for your own.
         hang_timeout_seconds: a worker with work that shows no progress for this long is replaced.
         max_respawns: processes that one worker's seat may lose in a row before the pool gives up.
@@ -107,7 +115,9 @@ class EncoderPool:
         niceness: int = 0,
     ) -> None:
         if backend not in BACKENDS and ":" not in backend:
-            raise ConfigError(f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}")
+            raise ConfigError(
+                f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}"
+            )
         self._spec, self._task = spec, task
         self._choice = choice = choose_devices(devices)
         self.device = ",".join(dict.fromkeys(choice.devices))
@@ -130,7 +140,8 @@ class EncoderPool:
 
     @cached_property
     def space(self) -> Space:
-        """The vector space; finding the model for it, or refusing it with a ConfigError, starts no worker."""
+        """The vector space; finding the model for it, or refusing it with a ConfigError, starts no
+        worker."""
         return replace(_with_folder(self._spec), task=self._task)
 
     @property
@@ -168,7 +179,11 @@ class EncoderPool:
         environment = worker_environment(self._choice)
         seats = [
             WorkerSeat(
-                index, device, message | {"settings": self._settings | {"device": device}}, environment, self._niceness
+                index,
+                device,
+                message | {"settings": self._settings | {"device": device}},
+                environment,
+                self._niceness,
             )
             for index, device in enumerate(self._choice.devices)
         ]
@@ -179,7 +194,9 @@ class EncoderPool:
             self._dispatcher.close()
         wait_in_turns(self._dispatcher.started.wait)
         ready = list(_unfailed(self._dispatcher).ready_messages.values())
-        cosines = [message["lowest_cosine"] for message in ready if message["lowest_cosine"] is not None]
+        cosines = [
+            message["lowest_cosine"] for message in ready if message["lowest_cosine"] is not None
+        ]
         notes = tuple(dict.fromkeys(note for message in ready for note in message["notes"]))
         for note in notes:
             log.warning("%s", note)
@@ -191,7 +208,9 @@ class EncoderPool:
             tokenizer=ready[0]["tokenizer"],
             saturation_tokens=ready[0]["saturation_tokens"],
             notes=notes,
-            device_reason="; ".join(filter(None, (self._choice.reason, self.hardware, detail, *notes))),
+            device_reason="; ".join(
+                filter(None, (self._choice.reason, self.hardware, detail, *notes))
+            ),
             calibration=Calibration(ready[0]["calibration"]),
         )
 
@@ -217,7 +236,8 @@ class EncoderPool:
         return self._costs
 
     def read_costs(self, *, anew: bool = False) -> EncodeCosts:
-        """Take `costs` from what was timed so far, or measure now: if nothing was, or `anew`, forgetting it."""
+        """Take `costs` from what was timed so far, or measure now: if nothing was, or `anew`,
+        forgetting it."""
         measured, of_runs = timed_calls(self.calibration, self.all_devices, self._time, anew=anew)
         previous_b_min = self.calibration.read(f"b_min {self.all_devices}")
         self._costs = EncodeCosts.of(measured, of_runs, self.workers, previous_b_min)
@@ -242,9 +262,12 @@ class EncoderPool:
         return self._dispatcher is not None and self._dispatcher.failure is not None
 
     def require_documents(self) -> None:
-        """Refuse to encode a catalog as queries, with a ConfigError, where the model encodes those in another way."""
+        """Refuse to encode a catalog as queries, with a ConfigError, where the model encodes those
+        in another way."""
         if self.space.side == "query":
-            raise ConfigError('the pool encodes queries; start it with task="document" for the texts of a catalog')
+            raise ConfigError(
+                'the pool encodes queries; start it with task="document" for the texts of a catalog'
+            )
 
     def arena(self, *, slots: int, max_texts: int, max_bytes: int) -> Arena:
         """Close it when its vectors are no longer needed."""
@@ -260,14 +283,18 @@ class EncoderPool:
         dispatcher.add_arena(arena)
         return arena
 
-    def submit(self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> EncodeCall:
-        """Starts to fill the slot's matrix with the vectors of its texts. Several threads may call it concurrently.
+    def submit(
+        self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
+    ) -> EncodeCall:
+        """Starts to fill the slot's matrix with the vectors of its texts. Several threads may call
+        it concurrently.
 
         Args:
             slot: must not be released before the call has ended.
-            borders: first rows of the groups (partitions) that fail as a whole when one of their texts cannot be
-                encoded, ascending, beginning with 0; None: each row is a group.
-            rows: to encode, ascending; the others keep the vectors that they have. A slot has one such call at a time.
+            borders: first rows of the groups (partitions) that fail as a whole when one of their
+                texts cannot be encoded, ascending, beginning with 0; None: each row is a group.
+            rows: to encode, ascending; the others keep the vectors that they have. A slot has one
+                such call at a time.
 
         Raises:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
@@ -280,7 +307,8 @@ class EncoderPool:
         return EncodeCall(job, self.workers, dispatcher.abandon)
 
     def encode(self, slot: Slot) -> EncodeMetrics:
-        """Fills the slot's matrix with the vectors of its texts; EncoderError names one that cannot be encoded."""
+        """Fills the slot's matrix with the vectors of its texts; EncoderError names one that cannot
+        be encoded."""
         call = self.submit(slot)
         try:
             metrics = call.result()
@@ -290,7 +318,9 @@ class EncoderPool:
         assert metrics is not None
         if metrics.failed:
             first = metrics.failed[0]
-            raise EncoderError(f"{len(metrics.failed)} texts cannot be encoded; row {first.row}: {first.reason}")
+            raise EncoderError(
+                f"{len(metrics.failed)} texts cannot be encoded; row {first.row}: {first.reason}"
+            )
         return metrics
 
     def vectors(self, texts: pa.LargeStringArray) -> np.ndarray:
@@ -298,13 +328,16 @@ class EncoderPool:
         return self._encode_copy(texts)[1]
 
     def close(self) -> None:
-        """Ends the workers and waits for them. Closing twice, or a pool that was not started, is harmless."""
+        """Ends the workers and waits for them. Closing twice, or a pool that was not started, is
+        harmless."""
         self._closed = True
         if self._dispatcher is not None:
             self._dispatcher.close()
 
     def _encode_copy(self, texts: pa.LargeStringArray) -> tuple[Costs, np.ndarray]:
-        with self.arena(slots=1, max_texts=max(1, len(texts)), max_bytes=max(1, texts.nbytes)) as arena:
+        with self.arena(
+            slots=1, max_texts=max(1, len(texts)), max_bytes=max(1, texts.nbytes)
+        ) as arena:
             slot = arena.acquire()
             slot.append(texts)
             costs = self.encode(slot).costs
@@ -346,7 +379,8 @@ def _with_folder(spec: EncodingSpec | Space) -> Space:
         return spec.resolve()
     if spec.model_path or spec.is_hash:
         return spec
-    if spec.requested.trust_remote_code is not None:  # anyone who writes to the output may have named it
+    # anyone who writes to the output may have named it
+    if spec.requested.trust_remote_code is not None:
         raise ConfigError(
             f"the space {spec.name} names code of its model {spec.requested.model!r}, which is not run on the word of "
             "an output: give an EncodingSpec with trust_remote_code instead"

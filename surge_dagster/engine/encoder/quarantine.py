@@ -1,12 +1,14 @@
 """Quarantine: finds the text that ends workers, so that it costs its partition and nothing else.
 
-A lost worker may have been killed from outside, or one of its texts may end every worker that encodes it. So its rows
-go into quarantine, where each chunk is encoded alone: when a worker is lost again, that chunk is the cause. It is cut
-into sixteen pieces until a single text is left; a text that has ended two workers by itself has failed. Sixteen,
-because a harmless piece costs little and a lost worker costs a model load.
+A lost worker may have been killed from outside, or one of its texts may end every worker that
+encodes it. So its rows go into quarantine, where each chunk is encoded alone: when a worker is lost
+again, that chunk is the cause. It is cut into sixteen pieces until a single text is left; a text
+that has ended two workers by itself has failed. Sixteen, because a harmless piece costs little and
+a lost worker costs a model load.
 
-Such a worker has just loaded its model and encoded a text of its own, so these losses count against the text and not
-against its seat. Rows that share a group (the caller's partitions) with a failed text are skipped.
+Such a worker has just loaded its model and encoded a text of its own, so these losses count against
+the text and not against its seat. Rows that share a group (the caller's partitions) with a failed
+text are skipped.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 PIECES = 16
-# Six or seven losses identify one text; a SuperBatch in which nine partitions end workers has another problem.
+# Six or seven losses identify one text; a SuperBatch in which nine partitions end workers has
+# another problem.
 MAX_LOSSES = 64
 _LOSSES_PER_TEXT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A text that cannot be encoded: its row in the SuperBatch, and how the workers that tried it ended."""
+    """A text that cannot be encoded: its row in the SuperBatch, and how the workers that tried it
+    ended."""
 
     row: int
     reason: str
@@ -62,7 +66,8 @@ class Quarantine:
         self._waiting.append(QuarantinedRows(start, stop))
 
     def bisect(self, rows: QuarantinedRows, reason: str) -> int:
-        """Narrows down rows that were encoded alone when their worker was lost; gives the rows (0, 1) that failed."""
+        """Narrows down rows that were encoded alone when their worker was lost; gives the rows (0,
+        1) that failed."""
         self.losses += 1
         rows.losses += 1
         count = rows.stop - rows.start
@@ -83,17 +88,24 @@ class Quarantine:
         return 1
 
     def next(self) -> tuple[QuarantinedRows | None, int]:
-        """The next rows to encode alone (None when none wait), and how many rows of failed groups were skipped."""
+        """The next rows to encode alone (None when none wait), and how many rows of failed groups
+        were skipped."""
         skipped = 0
         while self._waiting:
             rows = self._waiting.popleft()
-            failed = (group for group in self._failed_groups if group[0] < rows.stop and rows.start < group[1])
+            failed = (
+                group
+                for group in self._failed_groups
+                if group[0] < rows.stop and rows.start < group[1]
+            )
             first, end = next(failed, (rows.stop, rows.stop))
             if first == end:
                 return rows, skipped
             skipped += min(end, rows.stop) - max(first, rows.start)
             parts = ((end, rows.stop), (rows.start, first))
-            self._waiting.extendleft(QuarantinedRows(start, stop) for start, stop in parts if start < stop)
+            self._waiting.extendleft(
+                QuarantinedRows(start, stop) for start, stop in parts if start < stop
+            )
         return None, skipped
 
     def clear(self) -> None:

@@ -1,12 +1,14 @@
-"""How the rows of encode calls are shared out: jobs, their chunks, and which chunk each worker gets next.
+"""How the rows of encode calls are shared out: jobs, their chunks, and which chunk each worker gets
+next.
 
-Idle workers pull chunks; nothing is assigned in advance, so a slow or lost device costs little. With several workers a
-chunk is a share of the remaining rows, in proportion to the worker's speed so far, so chunks shrink and all workers
-finish together. Chunks come from the oldest job that has rows; the next job's follow without a pause. A chunk is
-batched by itself, so it must hold many texts of each length; it is also what a dying worker loses.
+Idle workers pull chunks; nothing is assigned in advance, so a slow or lost device costs little.
+With several workers a chunk is a share of the remaining rows, in proportion to the worker's speed
+so far, so chunks shrink and all workers finish together. Chunks come from the oldest job that has
+rows; the next job's follow without a pause. A chunk is batched by itself, so it must hold many
+texts of each length; it is also what a dying worker loses.
 
-The weight of a row is its bytes plus a constant, close enough to tokens and known before anything is tokenized. All of
-this belongs to the dispatcher's thread and does no input or output.
+The weight of a row is its bytes plus a constant, close enough to tokens and known before anything
+is tokenized. All of this belongs to the dispatcher's thread and does no input or output.
 """
 
 from __future__ import annotations
@@ -24,14 +26,17 @@ from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, Quara
 LARGEST_CHUNK_TEXTS = 8_192
 LARGEST_CHUNK_WEIGHT = 4 << 20
 SMALLEST_CHUNK_WEIGHT = 32 << 10
-# Of a worker that takes longer for it than this: at the end of a run the others wait for its last chunk.
+# Of a worker that takes longer for it than this: at the end of a run the others wait for its last
+# chunk.
 _SLOW_CHUNK_SECONDS, _SLOW_CHUNK_WEIGHT = 1.0, 8 << 10
-# Of a worker that queues its work: shorter chunks would leave the device waiting, and have small passes.
+# Of a worker that queues its work: shorter chunks would leave the device waiting, and have small
+# passes.
 _QUEUED_CHUNK_SECONDS, _SMALLEST_QUEUED_SECONDS = 0.1, 0.02
 # In weight per second: a chunk has at most eight times the weight of others, whatever was measured.
 _FASTEST = 8 * LARGEST_CHUNK_WEIGHT / _QUEUED_CHUNK_SECONDS
 ROW_WEIGHT = 32
-# A worker has one chunk under way and one waiting: together three quarters of its share of the remaining rows.
+# A worker has one chunk under way and one waiting: together three quarters of its share of the
+# remaining rows.
 _CHUNKS_PER_SHARE = 2
 # The share of its last chunk in a worker's speed.
 _NEWEST_SHARE = 0.5
@@ -56,10 +61,11 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """The state of one encode call: rows that are not assigned, and the costs of the finished chunks.
+    """The state of one encode call: rows that are not assigned, and the costs of the finished
+    chunks.
 
-    Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final. Rows count from 0: where
-    only some rows of the slot are encoded, they are places in `chosen`.
+    Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final. Rows
+    count from 0: where only some rows of the slot are encoded, they are places in `chosen`.
 
     Attributes:
         borders, chosen: `borders` and `rows` of `EncoderPool.submit`.
@@ -98,7 +104,9 @@ class Job:
             self.rows = len(self.chosen)
             self.slot.choose(self.chosen)
             self.ends = np.zeros(self.rows + 1, np.int64)
-            np.cumsum(offsets[self.chosen + 1] - offsets[self.chosen] + ROW_WEIGHT, out=self.ends[1:])
+            np.cumsum(
+                offsets[self.chosen + 1] - offsets[self.chosen] + ROW_WEIGHT, out=self.ends[1:]
+            )
             borders = None if borders is None else np.searchsorted(self.chosen, borders)
         self.quarantine = Quarantine(borders, self.rows)
 
@@ -114,11 +122,16 @@ class Job:
     def finished(self) -> bool:
         return self.finished_rows >= self.rows
 
-    def take(self, share: float, workers: int, rate: float | None = None, is_queue: bool = False) -> Chunk | None:
+    def take(
+        self, share: float, workers: int, rate: float | None = None, is_queue: bool = False
+    ) -> Chunk | None:
         """The next unassigned rows; None when none are left."""
         if self.next_row >= self.rows:
             return None
-        start, self.next_row = self.next_row, chunk_end(self.ends, self.next_row, share, workers, rate, is_queue)
+        start, self.next_row = (
+            self.next_row,
+            chunk_end(self.ends, self.next_row, share, workers, rate, is_queue),
+        )
         return Chunk(self, start, self.next_row)
 
     def take_quarantined(self) -> Chunk | None:
@@ -158,7 +171,8 @@ class Schedule:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._jobs: list[Job] = []
-        self._rates: dict[int, float] = {}  # weight per second of each seat that has finished a chunk
+        # weight per second of each seat that has finished a chunk
+        self._rates: dict[int, float] = {}
 
     @property
     def jobs(self) -> list[Job]:
@@ -170,14 +184,17 @@ class Schedule:
     def next_chunk(self, seat: int, *, idle: bool, is_queue: bool = False) -> Chunk | None:
         """Return the next chunk for a seat, or None.
 
-        A quarantined chunk may kill its worker, so only an idle worker gets one: no other chunk is lost with it.
+        A quarantined chunk may kill its worker, so only an idle worker gets one: no other chunk is
+        lost with it.
         """
         for job in self.jobs:
             chunk = None
             if idle and job.quarantine:
                 chunk = job.take_quarantined()
                 self.end_if_finished(job)  # all quarantined rows may belong to failed groups
-            chunk = chunk or job.take(self._share(seat), self._workers, self._rates.get(seat), is_queue)
+            chunk = chunk or job.take(
+                self._share(seat), self._workers, self._rates.get(seat), is_queue
+            )
             if chunk is not None:
                 if job.started_at is None:
                     job.started_at = time.monotonic()
@@ -187,7 +204,9 @@ class Schedule:
     def measure(self, seat: int, chunk: Chunk, seconds: float) -> None:
         if chunk.weight >= _SMALLEST_TIMED_WEIGHT:
             rate = chunk.weight / max(seconds, 1e-6)
-            self._rates[seat] = _NEWEST_SHARE * rate + (1 - _NEWEST_SHARE) * self._rates.get(seat, rate)
+            self._rates[seat] = _NEWEST_SHARE * rate + (1 - _NEWEST_SHARE) * self._rates.get(
+                seat, rate
+            )
 
     def end_if_finished(self, job: Job) -> None:
         if job.finished and not job.done.is_set():
@@ -196,9 +215,9 @@ class Schedule:
     def end(self, job: Job, error: Exception | None = None) -> None:
         """Remove a job, set its `encode_seconds` and wake its caller.
 
-        Time counts for one job only: later jobs start at this one's end, and earlier ones, if this one ends first,
-        start later by its time. With several workers the ends may come in any order, so each job has at least the
-        seconds that its own forward passes took.
+        Time counts for one job only: later jobs start at this one's end, and earlier ones, if this
+        one ends first, start later by its time. With several workers the ends may come in any
+        order, so each job has at least the seconds that its own forward passes took.
         """
         if job not in self._jobs:
             return  # canceled before; its workers only finish their chunks
@@ -206,7 +225,9 @@ class Schedule:
         place = self._jobs.index(job)
         ended_at = job.ended_at or time.monotonic()
         if job.started_at is not None:
-            job.encode_seconds = max(ended_at - job.started_at, job.costs.forward_seconds / self._workers)
+            job.encode_seconds = max(
+                ended_at - job.started_at, job.costs.forward_seconds / self._workers
+            )
             for earlier in self._jobs[:place]:
                 if earlier.started_at is not None:
                     earlier.started_at += job.encode_seconds
@@ -225,7 +246,12 @@ class Schedule:
 
 
 def chunk_end(
-    ends: np.ndarray, start: int, share: float, workers: int, rate: float | None = None, is_queue: bool = False
+    ends: np.ndarray,
+    start: int,
+    share: float,
+    workers: int,
+    rate: float | None = None,
+    is_queue: bool = False,
 ) -> int:
     """The end of the chunk that begins at row `start`; `ends` as in `Job`.
 

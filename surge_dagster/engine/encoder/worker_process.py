@@ -1,4 +1,5 @@
-"""One worker process as the pool sees it: how it starts, its messages, its output, its work, and how it ends."""
+"""One worker process as the pool sees it: how it starts, its messages, its output, its work, and
+how it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _REST_OF_OUTPUT_SECONDS = 0.2
 # Ending a process that holds much memory, or a device, takes a while; most end within milliseconds.
 _KILLED_SECONDS = 5.0
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker.main"
-# A worker computes vectors of texts that it is given: it needs no secret, and a model's library must not see one.
+# A worker computes vectors of texts that it is given: it needs no secret, and a model's library
+# must not see one.
 _SECRET_NAME = re.compile(
     r"TOKEN(?!IZERS)|SECRET|PASSW|_PASS$|_PWD$|_PAT$|CREDENTIAL|WEBHOOK|STORAGE_OPTIONS|CONNECTION_STRING|APIKEY"
     r"|(?:^|_)(?:KEY|GCP)(?:_|$)|^(?:AWS|AZURE|GOOGLE)_",
@@ -66,18 +68,26 @@ class WorkerProcess:
         self._partial_line = b""
         self._progress = -1
         self.moved_at = time.monotonic()
-        self._chunk_started_at = self.moved_at  # when the first of its assigned chunks became the first
+        # when the first of its assigned chunks became the first
+        self._chunk_started_at = self.moved_at
         self._killed_at: float | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
         paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
-        environment = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc", **_environment_without_secrets()}  # see `commands`
+        # see `commands`
+        environment = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc", **_environment_without_secrets()}
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         descriptors = (theirs.fileno(), lifeline)
         try:
             self.process = subprocess.Popen(
                 # -P: modules in the current folder must not hide libraries.
-                [sys.executable, "-P", "-m", _WORKER_MODULE, *map(str, (*descriptors, os.getpid()))],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    _WORKER_MODULE,
+                    *map(str, (*descriptors, os.getpid())),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -94,7 +104,9 @@ class WorkerProcess:
             theirs.close()
             os.close(lifeline)
         if seat.niceness:  # of its first thread, which has started no other yet
-            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + seat.niceness)
+            os.setpriority(
+                os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + seat.niceness
+            )
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
@@ -125,9 +137,19 @@ class WorkerProcess:
         chunk.job.slot.pin()
         if arena.key not in self.known_arenas:
             self.known_arenas.add(arena.key)
-            described = {"op": "arena", "arena": arena.key, "slots": arena.slots, "layout": asdict(arena.layout)}
+            described = {
+                "op": "arena",
+                "arena": arena.key,
+                "slots": arena.slots,
+                "layout": asdict(arena.layout),
+            }
             self._send(described, (descriptor,))
-        place = {"arena": arena.key, "slot": chunk.job.slot.index, "start": chunk.start, "stop": chunk.stop}
+        place = {
+            "arena": arena.key,
+            "slot": chunk.job.slot.index,
+            "start": chunk.start,
+            "stop": chunk.stop,
+        }
         self._send({"op": "encode", "chosen": chunk.job.chosen is not None, **place})
 
     def finish_chunk(self, ended_at: float) -> tuple[Chunk, float]:
@@ -150,7 +172,9 @@ class WorkerProcess:
         if not printed:
             return False
         *lines, self._partial_line = (self._partial_line + printed).split(b"\n")
-        self.last_lines.extend(line.decode(errors="replace").rstrip() for line in lines if line.strip())
+        self.last_lines.extend(
+            line.decode(errors="replace").rstrip() for line in lines if line.strip()
+        )
         return True
 
     def dump_stacks(self) -> None:
@@ -161,7 +185,11 @@ class WorkerProcess:
             return
         # The worker may print without end; the stacks must not be lost in that.
         deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
-        while (left := deadline - time.monotonic()) > 0 and self._has_output(left) and self.read_output():
+        while (
+            (left := deadline - time.monotonic()) > 0
+            and self._has_output(left)
+            and self.read_output()
+        ):
             pass
 
     def with_output(self, reason: str) -> str:
@@ -181,10 +209,12 @@ class WorkerProcess:
             return None
 
     def end(self, grace_seconds: float) -> int | None:
-        """Waits for the process, kills it after `grace_seconds`, frees everything, and returns its exit code.
+        """Waits for the process, kills it after `grace_seconds`, frees everything, and returns its
+        exit code.
 
-        None: it was killed and hangs inside the kernel, so it is given up. Others may still encode its chunks: it
-        never runs its own code again, and what the kernel or a device still finishes for it never goes to an arena.
+        None: it was killed and hangs inside the kernel, so it is given up. Others may still encode
+        its chunks: it never runs its own code again, and what the kernel or a device still finishes
+        for it never goes to an arena.
         """
         code = self.wait(grace_seconds)
         if code is None:

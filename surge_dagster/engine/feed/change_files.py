@@ -1,14 +1,16 @@
-"""Change files: which rows differ between two versions of a partition's file; what the change feed is made of.
+"""Change files: which rows differ between two versions of a partition's file; what the change feed
+is made of.
 
     .changes/<space>/rows/<Unix seconds>-<version before>-<version after>.parquet
 
-A change file has the ids of the rows that were added, changed or deleted. Texts and vectors are not copied into it:
-whoever reads the feed takes them from the partition's file, so that they are always those of the file, and a change
-file of four rows has less than 2 KB. It is written before the file that it leads to. A run that dies between the two
-leaves a change file that leads to no file, and nobody follows it.
+A change file has the ids of the rows that were added, changed or deleted. Texts and vectors are not
+copied into it: whoever reads the feed takes them from the partition's file, so that they are always
+those of the file, and a change file of four rows has less than 2 KB. It is written before the file
+that it leads to. A run that dies between the two leaves a change file that leads to no file, and
+nobody follows it.
 
-Versions are random (`FileFacts.rows_version`), so the names alone say how a version came to be. Where a change file is
-missing or damaged, a reader gives the whole partition instead.
+Versions are random (`FileFacts.rows_version`), so the names alone say how a version came to be.
+Where a change file is missing or damaged, a reader gives the whole partition instead.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.feed.confirmations import CHANGES, confirmed_versions, consumers, read_table, write_table
+from surge_dagster.engine.feed.confirmations import (
+    CHANGES,
+    confirmed_versions,
+    consumers,
+    read_table,
+    write_table,
+)
 from surge_dagster.engine.feed.row_comparison import ADDED, UNCHANGED, RowChanges, RowComparison
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.parquet import OutputFile
@@ -34,7 +42,8 @@ log = logging.getLogger(__name__)
 FORMAT = "changes 1"
 DELETED = 3  # beside the operations of `RowChanges`
 DEFAULT_KEEP_DAYS = 7.0
-# Ids that a reader holds; where more rows changed, no file is written, and consumers take the whole partition.
+# Ids that a reader holds; where more rows changed, no file is written, and consumers take the whole
+# partition.
 MOST_IDS = 1_000_000
 _NAME = re.compile(r"(?P<time>\d{1,12})-(?P<before>[0-9a-f]{32})-(?P<after>[0-9a-f]{32})\.parquet")
 _DAY_SECONDS = 24 * 60 * 60
@@ -60,7 +69,8 @@ class ChangeFile:
 
 
 class ChangeFeed:
-    """Writes the change files of one run, as its observer, and removes those that nobody needs any more.
+    """Writes the change files of one run, as its observer, and removes those that nobody needs any
+    more.
 
     Args:
         always: write them even if no consumer is registered in the output.
@@ -138,7 +148,8 @@ class ChangeFiles:
         return iter(self._by_after.values())
 
     def chain(self, before: str, after: str) -> list[ChangeFile] | None:
-        """The files that lead from one version of a partition's rows to a later one, in order; None where one lacks."""
+        """The files that lead from one version of a partition's rows to a later one, in order; None
+        where one lacks."""
         chain: list[ChangeFile] = []
         while after != before:
             last = self._by_after.get(after)
@@ -167,8 +178,13 @@ class ChangeFiles:
         if facts != expected or facts.rows > MOST_IDS:
             raise InvalidFile(f"it states {facts}; expected {expected}")
         operations = table.column("operation").to_numpy()
-        if table.num_rows != facts.rows or not np.isin(operations, (ADDED, ADDED + 1, DELETED)).all():
-            raise InvalidFile(f"it has {table.num_rows:,} rows of {facts.rows:,}, or operations that there are not")
+        if (
+            table.num_rows != facts.rows
+            or not np.isin(operations, (ADDED, ADDED + 1, DELETED)).all()
+        ):
+            raise InvalidFile(
+                f"it has {table.num_rows:,} rows of {facts.rows:,}, or operations that there are not"
+            )
         return table
 
 

@@ -2,8 +2,8 @@
 
     .changes/<space>/consumers/<encoded name>.parquet
 
-A consumer is registered by its first confirmation. To forget one, remove its file. One that is damaged counts as empty,
-so that the consumer gets everything again.
+A consumer is registered by its first confirmation. To forget one, remove its file. One that is
+damaged counts as empty, so that the consumer gets everything again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.files.facts import WRITER, AnyFacts, InvalidFile, guarded_metadata, invalid_when_damaged
+from surge_dagster.engine.files.facts import (
+    WRITER,
+    AnyFacts,
+    InvalidFile,
+    guarded_metadata,
+    invalid_when_damaged,
+)
 from surge_dagster.engine.files.parquet import read_guarded
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
@@ -25,7 +31,9 @@ log = logging.getLogger(__name__)
 
 CHANGES = ".changes"
 FORMAT = "consumer 1"
-_COLUMNS = pa.schema([pa.field("partition", pa.string(), False), pa.field("version", pa.string(), False)])
+_COLUMNS = pa.schema(
+    [pa.field("partition", pa.string(), False), pa.field("version", pa.string(), False)]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +47,31 @@ class ConsumerFacts:
 def consumers(store: Store, space: str) -> list[str]:
     """The encoded names of the registered consumers of a space."""
     folder = _folder(space)
-    return sorted(stored.name.removeprefix(f"{folder}/").removesuffix(".parquet") for stored in store.list(folder))
+    return sorted(
+        stored.name.removeprefix(f"{folder}/").removesuffix(".parquet")
+        for stored in store.list(folder)
+    )
 
 
 def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str] | None:
-    """The version of each partition's rows that a consumer (its encoded name) has applied; None: not registered."""
+    """The version of each partition's rows that a consumer (its encoded name) has applied; None:
+    not registered."""
     name = f"{_folder(space)}/{consumer}.parquet"
     try:
         facts, table = read_table(store, name, ConsumerFacts, FORMAT)
         if facts.space != space or encode_key(facts.consumer) != consumer:
-            raise InvalidFile(f"it is that of the consumer {facts.consumer!r} and the space {facts.space!r}")
+            raise InvalidFile(
+                f"it is that of the consumer {facts.consumer!r} and the space {facts.space!r}"
+            )
         return dict(zip(table["partition"].to_pylist(), table["version"].to_pylist(), strict=True))
     except FileNotFoundError:
         return None
     except InvalidFile as error:
-        log.warning("%s counts as empty, so that the consumer gets everything: %s", store.location(name), error)
+        log.warning(
+            "%s counts as empty, so that the consumer gets everything: %s",
+            store.location(name),
+            error,
+        )
         return None
 
 
@@ -61,7 +79,8 @@ def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[
     """Replace the confirmations of a consumer, by its own name; they are durable when this returns."""
     facts = ConsumerFacts(consumer, space, len(versions))
     table = pa.Table.from_arrays(
-        [pa.array(list(versions), pa.string()), pa.array(list(versions.values()), pa.string())], schema=_COLUMNS
+        [pa.array(list(versions), pa.string()), pa.array(list(versions.values()), pa.string())],
+        schema=_COLUMNS,
     )
     name = f"{_folder(space)}/{encode_key(consumer)}.parquet"
     write_table(store, name, table, guarded_metadata(facts, FORMAT))
@@ -69,10 +88,11 @@ def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[
 
 
 def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
-    """Remove what a consumer has confirmed of other spaces, before its copy becomes one of this space.
+    """Remove what a consumer has confirmed of other spaces, before its copy becomes one of this
+    space.
 
-    Else it would be given only the latest changes when it comes back to such a space, and its copy would have vectors
-    of two spaces.
+    Else it would be given only the latest changes when it comes back to such a space, and its copy
+    would have vectors of two spaces.
     """
     own = encode_key(consumer)
     for other in list_spaces(store):
@@ -84,13 +104,17 @@ def write_table(store: Store, name: str, table: pa.Table, metadata: Mapping[byte
     """Write a small Parquet file whose pages have checksums."""
     with store.create(name) as upload:
         options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
-        with pq.ParquetWriter(upload.sink, table.schema, write_page_checksum=True, **options) as writer:
+        with pq.ParquetWriter(
+            upload.sink, table.schema, write_page_checksum=True, **options
+        ) as writer:
             writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
             writer.write_table(table)
         upload.publish(lambda: None)
 
 
-def read_table(store: Store, name: str, kind: type[AnyFacts], file_format: str) -> tuple[AnyFacts, pa.Table]:
+def read_table(
+    store: Store, name: str, kind: type[AnyFacts], file_format: str
+) -> tuple[AnyFacts, pa.Table]:
     """The facts and rows of a file that `write_table` wrote; `InvalidFile` where it is damaged."""
     with store.open(name) as source, invalid_when_damaged("content is"):
         reader = pq.ParquetFile(source, page_checksum_verification=True)

@@ -1,4 +1,5 @@
-"""Comparison by id: which rows of a partition are new or changed since its old file, and which ids it no longer has."""
+"""Comparison by id: which rows of a partition are new or changed since its old file, and which ids
+it no longer has."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ class RowChanges:
     """How a partition's rows differ from those of the file that it replaces, compared by id.
 
     Attributes:
-        operations: one per row, in the partition's order, int8 [rows]: UNCHANGED where the old file has the id with the
-            same text, the same carried columns and the same vector, bit for bit; ADDED where it does not have the id;
-            CHANGED otherwise.
-        deleted: ids of the old file that the partition no longer has, in the old file's order and type.
+        operations: one per row, in the partition's order, int8 [rows]: UNCHANGED where the old file
+            has the id with the same text, the same carried columns and the same vector, bit for
+            bit; ADDED where it does not have the id; CHANGED otherwise.
+        deleted: ids of the old file that the partition no longer has, in the old file's order and
+            type.
         previous_rows_version: of the old file.
     """
 
@@ -57,16 +59,25 @@ class RowComparison:
         parts: list[pa.RecordBatch] = []
         for batch in reader.read(columns=["id", *self._carried_names]):
             parts.append(batch)
-            self.is_possible = self.is_possible and reserve(_COPIES * batch.nbytes + (LOOKUP_BYTES + 2) * len(batch))
+            self.is_possible = self.is_possible and reserve(
+                _COPIES * batch.nbytes + (LOOKUP_BYTES + 2) * len(batch)
+            )
             if not self.is_possible:
                 return
         kind = reader.columns.field("id").type
-        self._ids = OldValues(pa.concat_arrays([part.column("id") for part in parts]) if parts else pa.array([], kind))
-        self._carried = pa.Table.from_batches(parts).drop_columns(["id"]) if self._carried_names and parts else None
+        self._ids = OldValues(
+            pa.concat_arrays([part.column("id") for part in parts]) if parts else pa.array([], kind)
+        )
+        self._carried = (
+            pa.Table.from_batches(parts).drop_columns(["id"])
+            if self._carried_names and parts
+            else None
+        )
         self._seen = np.zeros(reader.facts.rows, np.bool_)
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
-        """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown."""
+        """The row that each of the next ids has in the old file, -1 where it has none; None where
+        that is unknown."""
         if not self.is_possible or ids.type != self._ids.values.type:
             self.is_possible = False
             return None
@@ -74,23 +85,31 @@ class RowComparison:
         self._seen[old[old != NO_ROW]] = True
         return old
 
-    def add(self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None) -> None:
-        """Enter the next rows; `is_same` says which of them have the text and the vector of the old row."""
+    def add(
+        self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None
+    ) -> None:
+        """Enter the next rows; `is_same` says which of them have the text and the vector of the old
+        row."""
         is_same = is_same & self._has_same_carried(old_rows, carried)
         operations = np.where(old_rows == NO_ROW, ADDED, np.where(is_same, UNCHANGED, CHANGED))
         self._operations.append(operations.astype(np.int8))
 
     def _has_same_carried(self, old_rows: np.ndarray, carried: pa.RecordBatch | None) -> np.ndarray:
-        """Which rows have the carried columns of the old row, bool; those that have no old row count as equal."""
+        """Which rows have the carried columns of the old row, bool; those that have no old row
+        count as equal."""
         names = [] if carried is None else carried.schema.names
         same = np.full(len(old_rows), names == self._carried_names)
         if carried is None or self._carried is None or names != self._carried_names:
             return same
         known = np.flatnonzero(old_rows != NO_ROW)
-        old_columns, new_columns = self._carried.take(pa.array(old_rows[known])), carried.take(pa.array(known))
+        old_columns, new_columns = (
+            self._carried.take(pa.array(old_rows[known])),
+            carried.take(pa.array(known)),
+        )
         for name in names:
             new, old = new_columns.column(name), old_columns.column(name).combine_chunks()
-            if new.type != old.type or pa.types.is_nested(new.type):  # values of nested types cannot be compared
+            # values of nested types cannot be compared
+            if new.type != old.type or pa.types.is_nested(new.type):
                 return np.zeros(len(old_rows), np.bool_)
             both_null = pc.and_(new.is_null(), old.is_null())  # pyright: ignore[reportAttributeAccessIssue]
             equal = pc.fill_null(pc.equal(new, old), False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -102,4 +121,6 @@ class RowComparison:
         if not self.is_possible:
             return None
         operations = np.concatenate(self._operations) if self._operations else np.empty(0, np.int8)
-        return RowChanges(operations, self._ids.values.filter(pa.array(~self._seen)), self._previous_version)
+        return RowChanges(
+            operations, self._ids.values.filter(pa.array(~self._seen)), self._previous_version
+        )

@@ -1,7 +1,9 @@
-"""What an output file states about itself: entries named `surge.*` in its metadata, guarded by a digest.
+"""What an output file states about itself: entries named `surge.*` in its metadata, guarded by a
+digest.
 
-Checksums of pages do not cover a file's metadata, so the digest does. The facts of an output file are
-`FileFacts`; files of other kinds, such as those of the change feed, have facts of their own kind.
+Checksums of pages do not cover a file's metadata, so the digest does. The facts of an output file
+are `FileFacts`; files of other kinds, such as those of the change feed, have facts of their own
+kind.
 """
 
 from __future__ import annotations
@@ -50,16 +52,19 @@ AnyFacts = TypeVar("AnyFacts", bound=Facts)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOrigin:
-    """Where the vectors of some rows come from, and between which lengths of texts truncation begins.
+    """Where the vectors of some rows come from, and between which lengths of texts truncation
+    begins.
 
-    Whether a row's text was truncated does not stand in a file. It follows from the length of the text, except between
-    the last two of these numbers.
+    Whether a row's text was truncated does not stand in a file. It follows from the length of the
+    text, except between the last two of these numbers.
 
     Attributes:
         rows_reused: rows whose vectors were taken from the file that is replaced.
-        oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" where that is unknown.
+        oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" where that
+            is unknown.
         longest_whole_bytes: of the texts that were not truncated.
-        shortest_truncated_bytes: of the texts that were; zero where none was, or where it is unknown.
+        shortest_truncated_bytes: of the texts that were; zero where none was, or where it is
+            unknown.
     """
 
     rows_reused: int = 0
@@ -80,7 +85,8 @@ class FileFacts(VectorOrigin):
         truncated: texts of which the model saw only the first tokens.
         skipped_rows: rows of the source that were left out, because they have no text.
         blank_texts: texts that are empty or nothing but white space.
-        rows_version: random, new whenever rows are written; the file keeps it when it is merely republished.
+        rows_version: random, new whenever rows are written; the file keeps it when it is merely
+            republished.
         carried_columns: their names and types (`in_words`); footers have no checksum.
     """
 
@@ -125,15 +131,18 @@ class VectorFacts(VectorOrigin):
 
 
 def desired_version(content: str, space: str) -> str:
-    """Hash of a content digest (or, until that is known, a source version) and a space name, 32 hex digits."""
+    """Hash of a content digest (or, until that is known, a source version) and a space name, 32 hex
+    digits."""
     return hashlib.sha256(f"surge.desired.1\0{content}\0{space}".encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
 def explained(location: str) -> Iterator[None]:
-    """Turn what reading a file raises into one error that names the file and says why it cannot be read.
+    """Turn what reading a file raises into one error that names the file and says why it cannot be
+    read.
 
-    That is `InvalidFile`, `FileNotFoundError`, or `TransientError` where the system did not give the file.
+    That is `InvalidFile`, `FileNotFoundError`, or `TransientError` where the system did not give
+    the file.
     """
     try:
         yield
@@ -149,7 +158,8 @@ def explained(location: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def invalid_when_damaged(part: str) -> Iterator[None]:
-    """Turn pyarrow's errors about damaged content into `InvalidFile`; `part` is for the message, as "footer is"."""
+    """Turn pyarrow's errors about damaged content into `InvalidFile`; `part` is for the message, as
+    "footer is"."""
     try:
         yield
     except UNREADABLE as error:
@@ -159,23 +169,31 @@ def invalid_when_damaged(part: str) -> Iterator[None]:
 
 
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
-    """The metadata entries of a file with these facts: its format, the facts, and the digest over all of them."""
+    """The metadata entries of a file with these facts: its format, the facts, and the digest over
+    all of them."""
     values = ((name, getattr(facts, fact)) for name, (fact, _) in _readers(type(facts)).items())
     entries = {_FORMAT: file_format.encode()}
     entries |= {name: str(value).encode("utf-8", "surrogatepass") for name, value in values}
     return {**entries, _METADATA_DIGEST: _digest(entries)}
 
 
-def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """The facts in the metadata of a file that has this format, unchanged since it was written; else `InvalidFile`."""
+def facts_of(
+    metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str
+) -> AnyFacts:
+    """The facts in the metadata of a file that has this format, unchanged since it was written;
+    else `InvalidFile`."""
     metadata = metadata or {}
     *names, last = entry_names(kind)
     entries = {name: metadata[name] for name in names if name in metadata}
     stated_format = entries.get(_FORMAT, b"").decode("utf-8", "replace") or None
     if stated_format != file_format:
-        raise InvalidFile(f"its metadata name the format {stated_format!r}; expected {file_format!r}")
+        raise InvalidFile(
+            f"its metadata name the format {stated_format!r}; expected {file_format!r}"
+        )
     if metadata.get(last) != _digest(entries):
-        raise InvalidFile("its metadata do not match their own digest: they were changed after the file was written")
+        raise InvalidFile(
+            "its metadata do not match their own digest: they were changed after the file was written"
+        )
     try:
         return kind(**{fact: read(entries[name]) for name, (fact, read) in _readers(kind).items()})
     except (KeyError, ValueError) as error:  # another version writes other entries
@@ -190,9 +208,13 @@ def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
 
 @cache
 def _readers(kind: type[Facts]) -> dict[bytes, tuple[str, Callable[[bytes], Any]]]:
-    """By the name of its entry, each fact's own name and the function that makes its value from bytes."""
+    """By the name of its entry, each fact's own name and the function that makes its value from
+    bytes."""
     text = partial(bytes.decode, errors="replace")
-    return {f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else text) for fact in fields(kind)}
+    return {
+        f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else text)
+        for fact in fields(kind)
+    }
 
 
 def _digest(entries: Mapping[bytes, bytes]) -> bytes:

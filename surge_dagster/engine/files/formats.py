@@ -18,8 +18,8 @@ from surge_dagster.engine.support.keys import encode_key
 SUFFIX = ".parquet"
 END_BYTES = 8 * 1024
 _TRAILER_BYTES = 4 + len(MAGIC)
-# Texts of fewer bytes are not compressed: it would not save a block of a disk, and takes a third of the time that
-# writing a file of ten texts takes.
+# Texts of fewer bytes are not compressed: it would not save a block of a disk, and takes a third of
+# the time that writing a file of ten texts takes.
 LEAST_COMPRESSED_BYTES = 4096
 # Files with less content are put together in memory and written with one system call.
 _HELD_WHOLE_BYTES = 64 * 1024
@@ -44,7 +44,9 @@ def is_output_file(name: str) -> bool:
     return name.endswith(SUFFIX)
 
 
-def new_writer(sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, *, compress: bool = True) -> FileWriter:
+def new_writer(
+    sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, *, compress: bool = True
+) -> FileWriter:
     """Return a writer of one file; `compress` its ids and texts."""
     return FileWriter(sink, columns, guarded_metadata(facts, FORMAT), compress=compress)
 
@@ -53,7 +55,9 @@ def write_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
     """Write a whole output file."""
     texts, matrix = rows.texts, rows.matrix
     include_text, further = texts is not None, rows.carried_columns
-    columns = schema(rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=include_text, carried=further)
+    columns = schema(
+        rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=include_text, carried=further
+    )
     text_bytes = 0 if texts is None else len(value_parts(texts)[1])
     content = matrix.nbytes + text_bytes + sum(part.nbytes for part in (*rows.ids, *rows.carried))
     is_small = content <= _HELD_WHOLE_BYTES
@@ -76,21 +80,26 @@ def open_output_file(source: pa.NativeFile, buffer_size: int = 0) -> OutputFile:
 
 
 def read_shape(source: pa.NativeFile) -> tuple[pa.Schema, int]:
-    """The columns and the number of rows of a file, whatever its metadata promise; damage raises as in `UNREADABLE`."""
+    """The columns and the number of rows of a file, whatever its metadata promise; damage raises as
+    in `UNREADABLE`."""
     footer = pq.read_metadata(source)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
-    return footer.schema.to_arrow_schema(), sum(groups)  # what readers give, whatever the file as a whole counts
+    # what readers give, whatever the file as a whole counts
+    return footer.schema.to_arrow_schema(), sum(groups)
 
 
 def read_published_file(store: Store, name: str) -> PublishedFile:
-    """What a file states about itself now, from one read of its end where that is enough; raises as `explained`."""
+    """What a file states about itself now, from one read of its end where that is enough; raises as
+    `explained`."""
     with explained(store.location(name)):
         end = store.read_end(name, END_BYTES)
         needed = _footer_bytes(end.content, end.stored.size) + _TRAILER_BYTES
         if needed > len(end.content):
             whole = store.read_end(name, needed)
             if whole.stored != end.stored:
-                raise TransientError(f"{store.location(name)!r} was replaced while it was read. Run again.")
+                raise TransientError(
+                    f"{store.location(name)!r} was replaced while it was read. Run again."
+                )
             end = whole
         return PublishedFile(end.stored, *facts_at_end(end.content))
 
@@ -98,8 +107,12 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
 def _footer_bytes(end: bytes, file_bytes: int) -> int:
     """Length of the footer: a file ends with it, its length in four bytes, and the magic bytes."""
     if end[-len(MAGIC) :] != MAGIC:
-        raise InvalidFile(f"it does not end with {MAGIC.decode()}: it was cut off, or is something else")
+        raise InvalidFile(
+            f"it does not end with {MAGIC.decode()}: it was cut off, or is something else"
+        )
     length = int.from_bytes(end[-_TRAILER_BYTES : -len(MAGIC)], "little")
     if not 0 < length <= file_bytes - _TRAILER_BYTES - len(MAGIC):
-        raise InvalidFile(f"its footer is said to take {length:,} bytes of {file_bytes:,}, which is impossible")
+        raise InvalidFile(
+            f"its footer is said to take {length:,} bytes of {file_bytes:,}, which is impossible"
+        )
     return length

@@ -1,8 +1,9 @@
 """Opening output files, and saying what is wrong with one that cannot be read.
 
-A file is open for reading only after its columns and facts were found to be those of its space and place. What is wrong
-then, or while its rows are read, is one of three errors: `InvalidFile`, `FileNotFoundError` where it was removed or
-replaced, or `TransientError` where the system did not give it.
+A file is open for reading only after its columns and facts were found to be those of its space and
+place. What is wrong then, or while its rows are read, is one of three errors: `InvalidFile`,
+`FileNotFoundError` where it was removed or replaced, or `TransientError` where the system did not
+give it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def open_published(
     *,
     buffer_size: int = 0,
 ) -> Iterator[OutputFile]:
-    """A file of a space, open for reading; raises the three errors above, also while its rows are read.
+    """A file of a space, open for reading; raises the three errors above, also while its rows are
+    read.
 
     Args:
         listed: the file as it was listed, and no other version of it.
@@ -48,13 +50,16 @@ def open_published(
             reader.location = location
             require_own(space, name, reader.facts, reader.columns)
             if listed and reader.facts != listed.facts:  # a store may give one tag to two contents
-                raise FileNotFoundError(errno.ENOENT, "it was replaced after it was listed", location)
+                raise FileNotFoundError(
+                    errno.ENOENT, "it was replaced after it was listed", location
+                )
         yield reader
 
 
 @contextlib.contextmanager
 def open_listed(store: Store, space: Space, file: PublishedFile) -> Iterator[OutputFile]:
-    """A file as it was listed, open for reading; what its block meets while it reads becomes an error of the partition.
+    """A file as it was listed, open for reading; what its block meets while it reads becomes an
+    error of the partition.
 
     That is a `DataError` where the file is damaged, else a `TransientError`.
     """
@@ -63,13 +68,18 @@ def open_listed(store: Store, space: Space, file: PublishedFile) -> Iterator[Out
         with open_published(store, space, name, file) as reader:
             yield reader
     except (InvalidFile, FileNotFoundError, TransientError) as error:
-        if isinstance(error, StoreUnavailable) or (isinstance(error, TransientError) and error.key is not None):
+        if isinstance(error, StoreUnavailable) or (
+            isinstance(error, TransientError) and error.key is not None
+        ):
             raise
         raise error_of_partition(store, space, name, error, key) from error
 
 
-def usable_file(store: Store, space: Space, name: str, file: PublishedFile | Unusable) -> PublishedFile:
-    """A listed file of the space, under its own name; what is wrong with it is raised as by `open_listed`."""
+def usable_file(
+    store: Store, space: Space, name: str, file: PublishedFile | Unusable
+) -> PublishedFile:
+    """A listed file of the space, under its own name; what is wrong with it is raised as by
+    `open_listed`."""
     try:
         if not isinstance(file, PublishedFile):
             raise file
@@ -81,11 +91,16 @@ def usable_file(store: Store, space: Space, name: str, file: PublishedFile | Unu
 
 
 def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -> None:
-    """Raise `InvalidFile` for a file that is of another space or partition than its name says, or has other columns."""
+    """Raise `InvalidFile` for a file that is of another space or partition than its name says, or
+    has other columns."""
     if facts.space != space.name:
-        raise InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {space.name!r}", "space")
+        raise InvalidFile(
+            f"it holds vectors of the space {facts.space!r}; expected {space.name!r}", "space"
+        )
     if file_name(space.name, facts.partition_key) != name:
-        raise InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name", "place")
+        raise InvalidFile(
+            f"it is the file of partition {facts.partition_key!r}, under another name", "place"
+        )
     if facts.dimension != space.dimension:
         reason = f"it states that its vectors have dimension {facts.dimension}; expected {space.dimension}"
         raise InvalidFile(reason, "dimension")
@@ -95,7 +110,8 @@ def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -
 def error_of_partition(
     store: Store, space: Space, name: str, error: Unusable, key: str | None = None
 ) -> DataError | TransientError:
-    """The error of a partition whose file cannot be used; `key` None: as far as it can be read from the name."""
+    """The error of a partition whose file cannot be used; `key` None: as far as it can be read from
+    the name."""
     key = _key_in_name(space, name) if key is None else key
     if isinstance(error, FileNotFoundError):
         location = store.location(name)
@@ -103,11 +119,14 @@ def error_of_partition(
         return TransientError(f"partition {key!r}: {what}", key)
     if isinstance(error, TransientError):
         return TransientError(f"partition {key!r}: {error}", key)
-    return DataError(key, str(error), f"{remedy_of(space, error.flaw)} Or choose partitions without it.")
+    return DataError(
+        key, str(error), f"{remedy_of(space, error.flaw)} Or choose partitions without it."
+    )
 
 
 def remedy_of(space: Space, flaw: Flaw = "damaged") -> str:
-    """What to do about a file of the space that is not valid, or does not hold the rows of its source."""
+    """What to do about a file of the space that is not valid, or does not hold the rows of its
+    source."""
     if space.derived:
         return "Remove the file and derive the space again (`surge-dagster derive`)."
     if flaw == "space":

@@ -1,13 +1,13 @@
 """Output files in Parquet, format 2: id, text, text_hash, carried columns and embedding.
 
-Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a contiguous slice becomes a
-fixed-size list by reference, stored plain (vectors do not compress) and without statistics. Texts are compressed with
-zstd, except in files that are too small to gain from it. Page checksums are on, because an unnoticed bit flip in a
-vector is a wrong vector.
+Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a
+contiguous slice becomes a fixed-size list by reference, stored plain (vectors do not compress) and
+without statistics. Texts are compressed with zstd, except in files that are too small to gain from
+it. Page checksums are on, because an unnoticed bit flip in a vector is a wrong vector.
 
-Parquet stores repetition and definition levels of a list, and pyarrow builds them for a whole row group. A row group
-has at most 1 MiB of embeddings, which bounds the memory that writing takes: 4 MiB are neither written nor read faster
-and take three times the memory.
+Parquet stores repetition and definition levels of a list, and pyarrow builds them for a whole row
+group. A row group has at most 1 MiB of embeddings, which bounds the memory that writing takes: 4
+MiB are neither written nor read faster and take three times the memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, explained, facts_of, invalid_when_damaged
+from surge_dagster.engine.files.facts import (
+    AnyFacts,
+    FileFacts,
+    InvalidFile,
+    explained,
+    facts_of,
+    invalid_when_damaged,
+)
 from surge_dagster.engine.files.rows import (
     carried_columns,
     require_carried,
@@ -49,7 +56,12 @@ class FileWriter:
     """
 
     def __init__(
-        self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes], *, compress: bool = True
+        self,
+        sink: pa.NativeFile,
+        columns: pa.Schema,
+        metadata: Mapping[bytes, bytes],
+        *,
+        compress: bool = True,
     ) -> None:
         self.columns = columns
         self.row_group_rows = row_group_rows(vector_bytes(columns.field("embedding").type), 1)
@@ -66,7 +78,8 @@ class FileWriter:
             write_page_checksum=True,
             write_batch_size=WRITE_BATCH_ROWS,
             data_page_size=PAGE_BYTES,
-            use_compliant_nested_type=False,  # the list's values are called "item", as Arrow calls them
+            # the list's values are called "item", as Arrow calls them
+            use_compliant_nested_type=False,
         )
         self._writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
 
@@ -76,7 +89,8 @@ class FileWriter:
     def __exit__(self, *error: object) -> None:
         """Write no footer: the caller discards a file that was not closed."""
         if error[0] is not None and self._writer.is_open:
-            # The file is thrown away, so it does not matter that its footer cannot be written either.
+            # The file is thrown away, so it does not matter that its footer cannot be written
+            # either.
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._writer.close()
 
@@ -102,7 +116,9 @@ class OutputFile:
     location = ""
 
     def __init__(self, source: pa.NativeFile, buffer_size: int = 0) -> None:
-        self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True)
+        self._file = pq.ParquetFile(
+            source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True
+        )
         self.columns = self._file.schema_arrow.remove_metadata()
         self.facts = read_facts(self._file.metadata, self.columns)
         self.groups = self._file.num_row_groups
@@ -117,16 +133,24 @@ class OutputFile:
         self._file.close()
 
     def read(
-        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+        self,
+        *,
+        columns: list[str] | None = None,
+        batch_rows: int = 4096,
+        groups: list[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Stream rows, at most `batch_rows` at a time: of all columns and row groups, or of some; see `explained`."""
+        """Stream rows, at most `batch_rows` at a time: of all columns and row groups, or of some;
+        see `explained`."""
         rows = 0
         with explained(self.location):
             for batch in read_rows(self._file, batch_rows, columns=columns, row_groups=groups):
                 rows += batch.num_rows
                 yield batch
-            if groups is None and rows != self.facts.rows:  # pages and row groups count rows without a checksum
-                raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
+            # pages and row groups count rows without a checksum
+            if groups is None and rows != self.facts.rows:
+                raise InvalidFile(
+                    f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}"
+                )
 
     def group_rows(self, group: int) -> int:
         return self._file.metadata.row_group(group).num_rows
@@ -136,14 +160,23 @@ class OutputFile:
         return self._file.metadata.row_group(group).total_byte_size
 
     def reading_bytes(self, widest_row: int) -> int:
-        """A reader holds a page of each column, compressed and uncompressed, however few rows are requested."""
-        window, footer, most = PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES), self._file.metadata, 0
+        """A reader holds a page of each column, compressed and uncompressed, however few rows are
+        requested."""
+        window, footer, most = (
+            PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES),
+            self._file.metadata,
+            0,
+        )
         for number in range(self.groups):
             group = footer.row_group(number)
             chunks = [group.column(place) for place in range(group.num_columns)]
             others = [chunk for chunk in chunks if chunk.path_in_schema != _VECTORS]
-            pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in others]
-            most = max(most, sum(min(plain, window) + min(stored, window) for plain, stored in pages))
+            pages = [
+                (chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in others
+            ]
+            most = max(
+                most, sum(min(plain, window) + min(stored, window) for plain, stored in pages)
+            )
         return most
 
 
@@ -159,7 +192,8 @@ def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> Fil
 
 
 def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """The facts in the footer of a file of this format, compared with the rows that the footer counts.
+    """The facts in the footer of a file of this format, compared with the rows that the footer
+    counts.
 
     Readers give as many rows as the row groups state, whatever the file as a whole does.
     """
@@ -167,12 +201,15 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     for rows in (footer.num_rows, sum(groups)):
         if rows != facts.rows:
-            raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {rows:,}", "rows")
+            raise InvalidFile(
+                f"its metadata promise {facts.rows:,} rows and it has {rows:,}", "rows"
+            )
     return facts
 
 
 def read_rows(reader: pq.ParquetFile, batch_rows: int, **options: Any) -> Iterator[pa.RecordBatch]:
-    """Stream the rows of a file; raises `InvalidFile` for a damaged page, `OSError` where the system gives none."""
+    """Stream the rows of a file; raises `InvalidFile` for a damaged page, `OSError` where the
+    system gives none."""
     with invalid_when_damaged("pages are"):
         yield from reader.iter_batches(batch_rows, use_threads=False, **options)
 
@@ -187,20 +224,26 @@ def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
 
 @lru_cache(maxsize=64)
 def _shared(columns: pa.Schema) -> pa.Schema:
-    """One object for all files with these columns, because a listing of an output keeps the columns of each file."""
+    """One object for all files with these columns, because a listing of an output keeps the columns
+    of each file."""
     return columns
 
 
 def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
-    """Upper estimate of the memory that writing the embeddings of `rows` rows takes beside the rows, in bytes.
+    """Upper estimate of the memory that writing the embeddings of `rows` rows takes beside the
+    rows, in bytes.
 
-    Embeddings need repetition and definition levels, four bytes per value of a row group, in buffers that grow by
-    copying; float16, a fixed-size binary to Parquet, needs a pointer per value too. Strings are written before them:
-    they take at most `STRING_COPIES` times what is collected for a page, by `WRITE_BATCH_ROWS`: plain, compressed and
-    on the way.
+    Embeddings need repetition and definition levels, four bytes per value of a row group, in
+    buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
+    too. Strings are written before them: they take at most `STRING_COPIES` times what is collected
+    for a page, by `WRITE_BATCH_ROWS`: plain, compressed and on the way.
     """
     values = min(rows, row_group_rows(dimension, itemsize)) * dimension
-    return _PIECE_BYTES + values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
+    return (
+        _PIECE_BYTES
+        + values * levels_bytes(itemsize)
+        + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
+    )
 
 
 def levels_bytes(itemsize: int) -> int:

@@ -44,12 +44,21 @@ class FileRows:
         ids = self.ids[0] if len(self.ids) == 1 else pa.chunked_array(list(self.ids), self.id_type)
         named = self.carried_columns
         further = () if named is None else pa.Table.from_batches(self.carried, named).columns
-        arrays = (ids, self.texts, self.text_hashes, *further, embedding_array(columns, self.matrix))
-        return pa.Table.from_arrays([column for column in arrays if column is not None], schema=columns)
+        arrays = (
+            ids,
+            self.texts,
+            self.text_hashes,
+            *further,
+            embedding_array(columns, self.matrix),
+        )
+        return pa.Table.from_arrays(
+            [column for column in arrays if column is not None], schema=columns
+        )
 
 
 def embedding_type(dimension: int, dtype: str) -> pa.DataType:
-    """The type of a column of vectors: a list of floats; int8 and binary as bytes, one per value or per eight bits.
+    """The type of a column of vectors: a list of floats; int8 and binary as bytes, one per value or
+    per eight bits.
 
     A list of int8 would take four bytes per value in Parquet, and twenty times the time.
     """
@@ -67,7 +76,8 @@ def schema(
     include_text: bool,
     carried: pa.Schema | None = None,
 ) -> pa.Schema:
-    """The columns of an output file; `carried` are further columns of the source, all of which may be null."""
+    """The columns of an output file; `carried` are further columns of the source, all of which may
+    be null."""
     columns = [pa.field("id", id_type, nullable=False)]
     if include_text:
         columns.append(pa.field("text", pa.large_string(), nullable=False))
@@ -78,20 +88,25 @@ def schema(
 
 
 def check_schema(columns: pa.Schema, *, dimension: int, dtype: str | None = None) -> None:
-    """Raise `InvalidFile` for a file with other columns; `dtype` None allows every type that vectors may have."""
+    """Raise `InvalidFile` for a file with other columns; `dtype` None allows every type that
+    vectors may have."""
     require_dimension(columns, dimension)
     id_type = columns.field("id").type if "id" in columns.names else None
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
     allowed = [*map(str, _DTYPES), *_BITS] if dtype is None else [dtype]
     has_text, carried = "text" in columns.names, carried_columns(columns)
-    expected = [in_words(schema(id_type, dimension, each, include_text=has_text, carried=carried)) for each in allowed]
+    expected = [
+        in_words(schema(id_type, dimension, each, include_text=has_text, carried=carried))
+        for each in allowed
+    ]
     if in_words(columns) not in expected:
         raise InvalidFile(f"its columns are {in_words(columns)}; expected {' or '.join(expected)}")
 
 
 def require_dimension(columns: pa.Schema, dimension: int) -> None:
-    """Raise `InvalidFile` for a file whose column `embedding` cannot hold vectors of this dimension."""
+    """Raise `InvalidFile` for a file whose column `embedding` cannot hold vectors of this
+    dimension."""
     if "embedding" not in columns.names:
         raise InvalidFile("it has no column embedding")
 
@@ -110,7 +125,9 @@ def require_dimension(columns: pa.Schema, dimension: int) -> None:
 
 def carried_columns(columns: pa.Schema) -> pa.Schema | None:
     """Which columns of a file were carried from the source; None for none."""
-    carried = [pa.field(field.name, field.type) for field in columns if field.name not in OWN_COLUMNS]
+    carried = [
+        pa.field(field.name, field.type) for field in columns if field.name not in OWN_COLUMNS
+    ]
     return pa.schema(carried) if carried else None
 
 
@@ -118,13 +135,16 @@ def require_carried(stated: str, columns: pa.Schema) -> None:
     """Raise `InvalidFile` where a file does not carry the columns that its facts state."""
     carried = in_words(carried_columns(columns))
     if carried != stated:
-        raise InvalidFile(f"its metadata promise the carried columns {stated!r}; it has {carried!r}")
+        raise InvalidFile(
+            f"its metadata promise the carried columns {stated!r}; it has {carried!r}"
+        )
 
 
 def in_words(columns: pa.Schema | None) -> str:
     """Names and types of columns; "" for None."""
     return ", ".join(
-        f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in columns or ()
+        f"{column.name}: {column.type}{'' if column.nullable else ' not null'}"
+        for column in columns or ()
     )
 
 
@@ -155,10 +175,17 @@ def embedding_array(columns: pa.Schema, matrix: np.ndarray) -> pa.Array:
 
 
 def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
-    """The embeddings of a batch as a [rows, dimension] matrix without a copy; bytes are [rows, bytes] of uint8."""
+    """The embeddings of a batch as a [rows, dimension] matrix without a copy; bytes are [rows,
+    bytes] of uint8."""
     column = batch.column("embedding")
     if pa.types.is_fixed_size_binary(column.type):
         width = column.type.byte_width
-        values = np.frombuffer(column.buffers()[1], np.uint8, len(column) * width, column.offset * width)
+        values = np.frombuffer(
+            column.buffers()[1], np.uint8, len(column) * width, column.offset * width
+        )
         return values.reshape(-1, width)
-    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1) if len(column) else np.empty((0, 0))
+    return (
+        column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)
+        if len(column)
+        else np.empty((0, 0))
+    )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-# A float32 vector of length 1 misses it by rounding alone; float16 rounds each component to 11 bits.
+# A float32 vector of length 1 misses it by rounding alone; float16 rounds each component to 11
+# bits.
 _NORM_TOLERANCE = {np.dtype("float32"): 1e-3, np.dtype("float16"): 5e-3}
 _CHUNK_ROWS = 1024
 
 
 def invalid_row(matrix: np.ndarray, *, normalized: bool) -> tuple[int, str] | None:
-    """The first row of a [rows, dimension] matrix that cannot be an embedding, and why; None when all can.
+    """The first row of a [rows, dimension] matrix that cannot be an embedding, and why; None when
+    all can.
 
     Args:
         normalized: whether every vector must have length 1.
@@ -27,6 +29,7 @@ def invalid_row(matrix: np.ndarray, *, normalized: bool) -> tuple[int, str] | No
         for row in np.flatnonzero(~valid).tolist():
             if not np.isfinite(chunk[row]).all():
                 return start + row, "its vector is not finite"
-            if normalized:  # else its components are finite and only the square of its length is not
+            # else its components are finite and only the square of its length is not
+            if normalized:
                 return start + row, f"its vector has length {float(lengths[row]):.4f}; expected 1"
     return None

@@ -1,12 +1,15 @@
-"""Models converted for OpenVINO, in the disk cache: converted once, checked on each use, removed after 30 unused days.
+"""Models converted for OpenVINO, in the disk cache: converted once, checked on each use, removed
+after 30 unused days.
 
-The whole sentence-transformers module is converted and stored with its tokenizer; later starts read these files and
-import neither torch nor sentence-transformers, which is most of the cost of a start. The SHA-256 of the files is stored
-with them and compared at every start (0.1 s for 90 MB), because a failing disk changes neither times nor sizes.
+The whole sentence-transformers module is converted and stored with its tokenizer; later starts read
+these files and import neither torch nor sentence-transformers, which is most of the cost of a
+start. The SHA-256 of the files is stored with them and compared at every start (0.1 s for 90 MB),
+because a failing disk changes neither times nor sizes.
 
-A model that cannot be converted is cached too, as the reason: the next start reports it without loading the model. It
-counts for that model folder only, because another one with the same digest may lack what stopped the conversion.
-Reasons that may be temporary (memory, disk, a missing package) are not cached.
+A model that cannot be converted is cached too, as the reason: the next start reports it without
+loading the model. It counts for that model folder only, because another one with the same digest
+may lack what stopped the conversion. Reasons that may be temporary (memory, disk, a missing
+package) are not cached.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ _LONGEST_REASON = 2_000
 
 @contextlib.contextmanager
 def converted_model(space: Space) -> Iterator[Path]:
-    """A folder with the converted fp32 model; ConfigError where it cannot be converted, on every start."""
+    """A folder with the converted fp32 model; ConfigError where it cannot be converted, on every
+    start."""
     key = cache_key(space.vectors_key, space.normalize)
     folder = disk_cache.place(f"{_FOLDER}/{key}")
     refusal = f"{_FOLDER}/{cache_key(key, space.model_path)}{_REFUSED}"
@@ -61,7 +65,9 @@ def converted_model(space: Space) -> Iterator[Path]:
 
 def converted_tokenizer(folder: Path) -> TokenizerFacts:
     facts = read_document(folder / _FACTS) or {}
-    return TokenizerFacts((folder / "tokenizer.json").read_text(), facts["truncation_side"], facts["pad_id"])
+    return TokenizerFacts(
+        (folder / "tokenizer.json").read_text(), facts["truncation_side"], facts["pad_id"]
+    )
 
 
 def _convert_into_cache(space: Space, folder: Path, refusal: str) -> None:
@@ -110,7 +116,9 @@ def _convert(space: Space, folder: Path) -> dict[str, Any]:
         # The mask hides tokens: tracing could leave out a mask of ones.
         mask = torch.ones_like(example)
         mask[0, 5:] = 0
-        converted = ov.convert_model(module, example_input={"input_ids": example, "attention_mask": mask})
+        converted = ov.convert_model(
+            module, example_input={"input_ids": example, "attention_mask": mask}
+        )
     converted.reshape({place: ov.PartialShape([-1, -1]) for place in range(2)})
     try:
         ov.save_model(converted, folder / "model.xml", compress_to_fp16=False)
@@ -133,7 +141,9 @@ def _remove_unused(root: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
     for used in (*root.glob(f"*/{_FACTS}"), *root.glob(f"*{_REFUSED}")):
         if used.stat().st_mtime < oldest:  # the lock is held, so no process removes it
-            shutil.rmtree(used.parent, ignore_errors=True) if used.name == _FACTS else used.unlink(missing_ok=True)
+            shutil.rmtree(used.parent, ignore_errors=True) if used.name == _FACTS else used.unlink(
+                missing_ok=True
+            )
 
 
 def _usable(folder: Path) -> bool:

@@ -1,7 +1,8 @@
-"""What a backend needs of a device: copies that do not stop it, and marks in the stream of its work.
+"""What a backend needs of a device: copies that do not stop it, and marks in the stream of its
+work.
 
-Work on a GPU is only queued. A mark is reached when all work queued before it is done; until then a buffer that this
-work reads or writes belongs to the device.
+Work on a GPU is only queued. A mark is reached when all work queued before it is done; until then a
+buffer that this work reads or writes belongs to the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The parts of a loaded sentence-transformers model that the backends use: its tokenizer, and all modules as one."""
+"""The parts of a loaded sentence-transformers model that the backends use: its tokenizer, and all
+modules as one."""
 
 from __future__ import annotations
 
@@ -39,15 +40,19 @@ def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts 
     )
 
 
-def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None) -> torch.nn.Module:
-    """[batch, length] token ids and their mask → [batch, dimension] vectors: the whole model as one module.
+def embedder(
+    model: SentenceTransformer, space: Space, prompt_length: int | None
+) -> torch.nn.Module:
+    """[batch, length] token ids and their mask → [batch, dimension] vectors: the whole model as one
+    module.
 
     Without a mask every token counts, and attention may use a faster kernel.
     """
     import torch
 
     tokenizer = getattr(model[0], "tokenizer", None)
-    # Some tokenizers, as of most decoders, add no special token: an empty text is a row of padding only.
+    # Some tokenizers, as of most decoders, add no special token: an empty text is a row of padding
+    # only.
     rows_may_be_empty = tokenizer is not None and not tokenizer.backend_tokenizer.encode("").ids
 
     class Embedder(torch.nn.Module):
@@ -55,7 +60,9 @@ def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None
             super().__init__()
             self.model = model
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        def forward(
+            self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+        ) -> torch.Tensor:
             features: dict = {"input_ids": input_ids}
             if attention_mask is not None:
                 features["attention_mask"] = attention_mask
@@ -66,14 +73,23 @@ def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None
             else:
                 features = self.model(features)
             vectors = features["sentence_embedding"][..., : space.dimension].float()
-            return torch.nn.functional.normalize(vectors, p=2.0, dim=-1) if space.normalize else vectors
+            return (
+                torch.nn.functional.normalize(vectors, p=2.0, dim=-1)
+                if space.normalize
+                else vectors
+            )
 
-        def _pool_nothing_from_empty_rows(self, features: dict, attention_mask: torch.Tensor) -> dict:
-            """Lets an empty row attend to its first padding: attention to no token is nan in some kernels.
+        def _pool_nothing_from_empty_rows(
+            self, features: dict, attention_mask: torch.Tensor
+        ) -> dict:
+            """Lets an empty row attend to its first padding: attention to no token is nan in some
+            kernels.
 
             Pooling still sees the row as empty, so the result equals that of sentence-transformers.
             """
-            attended = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask[:, 1:]], dim=1)
+            attended = torch.cat(
+                [torch.ones_like(attention_mask[:, :1]), attention_mask[:, 1:]], dim=1
+            )
             transformer, *others = self.model
             features = transformer(features | {"attention_mask": attended})
             features["attention_mask"] = attention_mask

@@ -1,7 +1,9 @@
-"""OpenvinoBackend, for the CPU: the fp32 vectors of torch at a multiple of its speed, and a start without torch.
+"""OpenvinoBackend, for the CPU: the fp32 vectors of torch at a multiple of its speed, and a start
+without torch.
 
-OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back, and refused when it differs.
-Several streams share one process: two processes would hold two models and, with OpenVINO's own pinning, the same cores.
+OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back, and
+refused when it differs. Several streams share one process: two processes would hold two models and,
+with OpenVINO's own pinning, the same cores.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from surge_dagster.engine.inference.passes import TokenBatch
 from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.model.spec import Space
 
-# The first conversion sets up numpy within OpenVINO's bindings and releases the GIL in between. When two streams were
-# the first ones at the same time, both waited for ever.
+# The first conversion sets up numpy within OpenVINO's bindings and releases the GIL in between.
+# When two streams were the first ones at the same time, both waited for ever.
 ov.Type.f32.to_dtype()
 
 _TOKEN_BUDGET = 1_024
@@ -38,7 +40,9 @@ class OpenvinoBackend(PaddedBackend):
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         core = ov.Core()
-        if settings.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        if settings.precision == "bf16" and "BF16" not in core.get_property(
+            "CPU", "OPTIMIZATION_CAPABILITIES"
+        ):
             raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
         with converted_model(space) as folder:
             tokenizer_facts = converted_tokenizer(folder)

@@ -1,7 +1,9 @@
-"""Attention within each text of a packed pass, under a name that models of transformers can be told to use.
+"""Attention within each text of a packed pass, under a name that models of transformers can be told
+to use.
 
-On CUDA it is torch's own flash attention for texts of different lengths; elsewhere a loop over the texts, which defines
-what it has to compute. The compiler sees one operator: a layer compiled once serves every pass.
+On CUDA it is torch's own flash attention for texts of different lengths; elsewhere a loop over the
+texts, which defines what it has to compute. The compiler sees one operator: a layer compiled once
+serves every pass.
 """
 
 from __future__ import annotations
@@ -31,27 +33,34 @@ def packed_attention(
     window: int,
     apart: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[1, heads, tokens, size] each, key and value with the same or fewer heads → [1, tokens, heads, size].
+    """[1, heads, tokens, size] each, key and value with the same or fewer heads → [1, tokens,
+    heads, size].
 
     Args:
         borders: the first token of each text and the number of tokens, int32 [texts + 1].
         longest: at least the tokens of the longest text.
         window: tokens on either side that a token attends to; -1 for all.
-        apart: of texts that lie in cells, [cells, 1, size of a cell, the same]: minus infinity between tokens of two
-            texts, else 0. Such texts are shorter than the window.
+        apart: of texts that lie in cells, [cells, 1, size of a cell, the same]: minus infinity
+            between tokens of two texts, else 0. Such texts are shorter than the window.
     """
     if apart is not None:
         size = apart.shape[-1]
-        cells = (states[0].unflatten(1, (-1, size)).transpose(0, 1) for states in (query, key, value))
+        cells = (
+            states[0].unflatten(1, (-1, size)).transpose(0, 1) for states in (query, key, value)
+        )
         mask = apart.expand(-1, query.shape[1], -1, -1)
         attended = functional.scaled_dot_product_attention(*cells, attn_mask=mask, scale=scale)
         return attended.transpose(1, 2).flatten(0, 1)[None].contiguous()
     if query.is_cuda:
         flat = (states.transpose(1, 2)[0] for states in (query, key, value))
         after = 0 if is_causal and window >= 0 else window
-        sides: dict[str, Any] = {} if window < 0 else {"window_size_left": window, "window_size_right": after}
+        sides: dict[str, Any] = (
+            {} if window < 0 else {"window_size_left": window, "window_size_right": after}
+        )
         flash = torch.ops.aten._flash_attention_forward
-        return flash(*flat, borders, borders, longest, longest, 0.0, is_causal, False, scale=scale, **sides)[0][None]
+        return flash(
+            *flat, borders, borders, longest, longest, 0.0, is_causal, False, scale=scale, **sides
+        )[0][None]
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     attended = torch.empty_like(query)
@@ -61,7 +70,9 @@ def packed_attention(
         if 0 <= window < stop - start - 1 or is_causal:
             places = torch.arange(stop - start)
             ahead = places[:, None] - places
-            mask = (ahead.abs() <= (window if window >= 0 else stop)) & ((ahead >= 0) | (not is_causal))
+            mask = (ahead.abs() <= (window if window >= 0 else stop)) & (
+                (ahead >= 0) | (not is_causal)
+            )
         attended[:, :, text] = functional.scaled_dot_product_attention(
             query[:, :, text], key[:, :, text], value[:, :, text], attn_mask=mask, scale=scale
         )
@@ -87,17 +98,26 @@ def _attend(
     apart: torch.Tensor | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer; NotImplementedError for a kind of attention that packed passes lack."""
-    unknown = [name for name in ("softcap", "s_aux", "position_bias") if settings.get(name) is not None]
+    """What transformers calls in each layer; NotImplementedError for a kind of attention that
+    packed passes lack."""
+    unknown = [
+        name for name in ("softcap", "s_aux", "position_bias") if settings.get(name) is not None
+    ]
     if attention_mask is not None or cu_seq_lens_q is None or unknown:
-        raise NotImplementedError(f"packed passes have no attention with {' and '.join(unknown) or 'a mask'}")
+        raise NotImplementedError(
+            f"packed passes have no attention with {' and '.join(unknown) or 'a mask'}"
+        )
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # transformers counts the token itself as part of the window.
     window = _NO_WINDOW if sliding_window is None else sliding_window - 1
     if apart is not None and (causal or 0 <= window < LONGEST_IN_CELLS or key.shape != query.shape):
-        raise NotImplementedError("cells have no attention to some of a text's tokens only, and none of grouped heads")
-    attended = packed_attention(query, key, value, cu_seq_lens_q, max_length_q, scale, causal, window, apart)
+        raise NotImplementedError(
+            "cells have no attention to some of a text's tokens only, and none of grouped heads"
+        )
+    attended = packed_attention(
+        query, key, value, cu_seq_lens_q, max_length_q, scale, causal, window, apart
+    )
     return attended, None
 
 

@@ -1,12 +1,15 @@
-"""PackedBackend: forward passes without padding, queued so that the device never waits for the host.
+"""PackedBackend: forward passes without padding, queued so that the device never waits for the
+host.
 
-A chunk's ids go to the device once. Each pass gathers its texts there, one behind the other, and leaves their vectors
-in one matrix, which is copied to a buffer of the host when the last pass has ended. `launch` only queues this work, and
-what it returns waits for it: a worker launches the next chunk before it waits for the one before, and while the device
-computes that chunk it puts the vectors of this one into their rows.
+A chunk's ids go to the device once. Each pass gathers its texts there, one behind the other, and
+leaves their vectors in one matrix, which is copied to a buffer of the host when the last pass has
+ended. `launch` only queues this work, and what it returns waits for it: a worker launches the next
+chunk before it waits for the one before, and while the device computes that chunk it puts the
+vectors of this one into their rows.
 
-A model that this does not suit is refused with a ConfigError, and its texts are padded (`TorchBackend`). Whether the
-vectors are those of sentence-transformers is measured for each model at a first start, as with every backend.
+A model that this does not suit is refused with a ConfigError, and its texts are padded
+(`TorchBackend`). Whether the vectors are those of sentence-transformers is measured for each model
+at a first start, as with every backend.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ log = logging.getLogger(__name__)
 
 _TOKEN_BUDGET = 65_536
 _BUDGETS = (65_536, 131_072, 262_144)
-_FEATURES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "apart"})
+_FEATURES = frozenset(
+    {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "apart"}
+)
 
 
 def load_packed(space: Space, settings: BackendSettings) -> PackedBackend:
@@ -56,15 +61,17 @@ def load_packed(space: Space, settings: BackendSettings) -> PackedBackend:
     facts = tokenizer_facts(model, space)
     if facts is None:
         raise ConfigError("packed passes need a model with plain tokens")
-    return PackedBackend(space, settings, model, facts, device, is_compiled=settings.device != "cpu")
+    return PackedBackend(
+        space, settings, model, facts, device, is_compiled=settings.device != "cpu"
+    )
 
 
 class PackedBackend(TokenBackend):
     """Computes vectors in packed passes.
 
     Args:
-        is_compiled: fuse the kernels of the model's layers, which are compiled once for all lengths. Where that fails
-            they are computed as they are.
+        is_compiled: fuse the kernels of the model's layers, which are compiled once for all
+            lengths. Where that fails they are computed as they are.
     """
 
     name = "packed"
@@ -111,11 +118,17 @@ class PackedBackend(TokenBackend):
         with torch.inference_mode():
             begun = self._device.mark()
             kind, dimension = torch.from_numpy(rows.matrix).dtype, rows.matrix.shape[1]
-            vectors = torch.empty((len(lengths), dimension), dtype=kind, device=self._device.torch_device)
+            vectors = torch.empty(
+                (len(lengths), dimension), dtype=kind, device=self._device.torch_device
+            )
             if not lengths.all():
-                vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(kind)
+                vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(
+                    kind
+                )
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
-            work = self._compute(packs, ChunkPasses(self._pass_of(prepared, vectors)), lambda: self._tell(progress))
+            work = self._compute(
+                packs, ChunkPasses(self._pass_of(prepared, vectors)), lambda: self._tell(progress)
+            )
             landing = self._take_landing(vectors)
             landing[: len(lengths)].copy_(vectors, non_blocking=True)
             ended = self._device.mark()
@@ -139,18 +152,22 @@ class PackedBackend(TokenBackend):
         return LaunchedChunk(is_done=lambda: ended.is_reached, finish=finish)
 
     def _tell(self, progress: Progress) -> None:
-        """Passes that have ended are progress, those of the chunk before among them; queued ones are not."""
+        """Passes that have ended are progress, those of the chunk before among them; queued ones
+        are not."""
         while self._queued and self._queued[0].is_reached:
             self._queued.popleft()
             progress()
 
     def _pass_of(self, tokens: Tokens, vectors: torch.Tensor) -> Callable[[Pack], float]:
-        """Queues a pass of the chunk whose ids it has brought to the device, and adds a mark behind it."""
+        """Queues a pass of the chunk whose ids it has brought to the device, and adds a mark behind
+        it."""
         ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
 
         def run_pass(pack: Pack) -> float:
             starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
-            found = self._embed(ids, self._device.upload(starts), self._device.upload(pack.lengths), pack)
+            found = self._embed(
+                ids, self._device.upload(starts), self._device.upload(pack.lengths), pack
+            )
             found = found[self._device.upload(pack.places)]
             if self._space.normalize:
                 found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
@@ -160,7 +177,9 @@ class PackedBackend(TokenBackend):
 
         return run_pass
 
-    def _embed(self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, pack: Pack) -> torch.Tensor:
+    def _embed(
+        self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, pack: Pack
+    ) -> torch.Tensor:
         """float32 [sequences, dimension]; padding consists of the last of `ids`."""
         borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
         torch.cumsum(lengths, 0, out=borders[1:])
@@ -172,7 +191,8 @@ class PackedBackend(TokenBackend):
         positions *= places < len(ids) - 1
         tokens = ids[places].long()
         if self._position_offset:
-            # RoBERTa's kind counts the tokens of a text that are not its padding token, which may stand in a text.
+            # RoBERTa's kind counts the tokens of a text that are not its padding token, which may
+            # stand in a text.
             is_counted = tokens != self._position_offset - 1
             counted = torch.cumsum(is_counted, 0)
             before = (counted - is_counted.long())[borders[:-1]]
@@ -190,23 +210,32 @@ class PackedBackend(TokenBackend):
         if pack.in_cells:
             cells = sequences.view(-1, 1, CELL)
             apart = torch.zeros(len(cells), 1, CELL, CELL, dtype=self._dtype, device=ids.device)
-            features["apart"] = apart.masked_fill_(cells[..., None] != cells[:, :, None], -torch.inf)
+            features["apart"] = apart.masked_fill_(
+                cells[..., None] != cells[:, :, None], -torch.inf
+            )
         transformer, *others = self._model
         features = transformer(features)
-        with PackedPooling(pack.padded_tokens, int(np.maximum(pack.lengths - self._prompt_length, 0).sum())):
+        with PackedPooling(
+            pack.padded_tokens, int(np.maximum(pack.lengths - self._prompt_length, 0).sum())
+        ):
             for module in others:
                 features = module(features)
         return features["sentence_embedding"][:, : self._space.dimension].float()
 
     def _try(self, tokens: int = 1) -> None:
-        """A pass of either kind, each of about so many tokens: of texts in cells, and of longer ones."""
+        """A pass of either kind, each of about so many tokens: of texts in cells, and of longer
+        ones."""
         longer = min(2 * LONGEST_IN_CELLS, self._space.max_length)
-        lengths = np.concatenate([np.full(max(1, tokens // length - 1), length) for length in (1, longer)])
+        lengths = np.concatenate(
+            [np.full(max(1, tokens // length - 1), length) for length in (1, longer)]
+        )
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.full(offsets[-1], self._pad_id, np.int32)
         vectors = np.empty((len(lengths), self._space.dimension), self._space.dtype)
         rows = Rows.of_all(vectors, np.empty(len(lengths), np.uint8))
-        self.forward(Tokens(ids, offsets, np.zeros(len(lengths), np.bool_), self._pad_id), rows, lambda: None)
+        self.forward(
+            Tokens(ids, offsets, np.zeros(len(lengths), np.bool_), self._pad_id), rows, lambda: None
+        )
 
     def _take_landing(self, vectors: torch.Tensor) -> torch.Tensor:
         """A buffer of at least as many rows that no chunk has."""
@@ -217,8 +246,11 @@ class PackedBackend(TokenBackend):
         return self._device.landing(len(vectors), vectors.shape[1], vectors.dtype)
 
     def _compile_layers(self) -> bool:
-        """Whether the model's layers, all of one kind, are computed by one compiled function from now on."""
-        lists = [module for module in self._model.modules() if isinstance(module, torch.nn.ModuleList)]
+        """Whether the model's layers, all of one kind, are computed by one compiled function from
+        now on."""
+        lists = [
+            module for module in self._model.modules() if isinstance(module, torch.nn.ModuleList)
+        ]
         layers = max(lists, key=len, default=[])
         if len({type(layer) for layer in layers}) != 1:
             return False
@@ -226,7 +258,8 @@ class PackedBackend(TokenBackend):
         for layer in layers:
             layer.forward = compiled.__get__(layer)
         try:
-            # A whole pass: the compiler takes those variants of its kernels that are fastest the first time.
+            # A whole pass: the compiler takes those variants of its kernels that are fastest the
+            # first time.
             self._try(self.token_budget)
         except Exception as error:  # a compiler, its cache or its tools: each has its own error
             log.warning("layers are not compiled: %s", error)
@@ -244,13 +277,17 @@ def _put(landing: torch.Tensor, rows: Rows) -> None:
 
 
 def _take_packed_texts(model: SentenceTransformer) -> int:
-    """Lets the model attend within each text of a pass; returns the position that its first token has."""
+    """Lets the model attend within each text of a pass; returns the position that its first token
+    has."""
     first: Any = model[0]
     module = first.model
     reason = None
     if not getattr(module, "is_backend_compatible", lambda: False)():
         reason = "its attention cannot be exchanged"
-    elif first.transformer_task != "feature-extraction" or first.modality_config["text"]["method"] != "forward":
+    elif (
+        first.transformer_task != "feature-extraction"
+        or first.modality_config["text"]["method"] != "forward"
+    ):
         reason = "it is more than an encoder"
     elif not any(hasattr(part, "_forward_flattened") for part in model):
         reason = "its pooling needs a mask"

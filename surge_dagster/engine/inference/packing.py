@@ -1,12 +1,13 @@
-"""The passes of a chunk where texts lie one behind the other: which texts share a pass, and where they lie in it.
+"""The passes of a chunk where texts lie one behind the other: which texts share a pass, and where
+they lie in it.
 
-Texts are not padded to one length. What fills a pass up to a size that kernels like is a text of its own, which no
-other one attends to. Short texts lie in cells of 64 tokens, several in one, where a mask keeps them apart: kernels for
-texts of any length take 128 tokens for each text. On an H100 attention in cells is six times as fast for texts of 11
-tokens, and as fast from some 60 tokens on.
+Texts are not padded to one length. What fills a pass up to a size that kernels like is a text of
+its own, which no other one attends to. Short texts lie in cells of 64 tokens, several in one, where
+a mask keeps them apart: kernels for texts of any length take 128 tokens for each text. On an H100
+attention in cells is six times as fast for texts of 11 tokens, and as fast from some 60 tokens on.
 
-Passes of a chunk are of nearly equal size: a small last one would take as long as a larger one. Equal chunks get equal
-passes.
+Passes of a chunk are of nearly equal size: a small last one would take as long as a larger one.
+Equal chunks get equal passes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Pack:
     """Texts that share a pass.
 
     Attributes:
-        sequences: the number of the text in its chunk, or -1 for padding, in the order in which they lie.
+        sequences: the number of the text in its chunk, or -1 for padding, in the order in which
+            they lie.
         lengths: tokens of each, at least 1.
         in_cells: whether none of them crosses a multiple of `CELL`.
     """
@@ -71,9 +73,11 @@ class Pack:
 
 
 def pack_texts(lengths: np.ndarray, token_budget: int, *, cells: bool) -> list[Pack]:
-    """Packs texts of the given token lengths into passes of at most so many tokens, without their padding.
+    """Packs texts of the given token lengths into passes of at most so many tokens, without their
+    padding.
 
-    A text without tokens has no place in a pass. A single text over the budget gets a pass of its own.
+    A text without tokens has no place in a pass. A single text over the budget gets a pass of its
+    own.
 
     Args:
         cells: whether texts of at most `LONGEST_IN_CELLS` tokens lie in cells.
@@ -82,12 +86,18 @@ def pack_texts(lengths: np.ndarray, token_budget: int, *, cells: bool) -> list[P
     ordered = lengths[order]
     first_short = int(np.count_nonzero(ordered > (LONGEST_IN_CELLS if cells else 0)))
     long, short = order[:first_short], order[first_short : np.count_nonzero(ordered)]
-    packs = [_one_by_one(texts, lengths[texts]) for texts in _shares(long, lengths[long], token_budget)]
+    packs = [
+        _one_by_one(texts, lengths[texts]) for texts in _shares(long, lengths[long], token_budget)
+    ]
     if len(short):
-        # Each pass gets texts of all lengths, which fill cells better; passes differ by less than the longest text.
+        # Each pass gets texts of all lengths, which fill cells better; passes differ by less than
+        # the longest text.
         room = max(1, token_budget - int(lengths[short[0]]))
         passes = min(len(short), -(-int(lengths[short].sum()) // room))
-        packs += [_in_cells(texts, lengths[texts]) for texts in (short[number::passes] for number in range(passes))]
+        packs += [
+            _in_cells(texts, lengths[texts])
+            for texts in (short[number::passes] for number in range(passes))
+        ]
     return packs
 
 
@@ -110,7 +120,8 @@ def _one_by_one(texts: np.ndarray, lengths: np.ndarray) -> Pack:
 
 
 def _in_cells(texts: np.ndarray, lengths: np.ndarray) -> Pack:
-    """Fills each cell with the longest texts that still fit, in as many cells at a time as there are such texts."""
+    """Fills each cell with the longest texts that still fit, in as many cells at a time as there
+    are such texts."""
     waiting = {int(length): texts[lengths == length] for length in np.unique(lengths)}
     sequences: list[np.ndarray] = []
     sizes: list[np.ndarray] = []

@@ -1,8 +1,9 @@
 """The forward passes of a chunk: which texts share a pass.
 
-Texts of equal token length share a pass, cut at a token budget: no padding, and each pass has the size where the device
-is just full. The rest of a length group is filled with slightly shorter texts as long as their padding costs less than
-another pass. Equal chunks get equal batches. Largest passes come first, so that streams end together.
+Texts of equal token length share a pass, cut at a token budget: no padding, and each pass has the
+size where the device is just full. The rest of a length group is filled with slightly shorter texts
+as long as their padding costs less than another pass. Equal chunks get equal batches. Largest
+passes come first, so that streams end together.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class TokenBatch:
 
     def halves(self) -> list[TokenBatch]:
         half = len(self.rows) // 2
-        return [replace(self, rows=self.rows[:half]), replace(self, rows=self.rows[half:], first=self.first + half)]
+        return [
+            replace(self, rows=self.rows[:half]),
+            replace(self, rows=self.rows[half:], first=self.first + half),
+        ]
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
@@ -47,14 +51,16 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 
 
 def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -> list[TokenBatch]:
-    """Cuts rows of the given token lengths into batches; a single text over the budget gets a batch of its own.
+    """Cuts rows of the given token lengths into batches; a single text over the budget gets a batch
+    of its own.
 
     `pass_tokens` is the fixed cost of a pass, in tokens; 0 allows no padding.
     """
     if len(lengths) == 0:
         return []
     order = longest_first(lengths)
-    # An empty text has no tokens with some tokenizers: such a row is computed as one token of padding.
+    # An empty text has no tokens with some tokenizers: such a row is computed as one token of
+    # padding.
     ordered = np.maximum(lengths[order], 1)
     borders = [*(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
     batches: list[TokenBatch] = []
@@ -66,7 +72,8 @@ def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -
         while stop < end:
             take = min(borders[group], end) - stop
             padding += take * (length - int(ordered[stop]))
-            # Shorter rows are added only while their padding is cheaper than the pass that they save.
+            # Shorter rows are added only while their padding is cheaper than the pass that they
+            # save.
             if padding > pass_tokens:
                 break
             stop += take

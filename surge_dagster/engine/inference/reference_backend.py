@@ -1,4 +1,5 @@
-"""ReferenceBackend, for models whose texts are no plain rows of token ids: it encodes as sentence-transformers does."""
+"""ReferenceBackend, for models whose texts are no plain rows of token ids: it encodes as
+sentence-transformers does."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ _TEXTS_PER_STEP = 256
 
 
 class ReferenceBackend:
-    """Computes vectors through sentence-transformers' `encode`, for models without plain rows of token ids.
+    """Computes vectors through sentence-transformers' `encode`, for models without plain rows of
+    token ids.
 
-    Examples are static embeddings, chat templates and tokenizers without a fast version. A text that fills the model
-    counts as cut, because the model's preprocessing does not say which of these texts were longer.
+    Examples are static embeddings, chat templates and tokenizers without a fast version. A text
+    that fills the model counts as cut, because the model's preprocessing does not say which of
+    these texts were longer.
     """
 
     name = "torch"
@@ -33,7 +36,9 @@ class ReferenceBackend:
         self._reference = reference
         self.detail = f"{detail}, through sentence-transformers' encode"
         features = [reference.preprocess([text], task=space.task) for text in PROBES]
-        self.tokens_digest = digest_of_tokens([each["input_ids"].tolist() for each in features if "input_ids" in each])
+        self.tokens_digest = digest_of_tokens(
+            [each["input_ids"].tolist() for each in features if "input_ids" in each]
+        )
 
     def prepare(self, texts: list[str]) -> list[str]:
         return texts
@@ -49,10 +54,14 @@ class ReferenceBackend:
             tokens += int(lengths.sum())
             rows.matrix[places] = reference_vectors(self._reference, self._space, piece)
             progress()
-        return Costs(tokens=tokens, padded_tokens=tokens, forward_seconds=time.perf_counter() - started)
+        return Costs(
+            tokens=tokens, padded_tokens=tokens, forward_seconds=time.perf_counter() - started
+        )
 
     def _lengths(self, texts: list[str]) -> np.ndarray:
         """Tokens that the model reads of each text; zeros for a model without a limit."""
-        features = self._reference.preprocess(texts, prompt=self._space.prompt or None, task=self._space.task)
+        features = self._reference.preprocess(
+            texts, prompt=self._space.prompt or None, task=self._space.task
+        )
         mask = features.get("attention_mask")
         return np.zeros(len(texts), np.int64) if mask is None else mask.sum(1).cpu().numpy()

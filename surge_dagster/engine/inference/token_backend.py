@@ -1,9 +1,9 @@
 """TokenBackend, the base of backends that tokenize texts and run forward passes in limited memory.
 
-The memory of a pass is not known beforehand: it depends on the model, the kernels and other users of the device. A pass
-that runs out of memory halves the token budget for the rest of the worker's life and is run again in halves, down to a
-single text. A single text that does not fit is tried once more when no other pass is under way; if it still does not
-fit, the error says so.
+The memory of a pass is not known beforehand: it depends on the model, the kernels and other users
+of the device. A pass that runs out of memory halves the token budget for the rest of the worker's
+life and is run again in halves, down to a single text. A single text that does not fit is tried
+once more when no other pass is under way; if it still does not fit, the error says so.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class TokenBackend(ABC):
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         """Raises EncoderError when a single text does not fit into memory."""
 
-    def _compute(self, batches: Sequence[Batch], passes: ChunkPasses, progress: Progress) -> ComputedPasses:
+    def _compute(
+        self, batches: Sequence[Batch], passes: ChunkPasses, progress: Progress
+    ) -> ComputedPasses:
         work = ComputedPasses(passes, progress, deque(batches))
         streams = max(1, min(self.streams, len(batches)))
         others = []
@@ -171,7 +173,11 @@ class TokenBackend(ABC):
                 budget = batch.tokens
             # Concurrent passes report the same shortage; it counts once.
             if budget < self.token_budget:
-                log.warning("out of memory: the token budget is %d from now on, it was %d", budget, self.token_budget)
+                log.warning(
+                    "out of memory: the token budget is %d from now on, it was %d",
+                    budget,
+                    self.token_budget,
+                )
                 self.token_budget = budget
 
     def _run_alone(self, work: ComputedPasses, batch: Batch) -> None:

@@ -1,11 +1,12 @@
 """TorchBackend, for GPUs and, where OpenVINO is not installed, for the CPU.
 
-Batches of equal token length go through the whole sentence-transformers module, without an attention mask where they
-need none. The flat token ids of a chunk are copied to the device once; each pass gathers its own [rows, length] there
-and writes its vectors to their rows, which on the CPU lie in the pool's shared memory.
+Batches of equal token length go through the whole sentence-transformers module, without an
+attention mask where they need none. The flat token ids of a chunk are copied to the device once;
+each pass gathers its own [rows, length] there and writes its vectors to their rows, which on the
+CPU lie in the pool's shared memory.
 
-On a GPU passes are only queued. The loop stays two passes ahead of the device, which keeps it busy, and no further, so
-that reported progress is finished work.
+On a GPU passes are only queued. The loop stays two passes ahead of the device, which keeps it busy,
+and no further, so that reported progress is finished work.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
 
 
 def load_model(space: Space, settings: BackendSettings) -> SentenceTransformer:
-    """On the device and in the precision of the settings, at no more bytes a parameter there than that takes."""
+    """On the device and in the precision of the settings, at no more bytes a parameter there than
+    that takes."""
     import torch
 
     if settings.device == "cpu":
@@ -66,7 +68,8 @@ def load_model(space: Space, settings: BackendSettings) -> SentenceTransformer:
     else:
         torch.cuda.set_device(settings.device)
         torch.backends.cuda.matmul.allow_tf32 = settings.precision != "fp32"
-        # cuDNN attention, which torch prefers on Hopper, makes a plan for each number of rows and length and keeps it.
+        # cuDNN attention, which torch prefers on Hopper, makes a plan for each number of rows and
+        # length and keeps it.
         torch.backends.cuda.enable_cudnn_sdp(False)
     dtype = getattr(torch, _PRECISIONS[settings.precision])
     return load_reference(space, "cpu").to(device=settings.device, dtype=dtype)
@@ -100,7 +103,8 @@ class TorchBackend(PaddedBackend):
         self._landing: torch.Tensor | None = None
         super().__init__(
             TextTokenizer(facts, space),
-            token_budget=settings.token_budget or (_CUDA_TOKEN_BUDGET if device.queues else _CPU_TOKEN_BUDGET),
+            token_budget=settings.token_budget
+            or (_CUDA_TOKEN_BUDGET if device.queues else _CPU_TOKEN_BUDGET),
             pass_tokens=_CUDA_PASS_TOKENS if device.queues else _CPU_PASS_TOKENS,
             free_memory=device.free_memory,
         )
@@ -114,12 +118,19 @@ class TorchBackend(PaddedBackend):
             started = time.perf_counter()
             order = longest_first(tokens.lengths)
             device = self._device
-            ids = device.upload(tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32))
-            starts, lengths = device.upload(tokens.offsets[order]), device.upload(tokens.lengths[order])
+            ids = device.upload(
+                tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32)
+            )
+            starts, lengths = (
+                device.upload(tokens.offsets[order]),
+                device.upload(tokens.lengths[order]),
+            )
             target = torch.from_numpy(rows.matrix)
             results, places = target, device.upload(order if device.queues else rows.places[order])
             if device.queues:
-                results = torch.empty((len(order), target.shape[1]), dtype=target.dtype, device=device.torch_device)
+                results = torch.empty(
+                    (len(order), target.shape[1]), dtype=target.dtype, device=device.torch_device
+                )
             under_way: deque[Mark] = deque()
 
             def run_pass(batch: TokenBatch) -> float:
@@ -154,13 +165,16 @@ class TorchBackend(PaddedBackend):
         if batch.exact:
             return ids[places].long(), None
         mask = columns < lengths[:, None]
-        return ids[places.masked_fill_(~mask, 0)].long().masked_fill_(~mask, self._pad_id), mask.long()
+        return ids[places.masked_fill_(~mask, 0)].long().masked_fill_(
+            ~mask, self._pad_id
+        ), mask.long()
 
     def _download(self, results: torch.Tensor, target: torch.Tensor, places: torch.Tensor) -> None:
-        """Copies a chunk's vectors to their rows, through pinned memory: other copies are several times slower.
+        """Copies a chunk's vectors to their rows, through pinned memory: other copies are several
+        times slower.
 
-        The rows themselves are not pinned: the arena may unmap them after the chunk, and pinning them for one chunk
-        costs as much as copying it.
+        The rows themselves are not pinned: the arena may unmap them after the chunk, and pinning
+        them for one chunk costs as much as copying it.
         """
         if self._landing is None or len(self._landing) < len(results):
             self._landing = self._device.landing(len(results), results.shape[1], results.dtype)

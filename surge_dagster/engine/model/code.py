@@ -1,8 +1,10 @@
-"""Code that a model brings: Python files in its folder, which run in the worker only where a setting names them.
+"""Code that a model brings: Python files in its folder, which run in the worker only where a
+setting names them.
 
-A model of the hub is named by the full commit of its repository, so that code and weights are those that were read. A
-local folder has no commit; it is named by the digest of its Python files, which the refusal of such a model says. The
-digest of the code is part of the model's digest, and so of the name of the space.
+A model of the hub is named by the full commit of its repository, so that code and weights are those
+that were read. A local folder has no commit; it is named by the digest of its Python files, which
+the refusal of such a model says. The digest of the code is part of the model's digest, and so of
+the name of the space.
 """
 
 from __future__ import annotations
@@ -32,13 +34,16 @@ def has_code(folder: Path) -> bool:
 
 
 def trusted_code(folder: Path, trusted: str | None) -> str | None:
-    """The digest of the code in a model's folder; None where the setting `trust_remote_code` names none."""
+    """The digest of the code in a model's folder; None where the setting `trust_remote_code` names
+    none."""
     if trusted is None:
         return None
     if not TRUSTED.fullmatch(trusted):
         raise ConfigError(f"trust_remote_code is {trusted!r}: {EXPECTED}")
     if not has_code(folder):
-        raise ConfigError(f"{folder} has no Python files, so there is no code to trust: leave trust_remote_code out")
+        raise ConfigError(
+            f"{folder} has no Python files, so there is no code to trust: leave trust_remote_code out"
+        )
     mapped: Any = (read_document(folder / "config.json") or {}).get("auto_map") or {}
     if elsewhere := sorted({name for name in map(str, mapped.values()) if "--" in name}):
         raise ConfigError(
@@ -48,7 +53,9 @@ def trusted_code(folder: Path, trusted: str | None) -> str | None:
     digest = _digest(folder)
     present = folder.name if is_snapshot(folder) else digest
     if present != trusted:
-        raise ConfigError(f"trust_remote_code is {trusted}, and the code in {folder} is {present}: {EXPECTED}")
+        raise ConfigError(
+            f"trust_remote_code is {trusted}, and the code in {folder} is {present}: {EXPECTED}"
+        )
     return digest
 
 
@@ -59,7 +66,9 @@ def untrusted(folder: Path, why: str) -> UntrustedCode:
     elif has_code(folder):
         value = f"the digest of its code, {_digest(folder)}"
     else:
-        return UntrustedCode(f"{folder} {why}, and it has no Python files: copy the model again, with all its files")
+        return UntrustedCode(
+            f"{folder} {why}, and it has no Python files: copy the model again, with all its files"
+        )
     return UntrustedCode(
         f"{folder} {why}. Such code may do anything: read it, and if you trust it set trust_remote_code to {value}; or "
         "use another model"

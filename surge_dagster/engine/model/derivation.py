@@ -17,8 +17,8 @@ class Derivation:
     Attributes:
         parent: name of the space with the float32 vectors, in the same output.
         parent_sha256: that space's `spec_sha256`; its model encodes the queries of a search.
-        ranges: of int8 alone: smallest and largest value of each dimension, over all vectors when the space was begun.
-            The values are float32 numbers.
+        ranges: of int8 alone: smallest and largest value of each dimension, over all vectors when
+            the space was begun. The values are float32 numbers.
     """
 
     parent: str

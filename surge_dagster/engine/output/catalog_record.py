@@ -1,9 +1,9 @@
 """The catalog whose embeddings a space holds, as its `space.json` records it.
 
-Partitions of two catalogs may have equal keys, and each catalog would replace the other's files. So the first run of a
-space records its catalog there, and a run over another one is refused. A catalog is recognized by its name where it was
-given one, else by its place. A place may be reached through another path, and a catalog may be moved together with its
-output: both are the same catalog still.
+Partitions of two catalogs may have equal keys, and each catalog would replace the other's files. So
+the first run of a space records its catalog there, and a run over another one is refused. A catalog
+is recognized by its name where it was given one, else by its place. A place may be reached through
+another path, and a catalog may be moved together with its output: both are the same catalog still.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ class CatalogRecord:
     def for_output(self, store: Store) -> CatalogRecord:
         """The record as this output keeps it."""
         both_local = self.is_local and not store.is_remote
-        return replace(self, beside_output=os.path.relpath(self.place, store.url) if both_local else None)
+        return replace(
+            self, beside_output=os.path.relpath(self.place, store.url) if both_local else None
+        )
 
     def is_same(self, recorded: CatalogRecord) -> bool:
-        """Whether this is the recorded catalog; moved together with its output, it is gone from the recorded place."""
+        """Whether this is the recorded catalog; moved together with its output, it is gone from the
+        recorded place."""
         if self.name and recorded.name:
             return self.name == recorded.name
         if self.place == recorded.place:
@@ -61,7 +64,9 @@ class CatalogRecord:
         moved = beside and not Path(recorded.place).exists()
         return moved or os.path.realpath(self.place) == os.path.realpath(recorded.place)
 
-    def require_same(self, recorded: CatalogRecord | None, space: str, store: Store) -> CatalogRecord:
+    def require_same(
+        self, recorded: CatalogRecord | None, space: str, store: Store
+    ) -> CatalogRecord:
         """What is to be recorded now; a `ConfigError` where the space holds another catalog."""
         if recorded is None or self.is_same(recorded):
             return replace(self, name=self.name or (recorded.name if recorded else None))
@@ -79,7 +84,9 @@ class CatalogRecord:
         """Raise `ConfigError` for an output whose files would be rows of the catalog."""
         place = os.path.realpath(self.place) if self.is_local else self.place.rstrip("/")
         output = store.url if store.is_remote else os.path.realpath(store.url)
-        base, pattern = (place, None) if self.is_local and Path(place).exists() else split_pattern(place)
+        base, pattern = (
+            (place, None) if self.is_local and Path(place).exists() else split_pattern(place)
+        )
         base = base.rstrip("/")
         if output != base and not output.startswith(f"{base}/"):
             return
@@ -97,13 +104,19 @@ class CatalogRecord:
     def to_json(self) -> dict[str, Any]:
         """The value of `catalog` in space.json."""
         known = {"place": self.place, "name": self.name, "beside_output": self.beside_output}
-        return {**{name: value for name, value in known.items() if value}, "settings": dict(self.settings)}
+        return {
+            **{name: value for name, value in known.items() if value},
+            "settings": dict(self.settings),
+        }
 
 
 def catalog_from_json(document: Any) -> CatalogRecord:
     """The record in a space.json; raises `TypeError` or `KeyError` where it is none."""
     record = CatalogRecord(
-        document["place"], document.get("name"), document.get("beside_output"), document.get("settings", {})
+        document["place"],
+        document.get("name"),
+        document.get("beside_output"),
+        document.get("settings", {}),
     )
     texts = (record.place, record.name or "", record.beside_output or "")
     if not all(isinstance(text, str) for text in texts) or not isinstance(record.settings, dict):

@@ -1,9 +1,10 @@
-"""The space that the readers of an output use, named in one small object at its root: `current_space.json`.
+"""The space that the readers of an output use, named in one small object at its root:
+`current_space.json`.
 
-An output with one space needs no such object. Before a run begins a second space, it names the first one there, so that
-readers keep reading what is complete; only a switch changes it (`surge_dagster.engine.verify.switching`). A writer
-replaces the object as a whole, and only if it still says what the writer has read: concurrent switches never
-interleave.
+An output with one space needs no such object. Before a run begins a second space, it names the
+first one there, so that readers keep reading what is complete; only a switch changes it
+(`surge_dagster.engine.verify.switching`). A writer replaces the object as a whole, and only if it
+still says what the writer has read: concurrent switches never interleave.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class CurrentSpace:
 
     Attributes:
         previous: the space that was current before it; None for the first one.
-        number: 1 for the first current space, plus 1 at each switch, also when a space becomes current again.
+        number: 1 for the first current space, plus 1 at each switch, also when a space becomes
+            current again.
     """
 
     space: str
@@ -40,7 +42,8 @@ class CurrentSpace:
 
 
 def read_current(store: Store) -> CurrentSpace | None:
-    """The content of `current_space.json`; None where there is none, a `ConfigError` where it is damaged."""
+    """The content of `current_space.json`; None where there is none, a `ConfigError` where it is
+    damaged."""
     where = store.location(CURRENT_FILE)
     try:
         with store.open(CURRENT_FILE) as source:
@@ -52,9 +55,15 @@ def read_current(store: Store) -> CurrentSpace | None:
     try:
         document = json.loads(raw)
         if document["format"] != _FORMAT:
-            raise ValueError(f"it has the format {document['format']!r}; this version knows {_FORMAT}")
+            raise ValueError(
+                f"it has the format {document['format']!r}; this version knows {_FORMAT}"
+            )
         space, previous, number = document["space"], document["previous"], document["number"]
-        if not isinstance(space, str) or not isinstance(previous, str | None) or not isinstance(number, int):
+        if (
+            not isinstance(space, str)
+            or not isinstance(previous, str | None)
+            or not isinstance(number, int)
+        ):
             raise TypeError("space and previous must be names, and number a number")
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
@@ -65,7 +74,8 @@ def read_current(store: Store) -> CurrentSpace | None:
 
 
 def space_of_readers(store: Store) -> Space:
-    """The space to read where none is named: the current one, or the only one; else a `ConfigError`."""
+    """The space to read where none is named: the current one, or the only one; else a
+    `ConfigError`."""
     current = read_current(store)
     spaces = {space.name: space for space in list_spaces(store)}
     if current is None and len(spaces) > 1:
@@ -102,7 +112,11 @@ def named_space(store: Store, name: str) -> Space:
 def keep_current(store: Store, beginning: Space) -> None:
     """Before a run begins a second space, make the first one current, so that readers stay with it."""
     spaces = list_spaces(store)
-    if len(spaces) == 1 and spaces[0].spec_sha256 != beginning.spec_sha256 and read_current(store) is None:
+    if (
+        len(spaces) == 1
+        and spaces[0].spec_sha256 != beginning.spec_sha256
+        and read_current(store) is None
+    ):
         with contextlib.suppress(SwitchedMeanwhile):  # another run did the same
             write_current(store, spaces[0].name, seen=None)
 
@@ -111,17 +125,29 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     """Make a space current; the caller decides whether it is fit for that.
 
     Args:
-        seen: the result of `read_current` that the decision rests on; `SwitchedMeanwhile` where that has changed.
+        seen: the result of `read_current` that the decision rests on; `SwitchedMeanwhile` where
+            that has changed.
     """
     new = CurrentSpace(space, seen.space if seen else None, seen.number + 1 if seen else 1)
 
     def require_as_seen() -> None:
         current = read_current(store)
         if current != seen:
-            now = f"the space {current.space!r} was made current" if current else f"{CURRENT_FILE} was removed"
-            raise SwitchedMeanwhile(f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again.")
+            now = (
+                f"the space {current.space!r} was made current"
+                if current
+                else f"{CURRENT_FILE} was removed"
+            )
+            raise SwitchedMeanwhile(
+                f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again."
+            )
 
-    document = {"format": _FORMAT, "space": new.space, "previous": new.previous, "number": new.number}
+    document = {
+        "format": _FORMAT,
+        "space": new.space,
+        "previous": new.previous,
+        "number": new.number,
+    }
     write_document(store, CURRENT_FILE, document, require_as_seen)
     return new
 
@@ -131,4 +157,6 @@ def _no_embeddings(store: Store) -> ConfigError:
         return ConfigError(
             f"{store.url!r} is the folder of one space; give the folder above it, and the space by name."
         )
-    return ConfigError(f"{store.url!r} holds no embeddings. Run `surge-dagster embed`, or give another output.")
+    return ConfigError(
+        f"{store.url!r} holds no embeddings. Run `surge-dagster embed`, or give another output."
+    )

@@ -1,9 +1,11 @@
-"""Which files an output has and which of them are fresh, decided from the files alone: there is no transaction log.
+"""Which files an output has and which of them are fresh, decided from the files alone: there is no
+transaction log.
 
-One listing says which files exist, and the end of each file says what it holds. What was read is remembered
-(`FooterMemory`), so that looking again costs one listing.
+One listing says which files exist, and the end of each file says what it holds. What was read is
+remembered (`FooterMemory`), so that looking again costs one listing.
 
-A file that exists and cannot be read now is neither fresh nor missing: it is reported and not changed.
+A file that exists and cannot be read now is neither fresh nor missing: it is reported and not
+changed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from typing import Literal
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
-from surge_dagster.engine.files.formats import PublishedFile, file_name, is_output_file, read_published_file
+from surge_dagster.engine.files.formats import (
+    PublishedFile,
+    file_name,
+    is_output_file,
+    read_published_file,
+)
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.store import Store
@@ -33,9 +40,10 @@ class Freshness:
     """Whether a partition needs work.
 
     Attributes:
-        status: "fresh" needs none; the file of a "stale" one was made from another version of the source; a "missing"
-            one has no valid file; a "foreign" one, in whose place is a file of another space, needs an operator; of an
-            "unread" one it is not known, because its file cannot be read now.
+        status: "fresh" needs none; the file of a "stale" one was made from another version of the
+            source; a "missing" one has no valid file; a "foreign" one, in whose place is a file of
+            another space, needs an operator; of an "unread" one it is not known, because its file
+            cannot be read now.
         file: the valid file in the partition's place: its own, or a foreign one.
         error: why a file cannot be read now.
         invalid: what is wrong with a file in the partition's place that is not valid.
@@ -47,8 +55,11 @@ class Freshness:
     invalid: InvalidFile | None = None
 
 
-def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_version: str | None = None) -> Status:
-    """What the valid file in a partition's place makes of the partition; the versions are the present ones."""
+def status_of(
+    facts: FileFacts, space: str, key: str, source_version: str, rows_version: str | None = None
+) -> Status:
+    """What the valid file in a partition's place makes of the partition; the versions are the
+    present ones."""
     if facts.space != space:
         return "foreign"
     if facts.partition_key != key:  # the hashes of two long keys are equal, or the file was copied
@@ -58,7 +69,8 @@ def status_of(facts: FileFacts, space: str, key: str, source_version: str, rows_
 
 
 class OutputState:
-    """The files of one space, whose folder need not exist, as they were when this was made or last refreshed."""
+    """The files of one space, whose folder need not exist, as they were when this was made or last
+    refreshed."""
 
     def __init__(self, store: Store, space: str) -> None:
         self.store = store
@@ -69,18 +81,24 @@ class OutputState:
     def refresh(self) -> None:
         """List the space's folder again."""
         self._seen_ns = time.time_ns()
-        self._listed = {stored.name: stored for stored in self.store.list(self.space) if is_output_file(stored.name)}
+        self._listed = {
+            stored.name: stored
+            for stored in self.store.list(self.space)
+            if is_output_file(stored.name)
+        }
         self._memory.forget_others(self._listed)
         self._known = self._memory.known(self._tags(self._listed))
         self._unreadable: dict[str, TransientError] = {}
 
     def look_at(self, keys: Iterable[str]) -> None:
-        """Read the files of these partitions from a bucket, many concurrently; only those that are not known yet."""
+        """Read the files of these partitions from a bucket, many concurrently; only those that are
+        not known yet."""
         if self.store.is_remote:
             self._read_all(self._names(keys))
 
     def looked_at(self, partitions: Iterable[Partition]) -> Iterator[Partition]:
-        """The partitions as they come, once the files of up to a thousand of them were read (see `look_at`)."""
+        """The partitions as they come, once the files of up to a thousand of them were read (see
+        `look_at`)."""
         if not self.store.is_remote:
             yield from partitions
             return
@@ -95,13 +113,16 @@ class OutputState:
         return sorted(self._listed)
 
     def files(self, keys: Iterable[str] | None = None) -> dict[str, Found | TransientError]:
-        """The listed files of these partitions, or all of them sorted by name: valid ones, or what is wrong with them.
+        """The listed files of these partitions, or all of them sorted by name: valid ones, or what
+        is wrong with them.
 
-        A file that was replaced after the listing is a `FileNotFoundError`, so that these files are one state of the
-        output.
+        A file that was replaced after the listing is a `FileNotFoundError`, so that these files are
+        one state of the output.
         """
         return self._found(
-            sorted(self._listed) if keys is None else [name for name in self._names(keys) if name in self._listed]
+            sorted(self._listed)
+            if keys is None
+            else [name for name in self._names(keys) if name in self._listed]
         )
 
     def files_beside(self, keys: Iterable[str]) -> dict[str, Found | TransientError]:
@@ -114,11 +135,14 @@ class OutputState:
         for name in names:
             file = files[name] = self._unreadable.get(name) or self._known[name]
             if isinstance(file, PublishedFile) and file.stored != self._listed[name]:
-                files[name] = FileNotFoundError(f"{self.store.location(name)!r} was replaced after it was listed")
+                files[name] = FileNotFoundError(
+                    f"{self.store.location(name)!r} was replaced after it was listed"
+                )
         return files
 
     def is_as_listed(self, name: str) -> bool:
-        """Whether what was listed under a name, a file or none, is there now; also false of a file that is not read."""
+        """Whether what was listed under a name, a file or none, is there now; also false of a file
+        that is not read."""
         listed = self._listed.get(name)
         if name in self._unreadable:
             return False
@@ -133,17 +157,23 @@ class OutputState:
         return self._freshness(partition.key, partition.source_version)
 
     def freshness_beside(self, parent: PublishedFile) -> Freshness:
-        """The same of a derived file: whether it names the rows and the source version that its parent's file has."""
-        return self._freshness(parent.facts.partition_key, parent.facts.source_version, parent.facts.rows_version)
+        """The same of a derived file: whether it names the rows and the source version that its
+        parent's file has."""
+        return self._freshness(
+            parent.facts.partition_key, parent.facts.source_version, parent.facts.rows_version
+        )
 
     def refuse(self, file: PublishedFile, reason: str) -> None:
-        """Treat a file as invalid that was read in full and does not hold what it states: it is `missing` here.
+        """Treat a file as invalid that was read in full and does not hold what it states: it is
+        `missing` here.
 
         That is not remembered: a disk may fail once, and the next state reads the file again.
         """
         self._known[file.stored.name] = InvalidFile(reason)
 
-    def _freshness(self, key: str, source_version: str, rows_version: str | None = None) -> Freshness:
+    def _freshness(
+        self, key: str, source_version: str, rows_version: str | None = None
+    ) -> Freshness:
         if not self._listed:  # as when a catalog is embedded for the first time
             return Freshness("missing")
         try:
@@ -164,7 +194,9 @@ class OutputState:
         return Freshness(status, None if status == "missing" else file)
 
     def _tags(self, names: Iterable[str]) -> dict[str, Tag]:
-        return {name: (stored.size, stored.etag) for name in names if (stored := self._listed.get(name))}
+        return {
+            name: (stored.size, stored.etag) for name in names if (stored := self._listed.get(name))
+        }
 
     def _names(self, keys: Iterable[str]) -> list[str]:
         names = []

@@ -1,17 +1,20 @@
 """The vector spaces of an output: one folder each, described by its `space.json`.
 
-The first run that writes to a space resolves it and writes `space.json`. Later runs, sensors and readers find the space
-by their settings, without loading the model. The twelve hex digits of the name identify a space, not the slug: the same
-weights under another model name use the folder that exists.
+The first run that writes to a space resolves it and writes `space.json`. Later runs, sensors and
+readers find the space by their settings, without loading the model. The twelve hex digits of the
+name identify a space, not the slug: the same weights under another model name use the folder that
+exists.
 
-When the content of a model changes behind its name, the same settings resolve to a second space. The space that was
-claimed last counts, and only a run that an operator launches claims another one. `space.json` lists the requests that
-its space answers, and has a number, the turn: among the spaces that answer a request the one with the highest turn
-counts, and the first by name where turns are equal, as after two concurrent claims.
+When the content of a model changes behind its name, the same settings resolve to a second space.
+The space that was claimed last counts, and only a run that an operator launches claims another one.
+`space.json` lists the requests that its space answers, and has a number, the turn: among the spaces
+that answer a request the one with the highest turn counts, and the first by name where turns are
+equal, as after two concurrent claims.
 
-`space.json` also names the catalog (`catalog_record`) and, where the model was given as a folder, that folder. Both are
-those of the last run, and no part of the space's identity. Nor is the tokenizer, which is that of the first run: files
-and versions of libraries that the model's digest does not cover may change it, and then a run is refused.
+`space.json` also names the catalog (`catalog_record`) and, where the model was given as a folder,
+that folder. Both are those of the last run, and no part of the space's identity. Nor is the
+tokenizer, which is that of the first run: files and versions of libraries that the model's digest
+does not cover may change it, and then a run is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def list_spaces(store: Store) -> list[Space]:
 
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
-    """The space that was claimed for this spec last, or None when the output has none yet; never a derived one."""
+    """The space that was claimed for this spec last, or None when the output has none yet; never a
+    derived one."""
     known = [described for described in _all_described(store) if not described.space.derived]
     request = spec.as_dict()
     answering = [described for described in known if request in described.requests]
@@ -49,12 +53,16 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
         return max(answering, key=lambda described: described.turn).space
     if known and Path(spec.model).expanduser().is_dir():
         expected = spec.resolve().spec_sha256
-        return next((described.space for described in known if described.space.spec_sha256 == expected), None)
+        return next(
+            (described.space for described in known if described.space.spec_sha256 == expected),
+            None,
+        )
     return None
 
 
 def claim_derived(store: Store, space: Space) -> None:
-    """Prepare the folder of a derived space and describe the space there, with the catalog of its parent."""
+    """Prepare the folder of a derived space and describe the space there, with the catalog of its
+    parent."""
     assert space.derived
     own, parent = _in_its_folder(store, space), _described(store, space.derived.parent)
     store.prepare(space.name)
@@ -74,7 +82,8 @@ def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
 
 
 def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None) -> Space:
-    """Prepare the space's folder for writing and describe the space there; from now on its request means this space.
+    """Prepare the space's folder for writing and describe the space there; from now on its request
+    means this space.
 
     Args:
         catalog: what its files are made from; None: it is neither compared nor recorded.
@@ -83,19 +92,22 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
         The space as this output has it.
 
     Raises:
-        ConfigError: the output is itself a space's folder, cannot be written, has another space under that name, or has
-            this one with another catalog or from another tokenizer.
+        ConfigError: the output is itself a space's folder, cannot be written, has another space
+            under that name, or has this one with another catalog or from another tokenizer.
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
         raise ConfigError(
             f"the output {store.url!r} is the folder of one space; give the folder above it, which holds all spaces."
         )
     known = _all_described(store)
-    own = next((described for described in known if described.space.spec_sha256 == space.spec_sha256), None)
+    own = next(
+        (described for described in known if described.space.spec_sha256 == space.spec_sha256), None
+    )
     own = own or _in_its_folder(store, space)  # a concurrent run may have begun it by now
     if own is None:
         before = find_space(store, space.requested)
-        if before is not None and before.spec_sha256 != space.spec_sha256:  # else a concurrent run has begun it now
+        # else a concurrent run has begun it now
+        if before is not None and before.spec_sha256 != space.spec_sha256:
             log.warning("%s", _why(space, before))
     else:
         own.space.require_tokenizer(space.tokenizer)
@@ -108,7 +120,9 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
     document = described.document if catalog is None else described.holding(catalog, store)
     if request not in described.requests:
         document = document | {"also_requested": [*described.requests[1:], request]}
-    turns_of_others = [other.turn for other in known if other is not own and request in other.requests]
+    turns_of_others = [
+        other.turn for other in known if other is not own and request in other.requests
+    ]
     if turns_of_others and max(turns_of_others) >= described.turn:
         document = document | {"turn": max(turns_of_others) + 1}
     if space.model_folder:
@@ -195,12 +209,18 @@ def model_difference(space: Space, before: Space) -> str:
     if _prompts(space) != _prompts(before):
         now, was = (" and ".join(map(repr, _prompts(each))) for each in (space, before))
         return f"the model's prompts for documents and queries are {now} and were {was}"
-    values = [(name, getattr(space, name), getattr(before, name)) for name in ("max_length", "normalize", "dimension")]
-    return "; ".join(f"the model's {name} is {now} and was {was}" for name, now, was in values if now != was)
+    values = [
+        (name, getattr(space, name), getattr(before, name))
+        for name in ("max_length", "normalize", "dimension")
+    ]
+    return "; ".join(
+        f"the model's {name} is {now} and was {was}" for name, now, was in values if now != was
+    )
 
 
 def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
-    """The spaces that were begun with the settings most like a spec's, each with the settings that differ."""
+    """The spaces that were begun with the settings most like a spec's, each with the settings that
+    differ."""
     now, folder = spec.as_dict(), Path(spec.model).expanduser()
     if folder.is_dir():
         now["model"] = str(folder.resolve())
@@ -209,7 +229,12 @@ def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
         was = replace(space.requested, model=space.model_folder or space.requested.model).as_dict()
         names = [name for name in now if now[name] != was[name]]
         values = [f"{name} is {_value(now[name])} and was {_value(was[name])}" for name in names]
-        lines.append((len(names), f"{space.name} ({', '.join(values) or 'the content of the model was another one'})"))
+        lines.append(
+            (
+                len(names),
+                f"{space.name} ({', '.join(values) or 'the content of the model was another one'})",
+            )
+        )
     return "; ".join(line for _, line in sorted(lines)[:_NEAREST])
 
 
@@ -222,19 +247,25 @@ def _prompts(space: Space) -> tuple[str, str]:
 
 
 def _in_its_folder(store: Store, space: Space) -> _Described | None:
-    """What is known of a space; None where its folder is free, a `ConfigError` where another space has it."""
+    """What is known of a space; None where its folder is free, a `ConfigError` where another space
+    has it."""
     own = _described(store, space.name)
     if own is not None and own.space.spec_sha256 != space.spec_sha256:
         where, spec = store.location(space.name), own.space.spec_sha256[:12]
-        raise ConfigError(f"the folder {where!r} has another space (spec {spec}). Move it away or use another output.")
+        raise ConfigError(
+            f"the folder {where!r} has another space (spec {spec}). Move it away or use another output."
+        )
     return own
 
 
 class _WrittenMeanwhile(Exception):
-    """Another run has written the same; of many that replaced each other's in turns, some would give up."""
+    """Another run has written the same; of many that replaced each other's in turns, some would
+    give up."""
 
 
-def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRecord | None) -> None:
+def _write(
+    store: Store, space: Space, document: dict[str, Any], seen: CatalogRecord | None
+) -> None:
     def require_as_claimed() -> None:  # a concurrent run may have begun the space
         for known in _all_described(store):
             if known.space.spec_sha256 == space.spec_sha256:
@@ -248,8 +279,11 @@ def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRe
         write_document(store, f"{space.name}/{SPACE_FILE}", document, require_as_claimed)
 
 
-def write_document(store: Store, name: str, document: Mapping[str, Any], still_wanted: Callable[[], None]) -> None:
-    """Publish a small JSON object as `Upload.publish` does; `TransientError` where the disk does not take it."""
+def write_document(
+    store: Store, name: str, document: Mapping[str, Any], still_wanted: Callable[[], None]
+) -> None:
+    """Publish a small JSON object as `Upload.publish` does; `TransientError` where the disk does
+    not take it."""
     try:
         with store.create(name) as upload:
             upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")

@@ -1,6 +1,8 @@
-"""What runs teach the planner: costs are read before a run, and its SuperBatches are added to them after it.
+"""What runs teach the planner: costs are read before a run, and its SuperBatches are added to them
+after it.
 
-`learning` wraps the events of a run where it is started, so that a run itself knows nothing of the planner.
+`learning` wraps the events of a run where it is started, so that a run itself knows nothing of the
+planner.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from surge_dagster.engine.store.store import Store
 log = logging.getLogger(__name__)
 
 _MUCH, _USUAL_RUNS = 0.1, 3
-# A call of more tokens per second than this many times the fastest one of the pool's start was not timed rightly.
+# A call of more tokens per second than this many times the fastest one of the pool's start was not
+# timed rightly.
 _MOST_TIMES_CALIBRATED = 8.0
 
 
@@ -54,11 +57,14 @@ class Io:
     publish_seconds: float
 
 
-def learning(run: EmbeddingRun, pool: EncoderPool, store: Store, *, is_calibration: bool = False) -> Generator[Event]:
-    """Run, and yield its events; a run that ends by itself gets its prediction into its report, and is remembered.
+def learning(
+    run: EmbeddingRun, pool: EncoderPool, store: Store, *, is_calibration: bool = False
+) -> Generator[Event]:
+    """Run, and yield its events; a run that ends by itself gets its prediction into its report, and
+    is remembered.
 
-    A calibration is remembered whatever else the machine does. Closing the generator stops the run, as closing its
-    events does. `pool` and `store` are those of the run.
+    A calibration is remembered whatever else the machine does. Closing the generator stops the run,
+    as closing its events does. `pool` and `store` are those of the run.
     """
     run_log: RunLog | None = None
     begun = CoreSeconds.now(pool.worker_pids)
@@ -74,7 +80,8 @@ def learning(run: EmbeddingRun, pool: EncoderPool, store: Store, *, is_calibrati
 
 
 class RunLog:
-    """The SuperBatches of one run, for its prediction and for later ones; 48 bytes of each, however many."""
+    """The SuperBatches of one run, for its prediction and for later ones; 48 bytes of each, however
+    many."""
 
     def __init__(self, pool: EncoderPool, store: Store) -> None:
         self._pool = pool
@@ -93,16 +100,23 @@ class RunLog:
             self._first_begun = max(0.0, span.begun - costs.read_seconds)
 
     def end(self, report: RunReport, share_of_others: float = 0.0) -> None:
-        """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took.
+        """Enter what was predicted for these SuperBatches into the report of the run, and keep what
+        they took.
 
-        Where other programs had much of the cores, it is kept only if they had it in each of the last runs too.
+        Where other programs had much of the cores, it is kept only if they had it in each of the
+        last runs too.
         """
         held = sorted(np.array(self._held).reshape(-1, 1 + len(fields(Flush))).tolist())
-        calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda report: report.index)
+        calibration, newest = (
+            self._pool.calibration,
+            sorted(self._newest, key=lambda report: report.index),
+        )
         calls, costs = calls_of(newest), self._costs
         if calls:  # as a plan counts the tokens of the catalog's own texts
             costs = replace(costs, encode=costs.encode.of_texts(calls))
-        report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], costs).wall_seconds
+        report.predicted_wall_seconds = forecast(
+            [Flush(*row) for _, *row in held], costs
+        ).wall_seconds
         shared = calibration.observations(name := f"others {self._pool.all_devices}")[-_USUAL_RUNS:]
         calibration.observe(name, [[share_of_others]])
         if share_of_others > _MUCH and (len(shared) < _USUAL_RUNS or min(shared) <= [_MUCH]):
@@ -117,13 +131,16 @@ class RunLog:
         waits = [each.encode_seconds - each.shared_seconds for each in costs if each.texts_computed]
         if waits and not any(each.replays for each in costs):
             calibration.observe(f"waits {self._pool.all_devices}", [[max(0.0, sum(waits))]])
-        if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
+        # without a cache on disk it would measure them again
+        if calibration.read(f"calls {self._pool.all_devices}"):
             self._pool.read_costs()
 
     def _believed(self, calls: Sequence[Call]) -> list[Call]:
         """Return the calls whose times can be true, and log the others, which are not learned."""
         measured = known_calls(self._pool.calibration, f"calls {self._pool.all_devices}")
-        fastest = max((call.tokens / call.seconds for call in measured if call.seconds > 0), default=math.inf)
+        fastest = max(
+            (call.tokens / call.seconds for call in measured if call.seconds > 0), default=math.inf
+        )
         limit = _MOST_TIMES_CALIBRATED * fastest
 
         believed = [call for call in calls if call.tokens < limit * call.seconds]
@@ -137,7 +154,8 @@ class RunLog:
 
 
 def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
-    """What the pool's encode calls, reading, and publishing to this kind of store have taken so far."""
+    """What the pool's encode calls, reading, and publishing to this kind of store have taken so
+    far."""
     calibration, kind = pool.calibration, store_kind(store)
     rows = calibration.observations(f"io {kind}")
     starts = calibration.observations(f"starts {kind}")
@@ -148,9 +166,14 @@ def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
     return RunCosts(pool.costs, io, vector_bytes, waiting_seconds)
 
 
-def io_costs(seen: Sequence[Io], starts: Sequence[float] = (), vector_bytes: float = 0.0) -> IoCosts:
-    """Fit the costs of reading and publishing to what was observed; `vector_bytes` are those of a row."""
-    columns = np.array([astuple(superbatch) for superbatch in seen], float).reshape(-1, len(fields(Io))).T
+def io_costs(
+    seen: Sequence[Io], starts: Sequence[float] = (), vector_bytes: float = 0.0
+) -> IoCosts:
+    """Fit the costs of reading and publishing to what was observed; `vector_bytes` are those of a
+    row."""
+    columns = (
+        np.array([astuple(superbatch) for superbatch in seen], float).reshape(-1, len(fields(Io))).T
+    )
     files, texts, reused, file_bytes, read, write, publish = columns
     written = np.column_stack([files, file_bytes])
     return IoCosts(
@@ -188,7 +211,8 @@ def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
 
 
 def io_of(report: SuperBatchReport, vector_bytes: int) -> Io:
-    """What reading and publishing a SuperBatch took, without the time in which it waited for the one before."""
+    """What reading and publishing a SuperBatch took, without the time in which it waited for the
+    one before."""
     waited, costs = 0.0, report.costs
     if report.serialize_span is not None and report.encode_span is not None:
         waited = max(0.0, report.serialize_span.begun - report.encode_span.ended)

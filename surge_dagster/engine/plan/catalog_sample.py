@@ -1,7 +1,9 @@
-"""What the first rows of some partitions say about all of them: bytes, tokens, equal texts, and unchanged ones.
+"""What the first rows of some partitions say about all of them: bytes, tokens, equal texts, and
+unchanged ones.
 
-The largest partitions are read, which may be unlike the others, and some of the others, which stand for those that are
-not read. They are drawn with one seed: the same catalog has the same plan. Tokens are counted by the model's tokenizer.
+The largest partitions are read, which may be unlike the others, and some of the others, which stand
+for those that are not read. They are drawn with one seed: the same catalog has the same plan.
+Tokens are counted by the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from surge_dagster.engine.support.text_hash import HASH_BYTES, text_hashes
 _LARGEST_PARTITIONS, _OTHER_PARTITIONS = 16, 48
 _ROWS, _BYTES = 16_384, 4 << 20  # read of a partition
 _TOKENIZED_TEXTS, _TOKENIZED_BYTES = 4096, 16 << 20  # of all partitions together
-_CHARACTERS_PER_TOKEN = 32  # no text has more of them on average, so that what follows is not tokenized
+# no text has more of them on average, so that what follows is not tokenized
+_CHARACTERS_PER_TOKEN = 32
 _SPECIAL_BYTES = 8  # that take as many tokens as the special ones of a text
 
 CountTokens = Callable[[pa.Array], np.ndarray]  # tokens that the model reads of each text
@@ -81,7 +84,8 @@ class _FirstRows:
 
 
 def token_counter(space: Space, costs: EncodeCosts) -> tuple[CountTokens, bool]:
-    """Counts tokens, and whether as the model does; a model without a fast tokenizer: as many as its runs had."""
+    """Counts tokens, and whether as the model does; a model without a fast tokenizer: as many as
+    its runs had."""
     if space.is_hash:
         prompt, most = len(space.prompt.encode()), space.max_length
         return lambda texts: np.minimum(hash_tokens(text_sizes(texts) + prompt), most), True
@@ -109,7 +113,8 @@ def sample_catalog(
 
     Args:
         superbatch_texts: among so many, equal texts are encoded once; 0 is among all.
-        old_rows: rows in the old file of each partition, 0 without one, which `is_reused` compares texts with.
+        old_rows: rows in the old file of each partition, 0 without one, which `is_reused` compares
+            texts with.
     """
     rows = np.array([partition.rows or 0 for partition in partitions], float)
     listed = np.array([partition.text_bytes or 0 for partition in partitions], float)
@@ -125,8 +130,12 @@ def sample_catalog(
             if first.rows_read:
                 read[place] = first
         except (SurgeError, OSError) as error:
-            # Of other errors, and of sources that are being replaced, the run will say what is wrong.
-            if isinstance(error, DataError) and not (failure := failure_of(partitions[place], error)).transient:
+            # Of other errors, and of sources that are being replaced, the run will say what is
+            # wrong.
+            if (
+                isinstance(error, DataError)
+                and not (failure := failure_of(partitions[place], error)).transient
+            ):
                 refused[place] = failure
     places = np.array(list(read), int)
     is_drawn = ~np.isin(places, largest)
@@ -135,43 +144,62 @@ def sample_catalog(
     standing = is_drawn if is_drawn.any() else np.ones(len(places), np.bool_)
 
     def of_all(values: list[int], amounts: np.ndarray) -> np.ndarray:
-        """What the rows read have, for each partition; of one not read it is in proportion to its amount."""
+        """What the rows read have, for each partition; of one not read it is in proportion to its
+        amount."""
         found = scale * np.array(values, float)
-        result = amounts * (found[standing & (amounts[places] > 0)].sum() / max(1.0, amounts[places[standing]].sum()))
+        result = amounts * (
+            found[standing & (amounts[places] > 0)].sum()
+            / max(1.0, amounts[places[standing]].sum())
+        )
         result[places] = found
         return result
 
     texts = of_all([first.rows for first in read.values()], rows) if read else rows
     sizes = [first.text_bytes for first in read.values()]
     beside = of_all([first.beside_bytes for first in read.values()], rows)
-    reused = of_all([first.rows - len(first.keys) for first in read.values()], np.where(old > 0, rows, 0.0))
+    reused = of_all(
+        [first.rows - len(first.keys) for first in read.values()], np.where(old > 0, rows, 0.0)
+    )
     unread = sum(rows[others]) / max(1.0, rows[places[is_drawn]].sum())
     return CatalogSample(
         rows=texts.round().astype(np.int64),
-        # What a source lists is an estimate, which is scaled: the size of a Parquet file counts its other columns too.
+        # What a source lists is an estimate, which is scaled: the size of a Parquet file counts its
+        # other columns too.
         text_bytes=np.where(listed > 0, of_all(sizes, listed), of_all(sizes, rows)),
         beside_bytes=float(beside[places].sum() / max(1.0, texts[places].sum())),
         rows_reused=np.minimum(np.minimum(reused, texts), old).round().astype(np.int64),
-        texts=_as_call(list(read.values()), scale * np.where(is_drawn, unread, 1.0), superbatch_texts),
+        texts=_as_call(
+            list(read.values()), scale * np.where(is_drawn, unread, 1.0), superbatch_texts
+        ),
         texts_tokenized=sum(len(first.tokens) for first in read.values()),
         partitions_read=len(read),
         refused=refused,
     )
 
 
-def first_rows(partition: Partition, rows: int, most_bytes: float = float("inf")) -> Iterator[RowBatch]:
+def first_rows(
+    partition: Partition, rows: int, most_bytes: float = float("inf")
+) -> Iterator[RowBatch]:
     """So many rows at most, and none behind the batch in which their bytes reach the most."""
     with contextlib.closing(iter(read_rows(partition))) as batches:  # pyright: ignore[reportArgumentType]
         for batch in batches:
             whole = len(batch) <= rows
-            yield batch if whole else replace(batch.rows(0, rows), skipped=batch.skipped * rows // len(batch))
+            yield (
+                batch
+                if whole
+                else replace(batch.rows(0, rows), skipped=batch.skipped * rows // len(batch))
+            )
             rows, most_bytes = rows - len(batch), most_bytes - batch.value_bytes
             if rows <= 0 or most_bytes <= 0:
                 return
 
 
 def _read(
-    place: int, partition: Partition, count_tokens: CountTokens, is_reused: IsReused | None, partitions: int
+    place: int,
+    partition: Partition,
+    count_tokens: CountTokens,
+    is_reused: IsReused | None,
+    partitions: int,
 ) -> _FirstRows:
     batches, ids = list(first_rows(partition, _ROWS, _BYTES)), IdSet()
     for batch in batches:
@@ -183,7 +211,9 @@ def _read(
         texts = texts.filter(pa.array(~is_reused(place, texts)))
     sizes = text_sizes(texts)
     most = min(_TOKENIZED_TEXTS, _TOKENIZED_BYTES / max(1.0, sizes.mean())) if len(texts) else 0
-    tokenized = np.linspace(0, len(texts) - 1, min(len(texts), max(1, int(most / partitions)))).astype(int)
+    tokenized = np.linspace(
+        0, len(texts) - 1, min(len(texts), max(1, int(most / partitions)))
+    ).astype(int)
     return _FirstRows(
         rows=rows,
         rows_read=rows + sum(batch.skipped for batch in batches),
@@ -197,7 +227,8 @@ def _read(
 
 
 def _as_call(read: Sequence[_FirstRows], weights: np.ndarray, superbatch_texts: int) -> Call:
-    """The texts that need a vector, each counted as often as its partition weighs; none took any time.
+    """The texts that need a vector, each counted as often as its partition weighs; none took any
+    time.
 
     Their bytes are those of as many rows of the partition, as a forecast knows no others.
     """
@@ -212,17 +243,21 @@ def _as_call(read: Sequence[_FirstRows], weights: np.ndarray, superbatch_texts: 
 
 
 def _firsts(read: Sequence[_FirstRows], superbatch_texts: int) -> list[np.ndarray]:
-    """Of the texts of each partition that need a vector: whether none before it equals it, among so many."""
+    """Of the texts of each partition that need a vector: whether none before it equals it, among so
+    many."""
     counts = np.array([len(first.keys) for first in read], int)
     keys = np.concatenate([np.empty(0, np.int64), *(first.keys for first in read)])
-    superbatches = np.repeat(np.cumsum(counts) - counts, counts) // (superbatch_texts or len(keys) + 1)
+    superbatches = np.repeat(np.cumsum(counts) - counts, counts) // (
+        superbatch_texts or len(keys) + 1
+    )
     is_first = np.zeros(len(keys), np.bool_)
     is_first[np.unique(np.column_stack([superbatches, keys]), axis=0, return_index=True)[1]] = True
     return np.split(is_first, np.cumsum(counts)[:-1]) if len(read) else []
 
 
 def _tokens(read: _FirstRows, is_first: np.ndarray) -> float:
-    """Tokens of those texts of a partition that no text before them equals, from those that were tokenized.
+    """Tokens of those texts of a partition that no text before them equals, from those that were
+    tokenized.
 
     A text has tokens in proportion to its bytes, up to the most that the model reads.
     """
@@ -233,7 +268,9 @@ def _tokens(read: _FirstRows, is_first: np.ndarray) -> float:
     whole, of_counted = tokens < most, sizes[read.tokenized[counted]]
     ratio = tokens[whole].sum() / of_counted[whole].sum() if whole.any() else float(most)
     expected = np.minimum(ratio * sizes, most)
-    return float(expected[is_first].sum() * tokens.sum() / max(1e-9, expected[read.tokenized[counted]].sum()))
+    return float(
+        expected[is_first].sum() * tokens.sum() / max(1e-9, expected[read.tokenized[counted]].sum())
+    )
 
 
 def text_sizes(texts: pa.Array) -> np.ndarray:

@@ -1,17 +1,20 @@
-"""The SURGE cost model: predicts the seconds of a run, and its SuperBatches from the sizes of the partitions.
+"""The SURGE cost model: predicts the seconds of a run, and its SuperBatches from the sizes of the
+partitions.
 
-One encode call costs `call_seconds` whatever it holds, and each text `text_seconds` on one worker. Encoding partition
-by partition pays for P calls, SuperBatches for F of them (theorem 1):
+One encode call costs `call_seconds` whatever it holds, and each text `text_seconds` on one worker.
+Encoding partition by partition pays for P calls, SuperBatches for F of them (theorem 1):
 
     T_PBP   = P·c_ipc + N·c_enc/G          alpha   = P·c_ipc / (N·c_enc/G)
     T_SURGE = F·c_ipc + N·c_enc/G          speedup = (1 + alpha) / (1 + alpha·F/P)
 
-The paper takes F = ceil(N / B_min). SuperBatches end with a partition, past B_min, so there are usually fewer of them
-(the paper counts 89 where the formula says 100). There can be more where B_max is less than twice B_min:
-`flushes_upper_bound` has the bound for any thresholds. `predict_flushes` follows the aggregator's own rule over the
-actual sizes instead, and `plan` uses that.
+The paper takes F = ceil(N / B_min). SuperBatches end with a partition, past B_min, so there are
+usually fewer of them (the paper counts 89 where the formula says 100). There can be more where
+B_max is less than twice B_min: `flushes_upper_bound` has the bound for any thresholds.
+`predict_flushes` follows the aggregator's own rule over the actual sizes instead, and `plan` uses
+that.
 
-Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is `metrics.overlap_ratio`.
+Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is
+`metrics.overlap_ratio`.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ class CostConstants:
         return calls * self.call_seconds + texts / self.texts_per_second
 
     def alpha(self, partitions: int, texts: int) -> float:
-        """Cost of all calls of a run partition by partition, as a multiple of the cost of its texts; 0 without any."""
+        """Cost of all calls of a run partition by partition, as a multiple of the cost of its
+        texts; 0 without any."""
         return partitions * self.call_seconds * self.texts_per_second / texts if texts else 0.0
 
 
@@ -76,7 +80,8 @@ def speedup(alpha: float, flushes: int, partitions: int) -> float:
 
 
 def flushes_upper_bound(texts: int, bounds: Bounds) -> int:
-    """Return the most SuperBatches with texts that these thresholds can make, whatever the partitions are.
+    """Return the most SuperBatches with texts that these thresholds can make, whatever the
+    partitions are.
 
         F <= ceil(N / min(B_min, (B_max + 1) / 2)), the paper's ceil(N / B_min) from B_max = 2·B_min - 1 on
 
@@ -84,14 +89,16 @@ def flushes_upper_bound(texts: int, bounds: Bounds) -> int:
 
     - A partition has ended and at least B_min texts are held.
     - The partition that is being read fills B_max by itself, which is at least B_min.
-    - The next row would pass B_max. The partition that is being read moves to the next SuperBatch, so that this one and
-      the next have at least B_max + 1 texts together.
+    - The next row would pass B_max. The partition that is being read moves to the next SuperBatch,
+      so that this one and the next have at least B_max + 1 texts together.
 
-    Read from the left, the SuperBatches are therefore single ones of at least B_min texts, pairs of at least B_max + 1,
-    and possibly a last one with at least one text. With c = min(B_min, (B_max + 1) / 2) each of the F - 1 before the
-    last one takes c texts on average: N >= (F - 1)·c + 1, so F <= ceil(N / c). Without such a last one N >= F·c.
+    Read from the left, the SuperBatches are therefore single ones of at least B_min texts, pairs of
+    at least B_max + 1, and possibly a last one with at least one text. With c = min(B_min, (B_max +
+    1) / 2) each of the F - 1 before the last one takes c texts on average: N >= (F - 1)·c + 1, so F
+    <= ceil(N / c). Without such a last one N >= F·c.
 
-    Steps towards B_min add one each. The thresholds in bytes can make more, if texts are long enough to reach them.
+    Steps towards B_min add one each. The thresholds in bytes can make more, if texts are long
+    enough to reach them.
     """
     steps = 0
     while bounds.b_min_of(steps) < bounds.b_min:
@@ -153,17 +160,21 @@ def predict_flushes(
     """The SuperBatches that the aggregator will make of these partitions, in their order.
 
     Args:
-        text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are met exactly where the
-            rows of a partition are of equal size.
+        text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are
+            met exactly where the rows of a partition are of equal size.
         beside_bytes: mean size of a row's other columns.
         rows_reused: rows of each partition that have a vector already, spread evenly over its rows.
     """
     each = np.broadcast_to(np.asarray(text_bytes, dtype=float), np.shape(sizes)).tolist()
     reused = np.broadcast_to(np.asarray(rows_reused, dtype=int), np.shape(sizes)).tolist()
-    return list(_flushes(zip(np.asarray(sizes).tolist(), each, reused, strict=True), bounds, beside_bytes))
+    return list(
+        _flushes(zip(np.asarray(sizes).tolist(), each, reused, strict=True), bounds, beside_bytes)
+    )
 
 
-def _flushes(partitions: Iterator[tuple[int, float, int]], bounds: Bounds, beside_bytes: float) -> Iterator[Flush]:
+def _flushes(
+    partitions: Iterator[tuple[int, float, int]], bounds: Bounds, beside_bytes: float
+) -> Iterator[Flush]:
     made, pending, held_bytes, new_bytes = (
         0,
         Flush(0, 0),
@@ -178,7 +189,8 @@ def _flushes(partitions: Iterator[tuple[int, float, int]], bounds: Bounds, besid
         if pending.partitions and too_many:
             yield pending
             made, pending, held_bytes, new_bytes = made + 1, Flush(0, 0), 0.0, 0.0
-        room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)  # counted once, with the first rows
+        # counted once, with the first rows
+        room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)
         while rows > room:  # oversized, so nothing is pending by now
             part = reused * room // rows
             yield Flush(room, 1, room * text_bytes, part)
@@ -186,9 +198,16 @@ def _flushes(partitions: Iterator[tuple[int, float, int]], bounds: Bounds, besid
             size, room = rows * row_bytes, _fitting_rows(bounds, row_bytes)
         added = Flush(rows, 1, rows * text_bytes, reused)
         pending = Flush(
-            *(of_pending + of_added for of_pending, of_added in zip(astuple(pending), astuple(added), strict=True))
+            *(
+                of_pending + of_added
+                for of_pending, of_added in zip(astuple(pending), astuple(added), strict=True)
+            )
         )
-        held_bytes, new_bytes, b_min = held_bytes + size, new_bytes + size * new_share, bounds.b_min_of(made)
+        held_bytes, new_bytes, b_min = (
+            held_bytes + size,
+            new_bytes + size * new_share,
+            bounds.b_min_of(made),
+        )
         new = pending.texts - pending.reused
         is_full = pending.texts >= max(1, bounds.b_max * b_min // bounds.b_min)
         if new >= b_min or new_bytes >= bounds.b_min_bytes or is_full:

@@ -1,4 +1,5 @@
-"""How much of the cores other programs took: what a run beside them needed says little of the next one."""
+"""How much of the cores other programs took: what a run beside them needed says little of the next
+one."""
 
 from __future__ import annotations
 
@@ -34,12 +35,18 @@ class CoreSeconds:
         if hasattr(os, "sched_getaffinity"):  # not on macOS
             cores = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)] or cores
         times = [core._asdict() for core in cores]
-        whole = sum(seconds for each in times for kind, seconds in each.items() if kind not in _COUNTED_TWICE)
+        whole = sum(
+            seconds
+            for each in times
+            for kind, seconds in each.items()
+            if kind not in _COUNTED_TWICE
+        )
         idle = sum(each.get(kind, 0.0) for each in times for kind in _IDLE)
         return cls(whole, whole - idle, sum(map(_seconds_of, [os.getpid(), *worker_pids])))
 
     def share_of_others(self, since: CoreSeconds) -> float:
-        """Of the cores' time, what other programs had; 0 where cores stood idle, or where it is too short to say."""
+        """Of the cores' time, what other programs had; 0 where cores stood idle, or where it is too
+        short to say."""
         whole, busy, own = self.whole - since.whole, self.busy - since.busy, self.own - since.own
         if whole < _SHORT_SECONDS or busy < (1 - _SPARE) * whole:
             return 0.0

@@ -1,4 +1,5 @@
-"""What a run over a source will take, from its partitions that are not fresh and what was measured before."""
+"""What a run over a source will take, from its partitions that are not fresh and what was measured
+before."""
 
 from __future__ import annotations
 
@@ -55,8 +56,9 @@ def plan(
 ) -> Plan:
     """Predict an `EmbeddingRun` over a source; nothing is written.
 
-    The first rows of some partitions are read: their tokens are counted, and where a partition was embedded before they
-    are compared with its file. Partitions that a run refuses are left out, as far as those rows show it.
+    The first rows of some partitions are read: their tokens are counted, and where a partition was
+    embedded before they are compared with its file. Partitions that a run refuses are left out, as
+    far as those rows show it.
 
     Args:
         pool: a started pool, whose costs earlier runs have taught it.
@@ -74,13 +76,17 @@ def plan(
         machine_bytes=memory_bytes(),
         upload_bytes=store.upload_bytes,
     )
-    own = next((space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256), pool.space)
+    own = next(
+        (space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256),
+        pool.space,
+    )
     decisions = list(decide(source, OutputState(store, own.name), StopSignal()))
     work = [decision for decision in decisions if isinstance(decision, PartitionToRead)]
     failures = [decision for decision in decisions if isinstance(decision, Failure)]
     count_tokens, tokens_counted = token_counter(pool.space, costs.encode)
     old_files = [
-        each.replaced if each.replaced and each.replaced.facts.precision == pool.precision else None for each in work
+        each.replaced if each.replaced and each.replaced.facts.precision == pool.precision else None
+        for each in work
     ]
     planned = plan_partitions(
         [each.source for each in work],
@@ -111,16 +117,19 @@ def plan_partitions(
     is_reused: IsReused | None = None,
     **options: Any,
 ) -> Plan:
-    """Predict a run that embeds these partitions, as far as their rows are counted, with options of `planner.plan`.
+    """Predict a run that embeds these partitions, as far as their rows are counted, with options of
+    `planner.plan`.
 
     Args:
-        count_tokens, old_rows, is_reused: see `sample_catalog`; without the first, texts have as many tokens per byte
-            as those of earlier runs.
+        count_tokens, old_rows, is_reused: see `sample_catalog`; without the first, texts have as
+            many tokens per byte as those of earlier runs.
     """
     count_tokens = count_tokens or tokens_by_bytes(costs.encode)
     sample = sample_catalog(partitions, count_tokens, bounds.b_min, old_rows, is_reused)
     uncounted = [place for place, partition in enumerate(partitions) if partition.rows is None]
-    counted = [place for place in range(len(partitions)) if place not in {*uncounted, *sample.refused}]
+    counted = [
+        place for place in range(len(partitions)) if place not in {*uncounted, *sample.refused}
+    ]
     encode = costs.encode.of_texts([sample.texts]) if sample.texts.texts else costs.encode
     planned = planner.plan(
         sample.rows[counted],
@@ -140,7 +149,9 @@ def plan_partitions(
     )
 
 
-def _are_reused(texts: pa.Array, store: Store, space: Space, file: PublishedFile | None) -> np.ndarray:
+def _are_reused(
+    texts: pa.Array, store: Store, space: Space, file: PublishedFile | None
+) -> np.ndarray:
     """Which of these texts a run will find in the old file of their partition."""
     if file is not None:
         with (

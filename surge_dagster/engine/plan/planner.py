@@ -1,8 +1,10 @@
-"""The planner: what a run will cost, from the sizes of its partitions and the calibrated costs of its stages.
+"""The planner: what a run will cost, from the sizes of its partitions and the calibrated costs of
+its stages.
 
-The aggregator's rule makes SuperBatches of the sizes (`predict_flushes`), the fitted costs give the seconds of each
-stage for each of them, and `forecast` lets these pass the stages as a run does: one encodes while the one before it is
-published and the next one is read, into the slot of the one before these.
+The aggregator's rule makes SuperBatches of the sizes (`predict_flushes`), the fitted costs give the
+seconds of each stage for each of them, and `forecast` lets these pass the stages as a run does: one
+encodes while the one before it is published and the next one is read, into the slot of the one
+before these.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is 
 
 @dataclass(frozen=True, slots=True)
 class IoCosts:
-    """The costs of reading SuperBatches and publishing them to one kind of store; all 0 where that was not done yet.
+    """The costs of reading SuperBatches and publishing them to one kind of store; all 0 where that
+    was not done yet.
 
     Attributes:
-        read: seconds of a partition, of a row, of a row that keeps its old vector, and of a byte of text.
+        read: seconds of a partition, of a row, of a row that keeps its old vector, and of a byte of
+            text.
         write: seconds of a file and of a byte, to serialize and upload them, summed over threads.
         publish: seconds of a SuperBatch, of a file and of a byte, by the clock.
         start_seconds: from the beginning of a run to its first encode call, without reading.
@@ -58,8 +62,8 @@ class RunCosts:
     """All that a prediction is made from.
 
     Attributes:
-        waiting_seconds: of a run, in which workers wait for the last one of them: at its end, and where a small
-            SuperBatch at its beginning does not divide.
+        waiting_seconds: of a run, in which workers wait for the last one of them: at its end, and
+            where a small SuperBatch at its beginning does not divide.
     """
 
     encode: EncodeCosts
@@ -73,7 +77,8 @@ class Forecast:
     """The predicted times of a run; names and meaning are those of the report."""
 
     wall_seconds: float = 0.0
-    margin_seconds: float | None = None  # half of the 95 % confidence interval; None where the costs were given
+    # half of the 95 % confidence interval; None where the costs were given
+    margin_seconds: float | None = None
     texts_per_second: float = 0.0
     encode_seconds: float = 0.0
     publish_seconds: float = 0.0
@@ -93,8 +98,11 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     file_bytes = text_bytes + texts * costs.vector_bytes
     read = costs.io.read.seconds(np.column_stack([partitions, texts, reused, text_bytes]))
     encode = costs.encode.seconds(encoded_texts, tokens, encoded_bytes)
-    encode[-1] += min(costs.waiting_seconds, (costs.encode.workers - 1) * encode.sum())  # at most as if one did it all
-    publish = costs.io.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
+    # at most as if one did it all
+    encode[-1] += min(costs.waiting_seconds, (costs.encode.workers - 1) * encode.sum())
+    publish = costs.io.publish.seconds(
+        np.column_stack([np.ones(len(flushes)), partitions, file_bytes])
+    )
     ready = encoded = costs.io.start_seconds
     exposed, published = 0.0, list[float]()
     for index in range(len(flushes)):
@@ -119,7 +127,8 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The workers that finish in time, and their machines; no number is enough where `wall_seconds` is too long."""
+    """The workers that finish in time, and their machines; no number is enough where `wall_seconds`
+    is too long."""
 
     deadline_seconds: float
     workers: int
@@ -128,18 +137,28 @@ class Fleet:
 
 
 def size_fleet(
-    model: CostConstants, texts: int, calls: int, other_seconds: float, deadline_seconds: float, served: int | None
+    model: CostConstants,
+    texts: int,
+    calls: int,
+    other_seconds: float,
+    deadline_seconds: float,
+    served: int | None,
 ) -> Fleet:
-    """The fewest workers that encode in time what other seconds leave of it, and Zero's rule for their machines.
+    """The fewest workers that encode in time what other seconds leave of it, and Zero's rule for
+    their machines.
 
     One machine's way to the store can serve so many workers; None counts them all to one machine.
     """
     left = deadline_seconds - other_seconds - calls * model.call_seconds
-    workers = max(1, math.ceil(texts * model.text_seconds / (left if left > 0 else deadline_seconds)))
+    workers = max(
+        1, math.ceil(texts * model.text_seconds / (left if left > 0 else deadline_seconds))
+    )
     machines = math.ceil(workers / served) if served else 1
     workers = machines * math.ceil(workers / machines)  # each has as many
     with_them = CostConstants(model.call_seconds, model.text_seconds, workers)
-    return Fleet(deadline_seconds, workers, machines, other_seconds + with_them.seconds(calls, texts))
+    return Fleet(
+        deadline_seconds, workers, machines, other_seconds + with_them.seconds(calls, texts)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,26 +169,33 @@ class Plan:
         texts: of all rows.
         texts_encoded: those without a vector in an old file; equal ones count.
         rows_reused: the others.
-        tokens_counted: whether the model's tokenizer counted those of `texts_sampled` texts; else they are as many per
-            byte as in earlier runs.
+        tokens_counted: whether the model's tokenizer counted those of `texts_sampled` texts; else
+            they are as many per byte as in earlier runs.
         partitions_sampled: partitions of which the first rows were read.
-        superbatches_bound: the most that the thresholds in texts can make, whatever the partitions are.
-        call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one worker.
-        call_margin, text_margin: half of their 95 % confidence intervals; None where they were given.
+        superbatches_bound: the most that the thresholds in texts can make, whatever the partitions
+            are.
+        call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one
+            worker.
+        call_margin, text_margin: half of their 95 % confidence intervals; None where they were
+            given.
         text_seconds_by_tokens: c_enc of texts of other lengths, with its margin.
         alpha: the paper's, with the mean fixed cost of a call for one partition.
         break_even_texts: n*, which phi is measured against.
         paper_recommendation: what the paper's table says of phi and CV, whatever a call costs here.
         verdict: what SuperBatches gain by the costs that were measured here.
-        partition_by_partition_seconds: encoding with one call per partition; `speedup` compares it with SuperBatches.
+        partition_by_partition_seconds: encoding with one call per partition; `speedup` compares it
+            with SuperBatches.
         peak_superbatch_bytes: lemma 3, of the largest SuperBatch that the sizes will make.
         bound_superbatch_bytes: of the largest one that B_max admits.
-        peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may. None: not known.
-        workers_per_machine: the workers that one machine's way to the store can serve, by Zero's rule (U/S)·BW; None
-            where nothing was published there yet.
-        cost, cost_per_million_texts: at the given price of an hour; the texts are those that are encoded.
-        partitions_fresh, partitions_uncounted, partitions_refused: left out: those that a run passes over, those of
-            unknown size, and those that it refuses, as far as their files and first rows show.
+        peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may.
+            None: not known.
+        workers_per_machine: the workers that one machine's way to the store can serve, by Zero's
+            rule (U/S)·BW; None where nothing was published there yet.
+        cost, cost_per_million_texts: at the given price of an hour; the texts are those that are
+            encoded.
+        partitions_fresh, partitions_uncounted, partitions_refused: left out: those that a run
+            passes over, those of unknown size, and those that it refuses, as far as their files and
+            first rows show.
     """
 
     forecast: Forecast
@@ -241,7 +267,9 @@ def plan(
     """
     counts, in_bytes = np.asarray(sizes, dtype=np.int64), np.asarray(text_bytes, dtype=float)
     partitions, texts, encode = len(counts), int(counts.sum()), costs.encode
-    flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes, rows_reused)
+    flushes = predict_flushes(
+        counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes, rows_reused
+    )
     new = counts - rows_reused
     encoded, new_bytes = int(new.sum()), in_bytes * new / np.maximum(counts, 1)
     times = forecast(flushes, costs)
@@ -251,10 +279,21 @@ def plan(
     text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
     row_seconds = text_seconds * encoded_share
     of_texts = encoded * row_seconds / encode.workers
-    own_calls = encode.seconds(new * encoded_share, new_bytes * encode.tokens_per_byte, new_bytes * encoded_share).sum()
-    own = CostConstants(max(0.0, float(own_calls) - of_texts) / max(1, partitions), row_seconds, encode.workers)
-    alpha, break_even = own.alpha(partitions, encoded), encode.break_even_texts(mean_tokens) / encoded_share
-    phi, cv, gain = small_share(new, break_even), variation(new), speedup(alpha, len(flushes), partitions)
+    own_calls = encode.seconds(
+        new * encoded_share, new_bytes * encode.tokens_per_byte, new_bytes * encoded_share
+    ).sum()
+    own = CostConstants(
+        max(0.0, float(own_calls) - of_texts) / max(1, partitions), row_seconds, encode.workers
+    )
+    alpha, break_even = (
+        own.alpha(partitions, encoded),
+        encode.break_even_texts(mean_tokens) / encoded_share,
+    )
+    phi, cv, gain = (
+        small_share(new, break_even),
+        variation(new),
+        speedup(alpha, len(flushes), partitions),
+    )
     file_bytes = texts * (mean_bytes + costs.vector_bytes)
     if bandwidth is None and times.publish_seconds > 0:
         bandwidth = file_bytes / times.publish_seconds
@@ -265,7 +304,11 @@ def plan(
     fleet = None
     if deadline_seconds is not None:
         model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
-        other = costs.io.start_seconds + costs.waiting_seconds + times.publish_seconds / max(1, len(flushes))
+        other = (
+            costs.io.start_seconds
+            + costs.waiting_seconds
+            + times.publish_seconds / max(1, len(flushes))
+        )
         fleet = size_fleet(model, encoded, len(flushes), other, deadline_seconds, served)
     return Plan(
         forecast=times,
@@ -286,7 +329,8 @@ def plan(
         text_seconds=text_seconds,
         text_margin=encode.text_margin(mean_tokens),
         text_seconds_by_tokens={
-            tokens: (encode.text_seconds(tokens), encode.text_margin(tokens)) for tokens in _TOKENS_OF_TEXTS
+            tokens: (encode.text_seconds(tokens), encode.text_margin(tokens))
+            for tokens in _TOKENS_OF_TEXTS
         },
         partition_by_partition_seconds=float(own_calls),
         speedup=gain,
@@ -297,7 +341,9 @@ def plan(
         paper_recommendation=recommend(phi, cv),
         verdict=verdict(gain),
         peak_superbatch_bytes=superbatch_bytes(largest, mean_bytes, costs.vector_bytes, itemsize=1),
-        bound_superbatch_bytes=superbatch_bytes(bounds.b_max, mean_bytes, costs.vector_bytes, itemsize=1),
+        bound_superbatch_bytes=superbatch_bytes(
+            bounds.b_max, mean_bytes, costs.vector_bytes, itemsize=1
+        ),
         peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
@@ -316,11 +362,16 @@ def verdict(gain: float) -> str:
 
 
 def _peak_resident_bytes(flushes: Sequence[Flush], beside_bytes: float, memory: MemoryPlan) -> int:
-    """Of the reader and of the SuperBatches that are alive together: one filling, one encoding, one being published."""
+    """Of the reader and of the SuperBatches that are alive together: one filling, one encoding, one
+    being published."""
     strings = [
-        math.ceil(flush.text_bytes + flush.texts * beside_bytes) + flush.partitions * PARTITION_OVERHEAD_BYTES
+        math.ceil(flush.text_bytes + flush.texts * beside_bytes)
+        + flush.partitions * PARTITION_OVERHEAD_BYTES
         for flush in flushes
     ]
-    each = [size + memory.result.of_rows(flush.texts, size) for flush, size in zip(flushes, strings, strict=True)]
+    each = [
+        size + memory.result.of_rows(flush.texts, size)
+        for flush, size in zip(flushes, strings, strict=True)
+    ]
     together = [sum(each[start : start + SLOTS]) for start in range(len(each))]
     return min(memory.limit, memory.reader + max(together, default=0))

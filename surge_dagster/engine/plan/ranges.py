@@ -1,4 +1,5 @@
-"""Ranges of a partition that is too large for one machine, so that several can encode it at the same time."""
+"""Ranges of a partition that is too large for one machine, so that several can encode it at the
+same time."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ _NEAR = 4  # a border of row groups is taken within this part of a range
 _LAST = 1.25  # so many ranges stay one at the end
 
 
-def range_from(partition: Partition, start: int, wanted: int, groups: Sequence[int]) -> PartitionRange:
+def range_from(
+    partition: Partition, start: int, wanted: int, groups: Sequence[int]
+) -> PartitionRange:
     """The next rows of a partition: about so many, and all that are left where those are few more.
 
     They end where a row group does, as far as one ends near, so that few rows are read twice.

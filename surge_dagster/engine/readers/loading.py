@@ -1,9 +1,10 @@
 """Loading embeddings: the vectors of one space, as a polars LazyFrame or a pyarrow dataset.
 
-One listing of the space's folder decides what is loaded, and only files whose facts name the space are. While a run
-writes to the folder, a reader gets the same rows each time, or an error, and never vectors of two models. Checksums are
-compared while rows are read. Polars' own Parquet reader does not compare them (of 400 flipped bits it gave wrong rows
-for 388), so the LazyFrame reads through pyarrow.
+One listing of the space's folder decides what is loaded, and only files whose facts name the space
+are. While a run writes to the folder, a reader gets the same rows each time, or an error, and never
+vectors of two models. Checksums are compared while rows are read. Polars' own Parquet reader does
+not compare them (of 400 flipped bits it gave wrong rows for 388), so the LazyFrame reads through
+pyarrow.
 """
 
 from __future__ import annotations
@@ -55,36 +56,48 @@ class Embeddings:
         return sum(file.facts.rows for file in self._loadable())
 
     def keys(self) -> list[str]:
-        """The partitions that can be loaded, sorted; keys as the catalog has them. Reads footers, as `rows` does."""
+        """The partitions that can be loaded, sorted; keys as the catalog has them. Reads footers,
+        as `rows` does."""
         return sorted(file.facts.partition_key for file in self._loadable())
 
     def facts(self, partition: str) -> FileFacts:
-        """What a partition's file states about itself: rows, model, precision, versions, truncated texts."""
+        """What a partition's file states about itself: rows, model, precision, versions, truncated
+        texts."""
         return self._chosen([partition])[0].facts
 
-    def lazy(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> pl.LazyFrame:
-        """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension;
-        of a binary space UInt8, with eight dimensions in each).
+    def lazy(
+        self, partitions: Iterable[str] | None = None, *, text_hash: bool = False
+    ) -> pl.LazyFrame:
+        """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of
+        the dimension; of a binary space UInt8, with eight dimensions in each).
 
-        Carried columns of the source stand before the embedding, null from files without them. Only the columns that a
-        query needs are read, and only the files that match a filter on `partition` alone.
-        There is no text column when no file has one; where some files have one, the others give null.
+        Carried columns of the source stand before the embedding, null from files without them. Only
+        the columns that a query needs are read, and only the files that match a filter on
+        `partition` alone. There is no text column when no file has one; where some files have one,
+        the others give null.
 
         Args:
-            partitions: keys, in the requested order, removed ones too; None is every partition that `keys` gives.
+            partitions: keys, in the requested order, removed ones too; None is every partition that
+                `keys` gives.
             text_hash: also give the column text_hash, 16 bytes of BLAKE2b of each text.
 
         Raises:
             ConfigError: a requested partition has no file.
-            DataError: a file among them is damaged or belongs to another space, or ids or carried columns are not of
-                one type. For a damaged page, collecting raises it.
-            TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
+            DataError: a file among them is damaged or belongs to another space, or ids or carried
+                columns are not of one type. For a damaged page, collecting raises it.
+            TransientError: a file among them was replaced or removed since it was listed, or cannot
+                be read now.
         """
         files = self._chosen(partitions)
-        return as_lazy_frame(self.store, self.space, files, self._schema(files, text_hash, self._vectors))
+        return as_lazy_frame(
+            self.store, self.space, files, self._schema(files, text_hash, self._vectors)
+        )
 
-    def dataset(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> ds.Dataset:
-        """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only these files.
+    def dataset(
+        self, partitions: Iterable[str] | None = None, *, text_hash: bool = False
+    ) -> ds.Dataset:
+        """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only
+        these files.
 
         Vectors of int8 and binary spaces are fixed-size binaries, as in the files.
 
@@ -92,16 +105,18 @@ class Embeddings:
             partitions, text_hash: see `lazy`.
 
         Raises:
-            ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError` when it is read. A
-                footer in which one column has fewer values than the others does so only where two columns are read
-                together: pyarrow counts no rows, and `lazy` does.
+            ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError`
+                when it is read. A footer in which one column has fewer values than the others does
+                so only where two columns are read together: pyarrow counts no rows, and `lazy`
+                does.
         """
         files = self._chosen(partitions)
         stored = embedding_type(self.dimension, self.space.dtype)
         return as_dataset(self.store, files, self._schema(files, text_hash, stored))
 
     def each_file(self) -> dict[str, PublishedFile | DataError | TransientError]:
-        """Every file that is not left out, by its name in the store: usable, or what is wrong with it."""
+        """Every file that is not left out, by its name in the store: usable, or what is wrong with
+        it."""
         files: dict[str, PublishedFile | DataError | TransientError] = {}
         for name, listed in self._present().items():
             try:
@@ -114,7 +129,8 @@ class Embeddings:
         return without_removed(self._files.files(), self._removed)
 
     def _loadable(self) -> list[PublishedFile]:
-        """All files that can be loaded, sorted by name; raises `TransientError` where one cannot be read now."""
+        """All files that can be loaded, sorted by name; raises `TransientError` where one cannot be
+        read now."""
         files = []
         for name, listed in self._present().items():
             if not isinstance(listed, FileNotFoundError):  # it was removed or replaced since
@@ -123,7 +139,8 @@ class Embeddings:
         return files
 
     def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
-        """The files of these partitions in their order, or all of them sorted by key; refuses what cannot be loaded."""
+        """The files of these partitions in their order, or all of them sorted by key; refuses what
+        cannot be loaded."""
         if isinstance(partitions, str):
             partitions = [partitions]
         keys = None if partitions is None else list(partitions)
@@ -140,22 +157,30 @@ class Embeddings:
 
     @property
     def _vectors(self) -> pa.DataType:
-        """The type of vectors in a LazyFrame, where the bytes of int8 and binary ones are lists of numbers."""
+        """The type of vectors in a LazyFrame, where the bytes of int8 and binary ones are lists of
+        numbers."""
         stored = embedding_type(self.dimension, self.space.dtype)
         if not pa.types.is_fixed_size_binary(stored):
             return stored
         number = pa.int8() if self.space.dtype == "int8" else pa.uint8()
         return pa.list_(pa.field("item", number, nullable=False), stored.byte_width)
 
-    def _schema(self, files: list[PublishedFile], text_hash: bool, vectors: pa.DataType) -> pa.Schema:
-        """Of the rows of several files: partition, id, text where a file has it, text_hash on request, embedding."""
+    def _schema(
+        self, files: list[PublishedFile], text_hash: bool, vectors: pa.DataType
+    ) -> pa.Schema:
+        """Of the rows of several files: partition, id, text where a file has it, text_hash on
+        request, embedding."""
         first: dict[str, tuple[pa.DataType, str]] = {}
         columns_of = {file.facts.partition_key: file.columns for file in files}
         for key, columns in columns_of.items():
             for field in [columns.field("id"), *(carried_columns(columns) or ())]:
                 first_type, first_key = first.setdefault(field.name, (field.type, key))
                 if field.type != first_type:
-                    its, those = ("ids are", "those") if field.name == "id" else (f"column {field.name!r} is", "that")
+                    its, those = (
+                        ("ids are", "those")
+                        if field.name == "id"
+                        else (f"column {field.name!r} is", "that")
+                    )
                     types = f"its {its} of type {field.type} and {those} of {first_key!r} of type {first_type}"
                     raise DataError(key, f"{types}; one table cannot hold both", "Load them apart.")
         id_type, _ = first.pop("id", (pa.string(), ""))
@@ -172,7 +197,9 @@ class Embeddings:
         )
 
 
-def open_embeddings(output: str | Path | Store, space: str | None = None, *, removed: bool = False) -> Embeddings:
+def open_embeddings(
+    output: str | Path | Store, space: str | None = None, *, removed: bool = False
+) -> Embeddings:
     """Open the embeddings of an output for loading.
 
     Lists the space once; the footers of the chosen partitions are read when they are needed.
@@ -181,10 +208,16 @@ def open_embeddings(output: str | Path | Store, space: str | None = None, *, rem
     Args:
         output: a path, URL or open store: the folder that holds the spaces.
         space: name of a space's folder; None is the current space, or the only one.
-        removed: whether to give partitions too that were removed from the source and still have files.
+        removed: whether to give partitions too that were removed from the source and still have
+            files.
 
     Raises:
-        ConfigError: there are no embeddings, no such space, or several spaces of which none is current or named.
+        ConfigError: there are no embeddings, no such space, or several spaces of which none is
+            current or named.
     """
     store = open_store(output) if isinstance(output, (str, Path)) else output
-    return Embeddings(store, space_of_readers(store) if space is None else named_space(store, space), removed=removed)
+    return Embeddings(
+        store,
+        space_of_readers(store) if space is None else named_space(store, space),
+        removed=removed,
+    )

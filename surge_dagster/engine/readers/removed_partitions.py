@@ -1,11 +1,13 @@
-"""Partitions that were removed from the source and still have files, in one small object of their space.
+"""Partitions that were removed from the source and still have files, in one small object of their
+space.
 
-A run over the whole catalog finds them, records them in `removed_partitions.json`, which readers leave out, and deletes
-their files where that is set. An entry holds for one version of a file: a partition that is embedded again is read. One
-that comes back unchanged is read after the next such run. Of a file that cannot be read now the entry stays.
+A run over the whole catalog finds them, records them in `removed_partitions.json`, which readers
+leave out, and deletes their files where that is set. An entry holds for one version of a file: a
+partition that is embedded again is read. One that comes back unchanged is read after the next such
+run. Of a file that cannot be read now the entry stays.
 
-A source that is mounted wrongly lists too little. So more than a tenth of the catalog at a time is neither recorded nor
-deleted; what was recorded before is no part of it.
+A source that is mounted wrongly lists too little. So more than a tenth of the catalog at a time is
+neither recorded nor deleted; what was recorded before is no part of it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import encode_key, is_hashed
 
 _LARGEST_SHARE = 0.1  # of the catalog, at a time; one partition always may
-Versions = Mapping[str, list[str]]  # by key: the source version and the version of the rows of its file
+# by key: the source version and the version of the rows of its file
+Versions = Mapping[str, list[str]]
 
 
 def is_removed(key: str, listed: Container[str]) -> bool:
-    """Whether the source lacks a partition; a long key that cannot be read is listed as the name of its folder."""
+    """Whether the source lacks a partition; a long key that cannot be read is listed as the name of
+    its folder."""
     return key not in listed and not (is_hashed(name := encode_key(key)) and name in listed)
 
 
@@ -38,8 +42,11 @@ def may_be_removed(partitions: int, total: int) -> bool:
     return partitions <= max(1, int(_LARGEST_SHARE * total))
 
 
-def find_removed(outputs: OutputState, space: Space, listed: Collection[str]) -> dict[str, PublishedFile]:
-    """The valid files, by key, whose partitions the source does not list; list the files first, then the source."""
+def find_removed(
+    outputs: OutputState, space: Space, listed: Collection[str]
+) -> dict[str, PublishedFile]:
+    """The valid files, by key, whose partitions the source does not list; list the files first,
+    then the source."""
     files: dict[str, PublishedFile] = {}
     for name, found in outputs.files_beside(listed).items():
         with suppress(DataError, TransientError):
@@ -52,19 +59,30 @@ def find_removed(outputs: OutputState, space: Space, listed: Collection[str]) ->
 def record_removed(
     outputs: OutputState, space: Space, files: Mapping[str, PublishedFile], listed: Collection[str]
 ) -> str | None:
-    """Record these files, which `find_removed` gave for what the source lists, as those that readers leave out.
+    """Record these files, which `find_removed` gave for what the source lists, as those that
+    readers leave out.
 
     Returns:
-        Why the listing is not trusted; then those that are new stay readable, and nothing may be deleted.
+        Why the listing is not trusted; then those that are new stay readable, and nothing may be
+            deleted.
     """
     store = outputs.store
-    known, found = recorded_removed(store, space), {key: _version(file) for key, file in files.items()}
+    known, found = (
+        recorded_removed(store, space),
+        {key: _version(file) for key, file in files.items()},
+    )
     new = sorted(key for key in found if known.get(key) != found[key])
     total = len(listed) + len(new)
     is_trusted = not new or (len(listed) > 0 and may_be_removed(len(new), total))
     entries = {key: version for key, version in found.items() if is_trusted or key not in new}
-    unread = {name for name, file in outputs.files_beside(listed).items() if isinstance(file, TransientError)}
-    kept = [key for key in known if is_removed(key, listed) and file_name(space.name, key) in unread]
+    unread = {
+        name
+        for name, file in outputs.files_beside(listed).items()
+        if isinstance(file, TransientError)
+    }
+    kept = [
+        key for key in known if is_removed(key, listed) and file_name(space.name, key) in unread
+    ]
     entries |= {key: known[key] for key in kept}
     if entries != known:
         write_document(store, _name(space), {"partitions": entries}, lambda: None)
@@ -79,7 +97,8 @@ def record_removed(
 
 
 def recorded_removed(store: Store, space: Space) -> Versions:
-    """The recorded files, those of a derived space as its parent has them; a `ConfigError` for a damaged record."""
+    """The recorded files, those of a derived space as its parent has them; a `ConfigError` for a
+    damaged record."""
     try:
         with store.open(_name(space)) as source:
             entries = dict(json.loads(source.read())["partitions"])
@@ -102,7 +121,8 @@ def without_removed(
     return {
         name: file
         for name, file in files.items()
-        if not isinstance(file, PublishedFile) or removed.get(file.facts.partition_key) != _version(file)
+        if not isinstance(file, PublishedFile)
+        or removed.get(file.facts.partition_key) != _version(file)
     }
 
 

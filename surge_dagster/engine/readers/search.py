@@ -1,4 +1,5 @@
-"""Search for the nearest texts by reading a whole space, to inspect a result; it is too slow to serve queries."""
+"""Search for the nearest texts by reading a whole space, to inspect a result; it is too slow to
+serve queries."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A row near a query; `score` is the cosine, `text` empty where the file has none, `columns` were carried."""
+    """A row near a query; `score` is the cosine, `text` empty where the file has none, `columns`
+    were carried."""
 
     score: float
     key: str
@@ -46,32 +48,44 @@ def search(
 ) -> list[list[Hit]]:
     """The `k` nearest rows of the pool's space for each query, best first.
 
-    Queries of a derived space are cut as its vectors are, and stay float32: int8 values count as the numbers they stand
-    for, and bits as 1 or -1.
+    Queries of a derived space are cut as its vectors are, and stay float32: int8 values count as
+    the numbers they stand for, and bits as 1 or -1.
 
-    Equal texts give one hit, the nearest of their rows; of equally near rows the first one counts. In files without
-    texts every row counts. Memory holds one batch of a file, and `k` hits per query.
+    Equal texts give one hit, the nearest of their rows; of equally near rows the first one counts.
+    In files without texts every row counts. Memory holds one batch of a file, and `k` hits per
+    query.
 
     Args:
         pool: for queries: `EncoderPool(spec, task="query")`.
         space: one that is derived from the pool's; None is the pool's own.
-        removed: whether to search partitions too that were removed from the source and still have files.
+        removed: whether to search partitions too that were removed from the source and still have
+            files.
 
     Raises:
-        ConfigError: the pool encodes documents and not queries, or into another space, or the output has no embeddings
-            of this space.
+        ConfigError: the pool encodes documents and not queries, or into another space, or the
+            output has no embeddings of this space.
     """
     if pool.space.side != replace(pool.space, task="query").side:
-        raise ConfigError('this model encodes queries in another way than documents; start the pool with task="query"')
+        raise ConfigError(
+            'this model encodes queries in another way than documents; start the pool with task="query"'
+        )
     if space is None:
         # The same space may have another slug: that of a model folder with another name.
-        same = [known.name for known in list_spaces(store) if known.spec_sha256 == pool.space.spec_sha256]
+        same = [
+            known.name
+            for known in list_spaces(store)
+            if known.spec_sha256 == pool.space.spec_sha256
+        ]
         space = named_space(store, (same or [pool.space.name])[0])
     if space.encoder_sha256 != pool.space.spec_sha256:
-        raise ConfigError(f"the pool encodes queries of {pool.space.name}, which are none of {space.name}")
+        raise ConfigError(
+            f"the pool encodes queries of {pool.space.name}, which are none of {space.name}"
+        )
     files = OutputState(store, space.name).files()
     if not files:
-        raise ConfigError(f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`.")
+        raise ConfigError(
+            f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`."
+        )
     space.require_tokenizer(pool.start().tokenizer)
     vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
@@ -81,7 +95,9 @@ def search(
         with open_listed(store, space, usable_file(store, space, name, file)) as reader:
             shown = [name for name in reader.columns.names if name != "text_hash"]
             for batch in reader.read(columns=shown):
-                for nearest, scores in zip(nearest_of_each, _cosines(vectors, batch, space), strict=True):
+                for nearest, scores in zip(
+                    nearest_of_each, _cosines(vectors, batch, space), strict=True
+                ):
                     nearest.add(scores, batch, reader.facts.partition_key)
     return [nearest.hits for nearest in nearest_of_each]
 
@@ -95,7 +111,8 @@ def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.nda
 
 
 def _value(batch: pa.RecordBatch, name: str, row: int) -> Any:
-    """A value as an object of Python; a time that Python does not have, such as one of year 40,000, in words."""
+    """A value as an object of Python; a time that Python does not have, such as one of year 40,000,
+    in words."""
     try:
         return batch.column(name)[row].as_py()
     except (OverflowError, ValueError):
@@ -107,19 +124,23 @@ class _Nearest:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        self._hits: dict[Hashable, Hit] = {}  # best first, by text; by key and id where the file has no texts
+        # best first, by text; by key and id where the file has no texts
+        self._hits: dict[Hashable, Hit] = {}
 
     @property
     def hits(self) -> list[Hit]:
         return list(self._hits.values())
 
     def add(self, scores: np.ndarray, batch: pa.RecordBatch, key: str) -> None:
-        lowest = next(reversed(self._hits.values())).score if len(self._hits) == self._k else -np.inf
+        lowest = (
+            next(reversed(self._hits.values())).score if len(self._hits) == self._k else -np.inf
+        )
         rows = np.flatnonzero(scores > lowest)
         rows = rows[np.argsort(-scores[rows], kind="stable")]
         texts = batch.column("text") if "text" in batch.schema.names else None
         if texts is not None and len(rows):
-            # Its codes rise in the order in which texts appear, so this is the place of each text's best row.
+            # Its codes rise in the order in which texts appear, so this is the place of each text's
+            # best row.
             codes = texts.take(pa.array(rows)).dictionary_encode().indices.to_numpy()
             rows = rows[np.unique(codes, return_index=True)[1]]
         candidates = list(self._hits.items())
@@ -127,7 +148,13 @@ class _Nearest:
         for row in rows[: self._k].tolist():
             row_id = str(batch.column("id")[row].as_py())
             text = None if texts is None else texts[row].as_py()
-            hit = Hit(float(scores[row]), key, row_id, text or "", {name: _value(batch, name, row) for name in carried})
+            hit = Hit(
+                float(scores[row]),
+                key,
+                row_id,
+                text or "",
+                {name: _value(batch, name, row) for name in carried},
+            )
             candidates.append(((key, row_id) if text is None else text, hit))
         self._hits = {}
         for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):

@@ -1,8 +1,9 @@
 """Rows of embedding files as a polars LazyFrame or as a pyarrow dataset; both compare checksums.
 
-The LazyFrame reads files one after the other, a batch at a time, so a query that reduces what it reads needs the memory
-of its result and of a batch. Neither reads columns that a query does not need, nor files that a filter on the partition
-excludes. Polars and `pyarrow.dataset`, which imports pandas, are imported when they are used.
+The LazyFrame reads files one after the other, a batch at a time, so a query that reduces what it
+reads needs the memory of its result and of a batch. Neither reads columns that a query does not
+need, nor files that a filter on the partition excludes. Polars and `pyarrow.dataset`, which imports
+pandas, are imported when they are used.
 """
 
 from __future__ import annotations
@@ -27,23 +28,36 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 16_384
 
 
-def as_lazy_frame(store: Store, space: Space, files: Sequence[PublishedFile], schema: pa.Schema) -> pl.LazyFrame:
-    """The rows of `files`, in their order; `schema` is that of the rows, from the partition to the embedding."""
+def as_lazy_frame(
+    store: Store, space: Space, files: Sequence[PublishedFile], schema: pa.Schema
+) -> pl.LazyFrame:
+    """The rows of `files`, in their order; `schema` is that of the rows, from the partition to the
+    embedding."""
     import polars as pl
     from polars.io.plugins import register_io_source
 
     types = pl.DataFrame(pl.from_arrow(schema.empty_table())).schema
 
     def read(
-        columns: list[str] | None, predicate: pl.Expr | None, limit: int | None, batch_rows: int | None
+        columns: list[str] | None,
+        predicate: pl.Expr | None,
+        limit: int | None,
+        batch_rows: int | None,
     ) -> Iterator[pl.DataFrame]:
         # Without any column a frame would not say how many rows it has.
         names = schema.names if columns is None else columns or schema.names[:1]
         needed = pa.schema([schema.field(name) for name in names])
         rows = min(_BATCH_ROWS, batch_rows or _BATCH_ROWS, limit or _BATCH_ROWS)
         kept = files
-        if limit is None and predicate is not None and set(predicate.meta.root_names()) == {"partition"}:
-            keys = pl.DataFrame({"partition": [file.facts.partition_key for file in files]}, {"partition": pl.String})
+        if (
+            limit is None
+            and predicate is not None
+            and set(predicate.meta.root_names()) == {"partition"}
+        ):
+            keys = pl.DataFrame(
+                {"partition": [file.facts.partition_key for file in files]},
+                {"partition": pl.String},
+            )
             matching = set(keys.filter(predicate)["partition"])
             kept = [file for file in files if file.facts.partition_key in matching]
         for table in _tables(_batches(store, space, kept, needed, rows), rows):
@@ -60,7 +74,8 @@ def as_lazy_frame(store: Store, space: Space, files: Sequence[PublishedFile], sc
 
 
 def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) -> ds.Dataset:
-    """The rows of `files`, in their order; a filter on `partition` reads only the files of these partitions."""
+    """The rows of `files`, in their order; a filter on `partition` reads only the files of these
+    partitions."""
     import pyarrow.dataset as ds
 
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -79,12 +94,14 @@ def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) 
 
 
 def filesystem_of(store: Store) -> fs.FileSystem:
-    """A store as a read-only filesystem of pyarrow, whose paths are the store's names; see `_checked`."""
+    """A store as a read-only filesystem of pyarrow, whose paths are the store's names; see
+    `_checked`."""
     return fs.PyFileSystem(_ReadOnly(store))
 
 
 def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches joined to `rows` or more, so that thousands of small partitions do not become thousands of frames."""
+    """Batches joined to `rows` or more, so that thousands of small partitions do not become
+    thousands of frames."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -132,8 +149,8 @@ def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
 def _checked(source: pa.NativeFile) -> pa.NativeFile:
     """A file that pyarrow's own datasets can read without missing damage.
 
-    They compare the checksums of a file's pages themselves. This compares the columns and the rows in its footer. A
-    damaged file is an `OSError`, as in pyarrow.
+    They compare the checksums of a file's pages themselves. This compares the columns and the rows
+    in its footer. A damaged file is an `OSError`, as in pyarrow.
     """
     try:
         file = open_output_file(source)

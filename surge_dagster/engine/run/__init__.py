@@ -1,1 +1,2 @@
-"""The loop of a run: reading, SuperBatches, reuse of old vectors, encoding, publishing, staging, report."""
+"""The loop of a run: reading, SuperBatches, reuse of old vectors, encoding, publishing, staging,
+report."""

@@ -1,17 +1,20 @@
 """The aggregator: gathers whole partitions into SuperBatches between two thresholds.
 
-How many rows a partition has is unknown while it streams in, so the rule looks at what is held. Closed partitions are
-*pending*; the one being read is *current*. When pending and current together would exceed B_max, pending is flushed and
-current moves to an empty slot. When current alone would exceed B_max it is oversized: what is held of it is emitted as
-a segment, and so on until its tail, which is batched with what follows. At a partition's end, pending texts at or past
-B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
+How many rows a partition has is unknown while it streams in, so the rule looks at what is held.
+Closed partitions are *pending*; the one being read is *current*. When pending and current together
+would exceed B_max, pending is flushed and current moves to an empty slot. When current alone would
+exceed B_max it is oversized: what is held of it is emitted as a segment, and so on until its tail,
+which is batched with what follows. At a partition's end, pending texts at or past B_min are
+flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
 
-Rows that an earlier run staged are skipped (`skip`): the rows on either side are segments of their own. Rows that take
-their vectors from the partition's old file lie in the slot like all others and are not encoded: B_min counts the rows
-to encode, B_max all rows. Where little is encoded a SuperBatch is flushed when it is full, and the first ones, whose
-B_min is a part of the later one, when they have that part of B_max.
+Rows that an earlier run staged are skipped (`skip`): the rows on either side are segments of their
+own. Rows that take their vectors from the partition's old file lie in the slot like all others and
+are not encoded: B_min counts the rows to encode, B_max all rows. Where little is encoded a
+SuperBatch is flushed when it is full, and the first ones, whose B_min is a part of the later one,
+when they have that part of B_max.
 
-Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory.
+Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone,
+which bounds no memory.
 """
 
 from __future__ import annotations
@@ -25,7 +28,13 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition, Segment, SuperBatch, row_bytes
+from surge_dagster.engine.run.superbatch import (
+    PartitionToRead,
+    ReadPartition,
+    Segment,
+    SuperBatch,
+    row_bytes,
+)
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 from surge_dagster.engine.sources.partition import RowBatch
 
@@ -47,7 +56,15 @@ class _Held:
 
     def segment(self) -> Segment:
         ids, carried = tuple(self.ids), tuple(self.carried)
-        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, ids, self.read, carried)
+        return Segment(
+            self.partition,
+            self.start,
+            self.start + self.rows,
+            self.first_row,
+            ids,
+            self.read,
+            carried,
+        )
 
 
 @dataclass(slots=True)
@@ -75,16 +92,21 @@ class Aggregator:
 
     Args:
         acquire: gives an empty slot for B_max texts of B_max bytes; it may wait until one is free.
-        reserve: books bytes before they are held; it may wait until there is room. The receiver of a SuperBatch
-            releases its `held_bytes`, the caller of `discard` the bytes that it returns.
+        reserve: books bytes before they are held; it may wait until there is room. The receiver of
+            a SuperBatch releases its `held_bytes`, the caller of `discard` the bytes that it
+            returns.
 
-    Call `open`, then `add` (or `skip`) for each row batch, then `close` (or `discard` when the partition is refused),
-    and `finish` after the last partition. `add`, `close` and `finish` are generators of the SuperBatches that became
-    ready; each must be run to its end. A SuperBatch's slot belongs to its receiver.
+    Call `open`, then `add` (or `skip`) for each row batch, then `close` (or `discard` when the
+    partition is refused), and `finish` after the last partition. `add`, `close` and `finish` are
+    generators of the SuperBatches that became ready; each must be run to its end. A SuperBatch's
+    slot belongs to its receiver.
     """
 
     def __init__(
-        self, bounds: Bounds, acquire: Callable[[], Slot], reserve: Callable[[int], None] = lambda size: None
+        self,
+        bounds: Bounds,
+        acquire: Callable[[], Slot],
+        reserve: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._bounds = bounds
         self._acquire = acquire
@@ -116,7 +138,8 @@ class Aggregator:
             known: vectors that some of them have already.
 
         Raises:
-            DataError: a single row is larger than B_max in bytes; raised by the call, before any row was taken.
+            DataError: a single row is larger than B_max in bytes; raised by the call, before any
+                row was taken.
         """
         current, most = self._require_open(), self._bounds.b_max_bytes - PARTITION_OVERHEAD_BYTES
         if batch.value_bytes > most:
@@ -133,18 +156,30 @@ class Aggregator:
 
     def _take(self, batch: RowBatch, known: KnownVectors | None) -> Iterator[SuperBatch]:
         bounds, size = self._bounds, batch.value_bytes
-        if size <= bounds.b_max_bytes - self.held_bytes and len(batch) <= bounds.b_max - self.held_texts:
+        if (
+            size <= bounds.b_max_bytes - self.held_bytes
+            and len(batch) <= bounds.b_max - self.held_texts
+        ):
             self._append(batch, known, size)
             return
         ends = np.cumsum(row_bytes(batch))
         done = 0
         while done < len(batch):
             before = int(ends[done - 1]) if done else 0
-            fitting = int(np.searchsorted(ends, before + bounds.b_max_bytes - self.held_bytes, side="right")) - done
+            fitting = (
+                int(
+                    np.searchsorted(
+                        ends, before + bounds.b_max_bytes - self.held_bytes, side="right"
+                    )
+                )
+                - done
+            )
             take = min(fitting, bounds.b_max - self.held_texts, len(batch) - done)
             if take > 0:
                 part = None if known is None else known.between(done, done + take)
-                self._append(batch.rows(done, done + take), part, int(ends[done + take - 1]) - before)
+                self._append(
+                    batch.rows(done, done + take), part, int(ends[done + take - 1]) - before
+                )
                 done += take
             elif self._pending.held:
                 yield self._flush_pending()
@@ -157,14 +192,17 @@ class Aggregator:
         first_row = current.first_row + current.rows + len(batch)
         if current.rows:
             self._pending.add(current)
-            self._current = _Held(current.partition, start=self._pending.rows, first_row=first_row, bytes=0)
+            self._current = _Held(
+                current.partition, start=self._pending.rows, first_row=first_row, bytes=0
+            )
         else:
             current.first_row = first_row
 
     def close(self, read: ReadPartition) -> Iterator[SuperBatch]:
         current, bounds = self._require_open(), self._bounds
         if self._pending.held and self.held_bytes > bounds.b_max_bytes:
-            yield self._flush_pending()  # only an empty partition gets here: its overhead alone did not fit
+            # only an empty partition gets here: its overhead alone did not fit
+            yield self._flush_pending()
         current.read = read
         self._pending.add(current)
         self._current, pending = None, self._pending
@@ -174,7 +212,8 @@ class Aggregator:
             yield self._flush_pending()
 
     def discard(self) -> tuple[int, int]:
-        """Drop the rows of the open partition that were gathered last; its earlier segments are still emitted.
+        """Drop the rows of the open partition that were gathered last; its earlier segments are
+        still emitted.
 
         Returns:
             Texts and bytes no longer held, those of vectors included.
@@ -194,8 +233,9 @@ class Aggregator:
         return self._current
 
     def _append(self, batch: RowBatch, known: KnownVectors | None, size: int) -> None:
-        # Only what fits is booked: a reader that waited while it holds more than a SuperBatch could wait for itself.
-        # Known vectors are a part of the SuperBatch's result, which is booked when it is flushed.
+        # Only what fits is booked: a reader that waited while it holds more than a SuperBatch could
+        # wait for itself. Known vectors are a part of the SuperBatch's result, which is booked when
+        # it is flushed.
         current, rows = self._require_open(), len(batch)
         vector_bytes = 0 if known is None else known.matrix.nbytes
         if self._slot is None:
@@ -216,7 +256,8 @@ class Aggregator:
         current, size = self._current, pending.bytes
         if current is not None:
             if current.rows:
-                self._reserve(current.bytes)  # the tail lies in both slots until the full one is released
+                # the tail lies in both slots until the full one is released
+                self._reserve(current.bytes)
                 size += current.bytes
                 self._slot = self._acquire()
                 full.move_tail(current.start, self._slot)
@@ -227,9 +268,13 @@ class Aggregator:
         current, full = self._require_open(), self._slot
         assert full is not None
         self._slot = None
-        self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows, bytes=0)
+        self._current = _Held(
+            current.partition, start=0, first_row=current.first_row + current.rows, bytes=0
+        )
         return self._emit(full, [current], current.bytes, current.vector_bytes)
 
     def _emit(self, slot: Slot, held: list[_Held], size: int, vector_bytes: int) -> SuperBatch:
         self._emitted += 1
-        return SuperBatch(self._emitted - 1, slot, tuple(each.segment() for each in held), size, vector_bytes)
+        return SuperBatch(
+            self._emitted - 1, slot, tuple(each.segment() for each in held), size, vector_bytes
+        )

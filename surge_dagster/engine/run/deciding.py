@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from surge_dagster.engine.errors import DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
+from surge_dagster.engine.errors import (
+    DataError,
+    PlaceTaken,
+    StoreUnavailable,
+    SurgeError,
+    TransientError,
+)
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.report import Failure, Receipt
@@ -23,7 +29,8 @@ def decide(
     force: bool = False,
     ranges: Sequence[PartitionRange] = (),
 ) -> Iterator[Receipt | Failure | PartitionToRead]:
-    """Yield what each partition needs, in their order: nothing (a receipt), to be read, or an operator (a failure).
+    """Yield what each partition needs, in their order: nothing (a receipt), to be read, or an
+    operator (a failure).
 
     Args:
         force: read fresh partitions too.
@@ -69,9 +76,17 @@ def _require_rows(partition: Partition, rows: PartitionRange) -> None:
         )
     can_read = partition.read_range is not None
     if not can_read or rows.stop > (partition.rows or 0):
-        why = f"it has {partition.rows or 0:,}" if can_read else "its source cannot read rows without those before them"
+        why = (
+            f"it has {partition.rows or 0:,}"
+            if can_read
+            else "its source cannot read rows without those before them"
+        )
         reason = f"{rows} were to be encoded, and {why}"
-        raise DataError(partition.key, reason, "Divide a partition of a known size within it, or embed it as a whole.")
+        raise DataError(
+            partition.key,
+            reason,
+            "Divide a partition of a known size within it, or embed it as a whole.",
+        )
 
 
 def _require_new(partition: Partition, keys: Collection[str]) -> None:

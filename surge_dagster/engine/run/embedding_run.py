@@ -2,12 +2,13 @@
 
     decide  ──►  republish  ──►  superbatches  ──►  encoded_superbatches  ──►  publisher  ──►  events
 
-While SuperBatch j+1 is being encoded, j is being published and j+2 is being read. The stages pass on slots of shared
-memory; a run owns three, so a slow store holds up the encoder, which holds up the reader, and nothing piles up. A
-partition that cannot be used is dropped by the stage that finds the error and reported once; the others go on.
+While SuperBatch j+1 is being encoded, j is being published and j+2 is being read. The stages pass
+on slots of shared memory; a run owns three, so a slow store holds up the encoder, which holds up
+the reader, and nothing piles up. A partition that cannot be used is dropped by the stage that finds
+the error and reported once; the others go on.
 
-A run starts its pool and writes to the output when the first partition comes that is not fresh. One that has nothing to
-do starts none.
+A run starts its pool and writes to the output when the first partition comes that is not fresh. One
+that has nothing to do starts none.
 """
 
 from __future__ import annotations
@@ -55,23 +56,27 @@ _Due = Iterable[_Decision] | None
 
 
 class EmbeddingRun:
-    """Embeds every partition that is not fresh and publishes one file for each. Iterating over it is the run.
+    """Embeds every partition that is not fresh and publishes one file for each. Iterating over it
+    is the run.
 
     Args:
         partitions: in the order they are to be read; a `Source` is one such iterable.
         store: the output; files go to the folder of the pool's space.
         pool: started by the run when it is needed; the run does not own it.
-        thresholds: of the SuperBatches; missing values follow from the pool's measured speed and the memory.
-        catalog: what the partitions belong to, recorded in the space; a space of another catalog is refused, and so is
-            an output inside it. None: it is neither compared nor recorded.
+        thresholds: of the SuperBatches; missing values follow from the pool's measured speed and
+            the memory.
+        catalog: what the partitions belong to, recorded in the space; a space of another catalog is
+            refused, and so is an output inside it. None: it is neither compared nor recorded.
         force: encode fresh partitions too.
-        ranges: of these partitions only these rows are read, encoded and staged; other runs do the other rows, at any
-            time, anywhere. Where all rows of one are staged then, the run publishes its file; where some lack, it
-            reports nothing of it. Without `force`: rows that are staged already count.
-        outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
+        ranges: of these partitions only these rows are read, encoded and staged; other runs do the
+            other rows, at any time, anywhere. Where all rows of one are staged then, the run
+            publishes its file; where some lack, it reports nothing of it. Without `force`: rows
+            that are staged already count.
+        outputs: the files of the pool's space, where the caller has listed them; None: the run
+            lists them.
         include_text: write the text column.
-        memory_limit_bytes: data that may be resident at any time; None is half of the memory that the process may
-            use, of which three SuperBatches take what they need.
+        memory_limit_bytes: data that may be resident at any time; None is half of the memory that
+            the process may use, of which three SuperBatches take what they need.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         observer: watches what is published, such as a `ChangeFeed`.
         publish_threads: files serialized and published concurrently; None follows from the store
@@ -103,7 +108,9 @@ class EmbeddingRun:
     ) -> None:
         pool.require_documents()
         if force and ranges:
-            raise ConfigError("ranges are completed by rows that other runs staged, so force cannot be used with them.")
+            raise ConfigError(
+                "ranges are completed by rows that other runs staged, so force cannot be used with them."
+            )
         if catalog is not None:
             catalog.require_apart(store)
         self.report = RunReport()
@@ -134,7 +141,8 @@ class EmbeddingRun:
 
     @property
     def memory(self) -> RunMemory:
-        """Thresholds of the SuperBatches and what the run holds; there is none before the encoder was needed."""
+        """Thresholds of the SuperBatches and what the run holds; there is none before the encoder
+        was needed."""
         if self._memory is None:
             raise RuntimeError("the run has not begun to encode")
         return self._memory
@@ -162,14 +170,16 @@ class EmbeddingRun:
                     yield event
 
     def events(self) -> Generator[Event]:
-        """Run, and yield what happens in the order of its commits: each SuperBatch, then its completed partitions.
+        """Run, and yield what happens in the order of its commits: each SuperBatch, then its
+        completed partitions.
 
-        Closing the generator stops the run: what is encoded by then, or within half of the grace time, is published,
-        the rest is left for the next run. It returns when the grace time is over at the latest.
+        Closing the generator stops the run: what is encoded by then, or within half of the grace
+        time, is published, the rest is left for the next run. It returns when the grace time is
+        over at the latest.
 
         Raises:
-            ConfigError: the source cannot be listed, the thresholds or the memory limit cannot work, or the output
-                cannot be used.
+            ConfigError: the source cannot be listed, the thresholds or the memory limit cannot
+                work, or the output cannot be used.
             EncoderError: the pool does not start, or failed for good.
         """
         if self._started:
@@ -180,7 +190,9 @@ class EmbeddingRun:
         try:
             with gauge:
                 outputs = self.listed_outputs()
-                decisions = decide(self._partitions, outputs, self._stop, force=self._force, ranges=self._ranges)
+                decisions = decide(
+                    self._partitions, outputs, self._stop, force=self._force, ranges=self._ranges
+                )
                 due = yield from self._first_due(decisions, fresh_keys)
                 if due is not None:
                     self.preparing = "the encoder is starting"
@@ -196,11 +208,15 @@ class EmbeddingRun:
             self.report.run_seconds = time.perf_counter() - begun
 
     def stop(self) -> None:
-        """Ask the run to end early, from any thread: like closing `events()`, except that it yields the rest."""
+        """Ask the run to end early, from any thread: like closing `events()`, except that it yields
+        the rest."""
         self._stop.request()
 
-    def _first_due(self, decisions: Iterator[_Decision], fresh_keys: set[str]) -> Generator[Event, None, _Due]:
-        """Yield receipts of the first partitions, as long as they are fresh; returns the others, None: there are none.
+    def _first_due(
+        self, decisions: Iterator[_Decision], fresh_keys: set[str]
+    ) -> Generator[Event, None, _Due]:
+        """Yield receipts of the first partitions, as long as they are fresh; returns the others,
+        None: there are none.
 
         Args:
             fresh_keys: takes the keys of these partitions.
@@ -215,13 +231,15 @@ class EmbeddingRun:
         return None
 
     def keep_tidy(self, fresh_keys: set[str]) -> None:
-        """Make a space that the output has that of the settings, and remove what is staged of fresh partitions."""
+        """Make a space that the output has that of the settings, and remove what is staged of fresh
+        partitions."""
         if self.space_is_known:
             self.begin_space()
             remove_staged(self._store, self.space.name, fresh_keys)
 
     def begin_space(self, space: Space | None = None) -> None:
-        """Make the space that of the settings, also where it answers another request, and remove what the dead left."""
+        """Make the space that of the settings, also where it answers another request, and remove
+        what the dead left."""
         space = space or self._pool.space
         keep_current(self._store, space)
         self.space = claim_space(self._store, space, self._catalog)
@@ -238,7 +256,9 @@ class EmbeddingRun:
             return self._outputs
         return OutputState(self._store, self.space.name)
 
-    def _embed(self, due: Iterable[_Decision], fresh_keys: set[str], outputs: OutputState) -> Generator[Event]:
+    def _embed(
+        self, due: Iterable[_Decision], fresh_keys: set[str], outputs: OutputState
+    ) -> Generator[Event]:
         memory, store = self._begin(), self._store
         self._memory = memory
         if fresh_keys:
@@ -261,7 +281,9 @@ class EmbeddingRun:
                 try:
                     while stages.is_alive():
                         events.drop_next()
-                except BaseException:  # interrupted again: the caller does not wait for what is under way
+                except (
+                    BaseException
+                ):  # interrupted again: the caller does not wait for what is under way
                     self._stop.abandon()
                     raise
 
@@ -287,17 +309,27 @@ class EmbeddingRun:
         )
         self.begin_space(replace(pool.space, tokenizer=started.tokenizer))
         report = self.report
-        report.device, report.hardware, report.precision = pool.device, pool.hardware, started.precision
+        report.device, report.hardware, report.precision = (
+            pool.device,
+            pool.hardware,
+            started.precision,
+        )
         report.encoder_notes = list(started.notes)
         report.workers = pool.workers
         report.b_min, report.b_max = bounds.b_min, bounds.b_max
         report.call_seconds = pool.costs.call_seconds
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)
-        return RunMemory(bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop)
+        return RunMemory(
+            bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop
+        )
 
     def _describe_space(self) -> None:
         report, space = self.report, self.space
-        report.space, report.space_title, report.dimension = space.name, space.title, space.dimension
+        report.space, report.space_title, report.dimension = (
+            space.name,
+            space.title,
+            space.dimension,
+        )
 
     def _join_stages(
         self,
@@ -311,7 +343,9 @@ class EmbeddingRun:
         error: BaseException | None = None
         dropped = DroppedPartitions()
         try:
-            is_watched = self._observer is not None and self._observer.begin(target.store, target.space.name)
+            is_watched = self._observer is not None and self._observer.begin(
+                target.store, target.space.name
+            )
             observer = self._observer if is_watched else None
             staging = Staging(target)
             due = republish(due, target, staging, memory)
@@ -337,7 +371,8 @@ class EmbeddingRun:
 def publishing_threads(store: Store, workers: int) -> int:
     """How many files a run publishes concurrently.
 
-    A bucket answers each request after a while, so many requests are sent concurrently: four per worker, at least
-    eight. On a local disk most of the time goes into serializing, which needs the GIL; a few threads hide the flushes.
+    A bucket answers each request after a while, so many requests are sent concurrently: four per
+    worker, at least eight. On a local disk most of the time goes into serializing, which needs the
+    GIL; a few threads hide the flushes.
     """
     return max(8, 4 * workers) if store.is_remote else _LOCAL_THREADS

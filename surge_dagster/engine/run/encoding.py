@@ -1,7 +1,8 @@
-"""The encode stage: SuperBatches are read one ahead in a thread of their own, and the pool always has the next one.
+"""The encode stage: SuperBatches are read one ahead in a thread of their own, and the pool always
+has the next one.
 
-While one SuperBatch is being encoded the next one waits in the pool, so that no worker idles where one ends and the
-next begins.
+While one SuperBatch is being encoded the next one waits in the pool, so that no worker idles where
+one ends and the next begins.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ _ENCODE_SHARE = 0.5  # of the grace time, for SuperBatches that are being encode
 
 
 class ReadAhead:
-    """Runs the reader in a thread, one SuperBatch ahead; its receipts and failures go to the run's events.
+    """Runs the reader in a thread, one SuperBatch ahead; its receipts and failures go to the run's
+    events.
 
     Args:
         items: what the reader yields (`reading.superbatches`).
     """
 
-    def __init__(self, items: Iterator[SuperBatch | Receipt | Failure], memory: RunMemory, events: EventStream) -> None:
+    def __init__(
+        self,
+        items: Iterator[SuperBatch | Receipt | Failure],
+        memory: RunMemory,
+        events: EventStream,
+    ) -> None:
         self._items = items
         self._memory = memory
         self._events = events
@@ -68,9 +75,12 @@ class ReadAhead:
         return item
 
     def close(self) -> None:
-        """End the reader, and wait for it until the grace time is over; what it still hands over is dropped."""
+        """End the reader, and wait for it until the grace time is over; what it still hands over is
+        dropped."""
         self._memory.stop.stopping.set()
-        while (self._thread.is_alive() and self._memory.stop.seconds_left() != 0) or not self._ready.empty():
+        while (
+            self._thread.is_alive() and self._memory.stop.seconds_left() != 0
+        ) or not self._ready.empty():
             with contextlib.suppress(queue.Empty):
                 self._drop(self._ready.get(timeout=_POLL_SECONDS))
 
@@ -110,8 +120,8 @@ def encoded_superbatches(
 ) -> Iterator[EncodedSuperBatch]:
     """Encode SuperBatches in their order, two of them in the pool at a time.
 
-    A run that ends early loses nothing that is encoded: partitions that are whole by then, or within half of the grace
-    time, still come, before the error that ended it.
+    A run that ends early loses nothing that is encoded: partitions that are whole by then, or
+    within half of the grace time, still come, before the error that ended it.
 
     Raises:
         EncoderError: the pool failed for good.
@@ -140,7 +150,8 @@ def encoded_superbatches(
 
 
 def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator[EncodedSuperBatch]:
-    """The segments of unfinished calls that are encoded by now or soon; none where the store is down."""
+    """The segments of unfinished calls that are encoded by now or soon; none where the store is
+    down."""
     stop, over = memory.stop, memory.stop.over
     left = stop.seconds_left(_ENCODE_SHARE)
     patience = stop.grace_seconds * _ENCODE_SHARE if left is None else left
@@ -183,10 +194,13 @@ class _Measures:
         return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)
 
     def _expected_seconds(self, call: SuperBatchCall) -> float:
-        """Return what the pool's costs say of so many texts, tokens and bytes; 0 of a call that computed nothing."""
+        """Return what the pool's costs say of so many texts, tokens and bytes; 0 of a call that
+        computed nothing."""
         costs = call.metrics.costs
         if not costs.texts_computed:
             return 0.0
         text_bytes = call.batch.slot.text_bytes * costs.texts_computed / call.batch.texts
-        amounts = (np.array([float(amount)]) for amount in (costs.texts_computed, costs.tokens, text_bytes))
+        amounts = (
+            np.array([float(amount)]) for amount in (costs.texts_computed, costs.tokens, text_bytes)
+        )
         return float(self._expected.seconds(*amounts)[0])

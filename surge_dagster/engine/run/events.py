@@ -1,4 +1,5 @@
-"""The stream of a run's events: counted in its report, and handed to the thread that iterates over the run."""
+"""The stream of a run's events: counted in its report, and handed to the thread that iterates over
+the run."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _POLL_SECONDS = 0.05
 
 
 class EventStream:
-    """Takes events from any thread and yields them in one; a slow consumer makes the other threads wait.
+    """Takes events from any thread and yields them in one; a slow consumer makes the other threads
+    wait.
 
     Events are dropped once the run is abandoned.
 
@@ -32,7 +34,8 @@ class EventStream:
 
     Attributes:
         begun: `time.perf_counter()` from which the report counts its seconds.
-        published: keys of the partitions that were published, also those whose receipt was not taken yet.
+        published: keys of the partitions that were published, also those whose receipt was not
+            taken yet.
         ended: whether the last event was taken.
     """
 
@@ -46,10 +49,13 @@ class EventStream:
         self._retries_before = dict(store.retries)
         self._failed_keys: set[str] = set()
         self._lock = threading.Lock()
-        self._queue: queue.Queue[tuple[Event, ...] | BaseException | None] = queue.Queue(_WAITING_GROUPS)
+        self._queue: queue.Queue[tuple[Event, ...] | BaseException | None] = queue.Queue(
+            _WAITING_GROUPS
+        )
 
     def emit(self, *events: Event) -> None:
-        """Count events and hand them over, in groups: waking the consumer costs more than counting an event."""
+        """Count events and hand them over, in groups: waking the consumer costs more than counting
+        an event."""
         now = time.perf_counter() - self.begun
         with self._lock:
             new = tuple(event for event in events if self._count(event, now))
@@ -75,7 +81,8 @@ class EventStream:
         self.ended = True
 
     def drop_next(self) -> None:
-        """Drop the next group if one comes soon: a thread may wait to hand it over while no thread takes events."""
+        """Drop the next group if one comes soon: a thread may wait to hand it over while no thread
+        takes events."""
         with contextlib.suppress(queue.Empty):
             self._queue.get(timeout=_POLL_SECONDS)
 
@@ -86,7 +93,8 @@ class EventStream:
                 return
 
     def _count(self, event: Event, now: float) -> bool:
-        """Add an event to the report; False for a second failure of one partition, which is not reported."""
+        """Add an event to the report; False for a second failure of one partition, which is not
+        reported."""
         if isinstance(event, Failure):
             if event.key in self._failed_keys:  # two stages found an error concurrently
                 return False
@@ -103,5 +111,7 @@ class EventStream:
         report.max_in_flight_texts = memory.in_flight.most
         report.peak_resident_bytes = memory.ledger.peak
         report.exposed_io_seconds = memory.exposed_io.seconds
-        retries = {cause: count - before.get(cause, 0) for cause, count in self._store.retries.items()}
+        retries = {
+            cause: count - before.get(cause, 0) for cause, count in self._store.retries.items()
+        }
         report.storage_retries = {cause: count for cause, count in sorted(retries.items()) if count}

@@ -11,7 +11,8 @@ from surge_dagster.engine.sources.partition import Partition, located
 
 
 def require_unchanged(partition: Partition) -> None:
-    """Look the source version up once more, so that of two writers the one with the newer source wins.
+    """Look the source version up once more, so that of two writers the one with the newer source
+    wins.
 
     Raises:
         TransientError: the source has changed, or was removed, since the partition was listed.
@@ -38,7 +39,12 @@ def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
             changed = "Its source changed while it was read; run again."
             return Failure(partition.key, f"{error} {changed}", transient=True, remedy=changed)
         is_taken = isinstance(error, PlaceTaken)
-        return Failure(partition.key, str(located(partition, error)), remedy=error.remedy, in_source=not is_taken)
+        return Failure(
+            partition.key,
+            str(located(partition, error)),
+            remedy=error.remedy,
+            in_source=not is_taken,
+        )
     if isinstance(error, SurgeError):
         return Failure(partition.key, str(error), transient=isinstance(error, TransientError))
     remedy = "Run again when its storage answers."
@@ -46,7 +52,8 @@ def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
 
 
 class DroppedPartitions:
-    """The stage that finds an error records the partition here; each stage drops what it holds of such a partition."""
+    """The stage that finds an error records the partition here; each stage drops what it holds of
+    such a partition."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,12 +64,14 @@ class DroppedPartitions:
         return partition in self._dropped
 
     def fail(self, partition: PartitionToRead, *, drop: bool = True, refused: bool = False) -> bool:
-        """Read a partition no more; whether its failure is to be reported, since it was not dropped before.
+        """Read a partition no more; whether its failure is to be reported, since it was not dropped
+        before.
 
         Args:
             drop: what was read of it is not staged either.
-            refused: another run would find it as wrong, so that nothing staged of it is of use; of a divided one it
-                stays until the partition is published, since a run with more memory may not refuse it.
+            refused: another run would find it as wrong, so that nothing staged of it is of use; of
+                a divided one it stays until the partition is published, since a run with more
+                memory may not refuse it.
         """
         with self._lock:
             is_new = partition not in self._dropped

@@ -10,11 +10,13 @@
     source        what is left: pages of the file that is read, which may hold a whole row group, and the id set, eight
                   bytes per row of the partition
 
-Without a configured limit it is half of the memory that the process may use: the other half is for the model, the
-interpreter and other processes. Derived thresholds shrink until they fit the limit, whether it is configured or not.
+Without a configured limit it is half of the memory that the process may use: the other half is for
+the model, the interpreter and other processes. Derived thresholds shrink until they fit the limit,
+whether it is configured or not.
 
-One SuperBatch needs reader + slot + result together. That much is always available to it: everything beyond belongs to
-SuperBatches that are further on, or to a file that is being assembled, and is released without needing more.
+One SuperBatch needs reader + slot + result together. That much is always available to it:
+everything beyond belongs to SuperBatches that are further on, or to a file that is being assembled,
+and is released without needing more.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class ResultMemory:
     upload_bytes: int
 
     def of_rows(self, rows: int, string_bytes: int) -> int:
-        """Memory of a SuperBatch from its flush to its release, beside its ids and texts, which are `string_bytes`."""
+        """Memory of a SuperBatch from its flush to its release, beside its ids and texts, which are
+        `string_bytes`."""
         # The embedding, the truncation flag, the text's offset and hash, and the row's number.
         row = self.dimension * self.itemsize + 1 + 8 + HASH_BYTES + 4
         each = piece_bytes(rows, self.dimension, self.itemsize)
@@ -70,7 +73,8 @@ class ResultMemory:
         return rows * row + pieces + uploads
 
     def of_superbatch(self, bounds: Bounds) -> int:
-        """Memory of the largest SuperBatch that the thresholds allow, with its ids and texts in two slots."""
+        """Memory of the largest SuperBatch that the thresholds allow, with its ids and texts in two
+        slots."""
         return 2 * bounds.slot_bytes + self.of_rows(bounds.b_max, bounds.b_max_bytes)
 
     def least(self, bounds: Bounds) -> int:
@@ -87,7 +91,8 @@ class MemoryPlan:
     """Shares of a run's memory, in bytes.
 
     Attributes:
-        source: left for the id set and, beyond their part of the reader's share, for pages of the source.
+        source: left for the id set and, beyond their part of the reader's share, for pages of the
+            source.
         beside_superbatch: left for a stage that the SuperBatch being gathered waits for.
     """
 
@@ -108,7 +113,8 @@ class MemoryPlan:
         return self.reader_pages + self.source - _LEAST_ID_SET_BYTES
 
     def limit_for(self, size: int) -> int:
-        """A limit under which pages and ids may take so much: derived thresholds that grow with it leave its share."""
+        """A limit under which pages and ids may take so much: derived thresholds that grow with it
+        leave its share."""
         least = self.limit - self.source + _LEAST_ID_SET_BYTES
         return math.ceil(max(size / _SOURCE_SHARE, least / (1 - _SOURCE_SHARE))) + 1
 
@@ -128,12 +134,13 @@ def fit_memory(
     Args:
         derived_b_min: see `Thresholds.resolve`.
         threads, upload_bytes: see `ResultMemory`.
-        limit: of resident data, in bytes; None is what three SuperBatches need, at most half of the machine.
+        limit: of resident data, in bytes; None is what three SuperBatches need, at most half of the
+            machine.
         machine_bytes: memory that the process may use.
 
     Raises:
-        ConfigError: the thresholds contradict each other, or one SuperBatch exceeds the limit; the text names a limit
-            that works.
+        ConfigError: the thresholds contradict each other, or one SuperBatch exceeds the limit; the
+            text names a limit that works.
     """
     result = ResultMemory(space.dimension, np.dtype(space.dtype).itemsize, threads, upload_bytes)
     share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
@@ -143,9 +150,13 @@ def fit_memory(
 
     def largest(needed: Callable[[Bounds], int], available: int) -> int:
         """The largest scale whose needs fit; 0 where none fits."""
-        return bisect_right(range(1, _SCALES + 1), available, key=lambda scale: needed(scaled(scale)))
+        return bisect_right(
+            range(1, _SCALES + 1), available, key=lambda scale: needed(scaled(scale))
+        )
 
-    scale = largest(result.least, share - int(_SOURCE_SHARE * share)) or largest(result.least, share)
+    scale = largest(result.least, share - int(_SOURCE_SHARE * share)) or largest(
+        result.least, share
+    )
     if limit is None:
         three = largest(result.wanted, share)
         # Where only tiny SuperBatches fit three times, a large one is better.
@@ -178,4 +189,6 @@ def plan_memory(bounds: Bounds, result: ResultMemory, limit: int) -> MemoryPlan:
         )
     # Rows that are gathered may have vectors of an old file already.
     gathered = 2 * bounds.slot_bytes + bounds.b_max * result.dimension * result.itemsize
-    return MemoryPlan(limit, _READER_BYTES, limit - least + _LEAST_ID_SET_BYTES, limit - gathered, result)
+    return MemoryPlan(
+        limit, _READER_BYTES, limit - least + _LEAST_ID_SET_BYTES, limit - gathered, result
+    )

@@ -1,4 +1,5 @@
-"""What a run measures of itself while it goes on: pace, texts in flight, and the encoder's waits for storage."""
+"""What a run measures of itself while it goes on: pace, texts in flight, and the encoder's waits
+for storage."""
 
 from __future__ import annotations
 
@@ -20,16 +21,19 @@ _ALIKE = 4.0  # times the expected seconds of another one, or a quarter of them
 class Pace:
     """Compares the seconds of each encode call with those of earlier calls of about its size.
 
-    A device that throttles, or that another process uses, shows here long before the run is late. What a call should
-    take depends on the number and the length of its texts, so each is first divided by what the pool's costs expect.
+    A device that throttles, or that another process uses, shows here long before the run is late.
+    What a call should take depends on the number and the length of its texts, so each is first
+    divided by what the pool's costs expect.
 
     Args:
-        is_learned: the expectation comes from earlier runs, and counts until three calls alike have been seen.
+        is_learned: the expectation comes from earlier runs, and counts until three calls alike have
+            been seen.
     """
 
     def __init__(self, is_learned: bool = False) -> None:
         self._is_learned = is_learned
-        self._seen: deque[tuple[float, float]] = deque(maxlen=_PACE_REMEMBERS)  # expected seconds, taken / expected
+        # expected seconds, taken / expected
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_PACE_REMEMBERS)
 
     def ratio(self, seconds: float, expected_seconds: float) -> float | None:
         """Return how many times longer than usual a call took; None if too little is known."""
@@ -37,7 +41,9 @@ class Pace:
             return None
         taken = seconds / expected_seconds
         alike = [
-            before for expected, before in self._seen if expected / _ALIKE <= expected_seconds <= expected * _ALIKE
+            before
+            for expected, before in self._seen
+            if expected / _ALIKE <= expected_seconds <= expected * _ALIKE
         ]
         self._seen.append((expected_seconds, taken))
         if len(alike) >= _PACE_NEEDS and median(alike) > 0:
@@ -46,10 +52,12 @@ class Pace:
 
 
 class InFlight:
-    """Counts texts that were admitted and are neither published nor staged, and remembers the highest count.
+    """Counts texts that were admitted and are neither published nor staged, and remembers the
+    highest count.
 
     Attributes:
-        encoded: texts of the whole run that have got their vectors, also in SuperBatches that are being encoded.
+        encoded: texts of the whole run that have got their vectors, also in SuperBatches that are
+            being encoded.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""What may watch a run: how the rows of partitions differ from those of the files that they replace.
+"""What may watch a run: how the rows of partitions differ from those of the files that they
+replace.
 
 A run knows nothing else of who consumes its output. The change feed is such an observer.
 """
@@ -20,11 +21,15 @@ class RowObserver(Protocol):
     """Follows the rows of one partition in their order. Used by the reader alone."""
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
-        """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown."""
+        """The row that each of the next ids has in the old file, -1 where it has none; None where
+        that is unknown."""
         ...
 
-    def add(self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None) -> None:
-        """Take the next rows with their `old_rows`; `is_same`, bool [n], where text and vector are the old row's."""
+    def add(
+        self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None
+    ) -> None:
+        """Take the next rows with their `old_rows`; `is_same`, bool [n], where text and vector are
+        the old row's."""
         ...
 
     def result(self) -> ObservedRows | None:

@@ -1,8 +1,8 @@
 """The rows of an old file that have certain values: hashes of texts, or ids.
 
-Most rows of a nightly run are where they were, so a row is first compared with the one that follows the match before
-it; the others are looked up among sorted keys of eight bytes, which are sorted once. Arrow's `index_in` would build a
-table of all old values for each batch of rows.
+Most rows of a nightly run are where they were, so a row is first compared with the one that follows
+the match before it; the others are looked up among sorted keys of eight bytes, which are sorted
+once. Arrow's `index_in` would build a table of all old values for each batch of rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from surge_dagster.engine.sources.content import id_keys
 from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 NO_ROW = -1
-LOOKUP_BYTES = 16  # per row, once a value is looked up: the sorted keys and the rows that they belong to
+# per row, once a value is looked up: the sorted keys and the rows that they belong to
+LOOKUP_BYTES = 16
 _KEYS_AT_A_TIME = 8192
 
 
@@ -49,7 +50,9 @@ class OldValues:
             self._shift = int(old[last]) - first_row - last
         return old
 
-    def _enter(self, old: np.ndarray, new: pa.Array, places: np.ndarray, old_rows: np.ndarray) -> None:
+    def _enter(
+        self, old: np.ndarray, new: pa.Array, places: np.ndarray, old_rows: np.ndarray
+    ) -> None:
         """Enter those of the old rows that have the values of the new ones at these places."""
         if len(places):
             equal = pc.equal(new.take(pa.array(places)), self.values.take(pa.array(old_rows)))  # pyright: ignore[reportAttributeAccessIssue]
@@ -67,7 +70,8 @@ class OldValues:
         wanted = _keys(new.take(pa.array(places)))
         nearest = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         self._enter(old, new, places, order[nearest])
-        shared = places[(keys[nearest] == wanted) & (old[places] == NO_ROW)]  # different values with equal keys
+        # different values with equal keys
+        shared = places[(keys[nearest] == wanted) & (old[places] == NO_ROW)]
         if len(shared):
             exact = pc.index_in(new.take(pa.array(shared)), value_set=self.values)  # pyright: ignore[reportAttributeAccessIssue]
             old[shared] = exact.fill_null(NO_ROW).to_numpy()
@@ -76,6 +80,8 @@ class OldValues:
 def _keys(values: pa.Array) -> np.ndarray:
     """A number for each value, int64; different values seldom share one."""
     if values.type == TEXT_HASH:
-        return np.frombuffer(values.buffers()[1], np.int64, 2 * len(values), values.offset * TEXT_HASH.byte_width)[::2]
+        return np.frombuffer(
+            values.buffers()[1], np.int64, 2 * len(values), values.offset * TEXT_HASH.byte_width
+        )[::2]
     starts = range(0, len(values), _KEYS_AT_A_TIME)
     return np.concatenate([id_keys(values[start : start + _KEYS_AT_A_TIME]) for start in starts])

@@ -1,11 +1,12 @@
-"""The rows of a partition's old file, from which unchanged texts take their vectors while the new file is gathered.
+"""The rows of a partition's old file, from which unchanged texts take their vectors while the new
+file is gathered.
 
-Yesterday's file is the cache; there is no second store. A row's vector is found by the hash of its text, so it does not
-matter whether the row has moved, has another id, or stands between other rows.
+Yesterday's file is the cache; there is no second store. A row's vector is found by the hash of its
+text, so it does not matter whether the row has moved, has another id, or stands between other rows.
 
-Vectors come from pages whose checksums hold, and from row groups in which every vector is finite and has its length;
-at the first damage the rest of the partition is encoded. Nothing here refuses a partition: what cannot be read, or does
-not fit into memory, is encoded.
+Vectors come from pages whose checksums hold, and from row groups in which every vector is finite
+and has its length; at the first damage the rest of the partition is encoded. Nothing here refuses a
+partition: what cannot be read, or does not fit into memory, is encoded.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ log = logging.getLogger(__name__)
 UNUSABLE = (InvalidFile, TransientError, *UNREADABLE)
 _PIECE_BYTES = 8 * 1024 * 1024  # of vectors that are handed over at a time
 _COPIES = 5  # of a row group's vectors: as they are read, with their levels, and decoded
-_MOST_READINGS = 10  # of a row group on average: where rows were shuffled, each piece needs most of them
+# of a row group on average: where rows were shuffled, each piece needs most of them
+_MOST_READINGS = 10
 
 
 class PreviousRows:
@@ -64,7 +66,10 @@ class PreviousRows:
             if memory.reserve(_reading_bytes(reader, self._space)):
                 self._hashes, self._group_ends = read_hashes(reader)
             else:
-                log.info("partition %r: its old file is not used, as reading it takes too much memory", partition.key)
+                log.info(
+                    "partition %r: its old file is not used, as reading it takes too much memory",
+                    partition.key,
+                )
         self._observed = None if observer is None else observer.follow(reader, memory.reserve)
         self._group: tuple[int, np.ndarray] | None = None
         self._readings = 0
@@ -73,11 +78,18 @@ class PreviousRows:
     def held(self) -> int:
         return self._memory.held
 
-    def known(self, batch: RowBatch, first_row: int) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
-        """The next rows of the partition in pieces, with the vectors of those whose texts the old file has."""
-        size = max(1, _PIECE_BYTES // (self._space.dimension * np.dtype(self._space.dtype).itemsize))
+    def known(
+        self, batch: RowBatch, first_row: int
+    ) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
+        """The next rows of the partition in pieces, with the vectors of those whose texts the old
+        file has."""
+        size = max(
+            1, _PIECE_BYTES // (self._space.dimension * np.dtype(self._space.dtype).itemsize)
+        )
         for start in range(0, len(batch) or 1, size):
-            piece = batch if len(batch) <= size else batch.rows(start, min(start + size, len(batch)))
+            piece = (
+                batch if len(batch) <= size else batch.rows(start, min(start + size, len(batch)))
+            )
             by_id = self._by_id(piece, first_row + start)
             vectors, old_rows = self._known(piece, first_row + start, by_id)
             if self._observed is not None and by_id is not None:
@@ -94,7 +106,8 @@ class PreviousRows:
             self._observed.add(by_id, np.zeros(len(batch), np.bool_), batch.carried)
 
     def changes(self) -> ObservedRows | None:
-        """How the rows differ from those of the old file, after the last one; None where that is unknown."""
+        """How the rows differ from those of the old file, after the last one; None where that is
+        unknown."""
         return None if self._observed is None else self._observed.result()
 
     def give_up(self) -> None:
@@ -108,9 +121,14 @@ class PreviousRows:
     def _known(
         self, batch: RowBatch, first_row: int, by_id: np.ndarray | None
     ) -> tuple[KnownVectors | None, np.ndarray]:
-        """The vectors that the old file has of some rows, and the rows of the old file that they come from."""
+        """The vectors that the old file has of some rows, and the rows of the old file that they
+        come from."""
         nothing = None, np.empty(0, np.int64)
-        if self._hashes is None or not len(batch) or self._readings >= _MOST_READINGS * self._reader.groups:
+        if (
+            self._hashes is None
+            or not len(batch)
+            or self._readings >= _MOST_READINGS * self._reader.groups
+        ):
             return nothing
         old = self._hashes.rows(text_hashes(batch.texts), first_row, by_id)
         truncated, is_certain = truncation(self._reader.facts, np.diff(batch.text_offsets))
@@ -123,7 +141,9 @@ class PreviousRows:
             raise
         except UNUSABLE as error:
             key, reason = self._partition.key, first_line(error)
-            log.warning("partition %r: no more vectors are taken from its old file: %s", key, reason)
+            log.warning(
+                "partition %r: no more vectors are taken from its old file: %s", key, reason
+            )
             self._hashes = self._group = None
             return nothing
         return KnownVectors(rows, matrix, truncated[rows]), old[rows]
@@ -137,12 +157,15 @@ class PreviousRows:
                 self._group = None  # one is held at a time
                 self._group = group, self._read_group(group)
             places = np.flatnonzero(groups == group)
-            matrix[places] = self._group[1][old[places] - self._group_ends[group]]  # from the group's end
+            # from the group's end
+            matrix[places] = self._group[1][old[places] - self._group_ends[group]]
         return matrix
 
     def _read_group(self, group: int) -> np.ndarray:
         self._readings += 1
-        parts = [matrix_of(batch) for batch in self._reader.read(columns=["embedding"], groups=[group])]
+        parts = [
+            matrix_of(batch) for batch in self._reader.read(columns=["embedding"], groups=[group])
+        ]
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
         first = int(self._group_ends[group - 1]) if group else 0
         rows = int(self._group_ends[group]) - first
@@ -155,7 +178,8 @@ class PreviousRows:
 
 
 def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of texts of an old file with these bytes: whether each was truncated, and whether that is certain."""
+    """Of texts of an old file with these bytes: whether each was truncated, and whether that is
+    certain."""
     if not facts.truncated:
         return np.zeros(len(lengths), np.bool_), np.ones(len(lengths), np.bool_)
     if not facts.shortest_truncated_bytes:
@@ -185,18 +209,25 @@ def open_previous_rows(
             booked = _Memory(memory, partition.source, file.facts.rows)
             opened.callback(booked.release)
             try:
-                reader = opened.enter_context(open_published(target.store, target.space, file.stored.name, file))
+                reader = opened.enter_context(
+                    open_published(target.store, target.space, file.stored.name, file)
+                )
                 previous = PreviousRows(target, reader, partition, booked, observer, reuse)
             except StoreUnavailable:
                 raise
             except UNUSABLE as error:
                 booked.release()
-                log.warning("partition %r: vectors of its old file are not used: %s", partition.key, first_line(error))
+                log.warning(
+                    "partition %r: vectors of its old file are not used: %s",
+                    partition.key,
+                    first_line(error),
+                )
         yield previous
 
 
 class _Memory:
-    """Books what an old file takes, as far as it fits beside the ids and pages of its partition's source."""
+    """Books what an old file takes, as far as it fits beside the ids and pages of its partition's
+    source."""
 
     def __init__(self, memory: RunMemory, source: Partition, rows: int) -> None:
         plan, ids = memory.plan, IdSet().bytes_after(max(source.rows or 0, rows))
@@ -219,7 +250,8 @@ class _Memory:
 
 
 def _reading_bytes(reader: OutputFile, space: Space) -> int:
-    """Upper estimate of the memory that rows of a file take while vectors are taken from it, in bytes."""
+    """Upper estimate of the memory that rows of a file take while vectors are taken from it, in
+    bytes."""
     itemsize = np.dtype(space.dtype).itemsize
     rows, row = reader.facts.rows, space.dimension * itemsize
     group = _COPIES * min(rows, row_group_rows(space.dimension, itemsize)) * row
@@ -238,5 +270,7 @@ def read_hashes(reader: OutputFile) -> tuple[OldValues, np.ndarray]:
         ends.append(rows)
     hashes = pa.concat_arrays(parts) if parts else pa.array([], TEXT_HASH)
     if len(hashes) != reader.facts.rows:
-        raise InvalidFile(f"its metadata promise {reader.facts.rows:,} rows and it has {len(hashes):,}")
+        raise InvalidFile(
+            f"its metadata promise {reader.facts.rows:,} rows and it has {len(hashes):,}"
+        )
     return OldValues(hashes), np.array(ends, np.int64)

@@ -1,4 +1,5 @@
-"""One SuperBatch on its way out: each segment becomes a file or a staged object; then what became of all of them."""
+"""One SuperBatch on its way out: each segment becomes a file or a staged object; then what became
+of all of them."""
 
 from __future__ import annotations
 
@@ -19,13 +20,19 @@ from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
 from surge_dagster.engine.run.report import Event, Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import EncodedSuperBatch, ReadPartition, Segment, StagedRows
+from surge_dagster.engine.run.superbatch import (
+    EncodedSuperBatch,
+    ReadPartition,
+    Segment,
+    StagedRows,
+)
 from surge_dagster.engine.support.timeline import Lane
 
 
 @dataclass(slots=True)
 class Publication:
-    """One SuperBatch while its segments are being written, by several threads. The publisher alone uses it.
+    """One SuperBatch while its segments are being written, by several threads. The publisher alone
+    uses it.
 
     Attributes:
         remaining: segments that are not written yet.
@@ -97,8 +104,12 @@ class Publication:
             return self.remaining == 0
 
     def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
-        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments."""
-        order = {segment.partition.key: place for place, segment in enumerate(self.encoded.batch.segments)}
+        """What became of the SuperBatch once nothing remains; receipts are in the order of the
+        segments."""
+        order = {
+            segment.partition.key: place
+            for place, segment in enumerate(self.encoded.batch.segments)
+        }
         receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
         return self._report(b_min, begun, peak_bytes), *receipts, *self.failures
 
@@ -108,9 +119,17 @@ class Publication:
         self.upload.add(serialized, time.perf_counter())
 
     def _valid_vectors(self, segment: Segment) -> np.ndarray:
-        """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a valid embedding."""
+        """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a
+        valid embedding."""
         encoded = self.encoded
-        failed = next((failed for failed in encoded.metrics.failed if segment.start <= failed.row < segment.stop), None)
+        failed = next(
+            (
+                failed
+                for failed in encoded.metrics.failed
+                if segment.start <= failed.row < segment.stop
+            ),
+            None,
+        )
         if failed is not None:
             raise DataError(
                 segment.partition.key,
@@ -131,8 +150,12 @@ class Publication:
 
     def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
         encoded, batch, metrics = self.encoded, self.encoded.batch, self.encoded.metrics
-        rows_reused = sum(batch.slot.reused(segment.start, segment.stop) for segment in batch.segments)
-        texts_encoded = sum(segment.stop - segment.start for segment in batch.segments) - rows_reused
+        rows_reused = sum(
+            batch.slot.reused(segment.start, segment.stop) for segment in batch.segments
+        )
+        texts_encoded = (
+            sum(segment.stop - segment.start for segment in batch.segments) - rows_reused
+        )
         of_publishing = Costs(
             texts_encoded=texts_encoded,
             texts_deduplicated=encoded.deduplicated,
@@ -151,7 +174,9 @@ class Publication:
             truncated=self.truncated,
             fill_ratio=texts_encoded / b_min,
             duty_cycle=encoded.duty_cycle,
-            worker_idle_ratio=metrics.costs.worker_idle_ratio(metrics.workers, metrics.costs.encode_seconds),
+            worker_idle_ratio=metrics.costs.worker_idle_ratio(
+                metrics.workers, metrics.costs.encode_seconds
+            ),
             pace_ratio=encoded.pace_ratio,
             gpu_utilisation=metrics.gpu_utilisation,
             gpu_memory_bytes=metrics.gpu_memory_bytes,

@@ -1,9 +1,11 @@
-"""The publish stage: threads slice, serialize and publish a SuperBatch while the next one is being encoded.
+"""The publish stage: threads slice, serialize and publish a SuperBatch while the next one is being
+encoded.
 
-Several threads share the segments of one SuperBatch. A whole partition becomes its file. A segment of a split partition
-is staged as an object of its own, so that no SuperBatch's memory waits for a long file. After the last segment the
-folder is flushed once, the memory is given back, and only then the receipts are reported. One more thread writes the
-files of split partitions from what is staged. An error fails its partition and no other one.
+Several threads share the segments of one SuperBatch. A whole partition becomes its file. A segment
+of a split partition is staged as an object of its own, so that no SuperBatch's memory waits for a
+long file. After the last segment the folder is flushed once, the memory is given back, and only
+then the receipts are reported. One more thread writes the files of split partitions from what is
+staged. An error fails its partition and no other one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass, field
 from functools import partial
 
-from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError, WriteRefused
+from surge_dagster.engine.errors import (
+    Cancelled,
+    StoreUnavailable,
+    SurgeError,
+    TransientError,
+    WriteRefused,
+)
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.output.freshness import status_of
@@ -35,26 +43,44 @@ from surge_dagster.engine.run.rewriting import assemble
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import EncodedSuperBatch, PartitionToRead, ReadPartition, Segment, StagedRows
+from surge_dagster.engine.run.superbatch import (
+    EncodedSuperBatch,
+    PartitionToRead,
+    ReadPartition,
+    Segment,
+    StagedRows,
+)
 from surge_dagster.engine.support.waiting import in_background
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_LAST_SECONDS = 2.0  # to remove unfinished files when the process ends; a store that answers needs less
+# to remove unfinished files when the process ends; a store that answers needs less
+_LAST_SECONDS = 2.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-# Errors of a local disk that the next file would meet too; a file that is too large is no reason to end the run.
-_DISK_UNUSABLE = (*_DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
+# Errors of a local disk that the next file would meet too; a file that is too large is no reason to
+# end the run.
+_DISK_UNUSABLE = (
+    *_DISK_FULL,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.EIO,
+    errno.ESTALE,
+)
 _DOWN_AFTER = 4  # refused writes in a row, as with operations on a bucket
 
 
 @dataclass(slots=True)
 class _SplitPartition:
-    """What became of the segments of a split partition so far. The publisher changes it under its lock.
+    """What became of the segments of a split partition so far. The publisher changes it under its
+    lock.
 
     Attributes:
         staged: rows that are staged, in any order.
-        read: the partition as it was read, once its last segment was written; with it, the SuperBatch of that.
+        read: the partition as it was read, once its last segment was written; with it, the
+            SuperBatch of that.
     """
 
     staged: list[StagedRows] = field(default_factory=list)
@@ -69,7 +95,8 @@ class Publisher:
     An error that is not a partition's own stops the run, and `close` raises it.
 
     Args:
-        dropped: partitions of which nothing is written any more; those that cannot be written are added.
+        dropped: partitions of which nothing is written any more; those that cannot be written are
+            added.
         observer: is told of each file that is about to be published.
     """
 
@@ -112,7 +139,8 @@ class Publisher:
             self._unfinished += 1
 
     def close(self) -> None:
-        """Wait until every file is published, or the grace time is over; incomplete partitions stay staged.
+        """Wait until every file is published, or the grace time is over; incomplete partitions stay
+        staged.
 
         Raises:
             BaseException: the error that stopped the run.
@@ -147,13 +175,15 @@ class Publisher:
             raise self._error
 
     def _write_segments(self, publication: Publication, waiting: deque[Segment]) -> None:
-        """One thread's share of a SuperBatch: one task for each of thousands of tiny partitions would cost too much."""
+        """One thread's share of a SuperBatch: one task for each of thousands of tiny partitions
+        would cost too much."""
         while self._store_is_down or not self._stop_signal.over.is_set():
             try:
                 segment = waiting.popleft()
             except IndexError:
                 return
-            # A store that is down gets no further segment, but what was published before is still reported.
+            # A store that is down gets no further segment, but what was published before is still
+            # reported.
             if not self._store_is_down and segment.partition not in self._dropped:
                 try:
                     if segment.is_whole and segment.read is not None:
@@ -184,13 +214,22 @@ class Publisher:
             if publication.receipts:
                 target.sync()
         except (OSError, SurgeError) as error:
-            lost = f"cannot flush the folder {target.space.name!r} of {target.store.url!r}: {error}."
+            lost = (
+                f"cannot flush the folder {target.space.name!r} of {target.store.url!r}: {error}."
+            )
             self._stop(TransientError(lost))
-            publication.failures += [Failure(receipt.key, lost, transient=True) for receipt in publication.receipts]
+            publication.failures += [
+                Failure(receipt.key, lost, transient=True) for receipt in publication.receipts
+            ]
             publication.receipts.clear()
         events = publication.events(memory.bounds.b_min, self._events.begun, memory.ledger.peak)
-        # Before the texts count as published: the reader waits for that before it reads what is divided as a whole.
-        complete = [segment.partition for segment in encoded.batch.segments if self._completes(segment, publication)]
+        # Before the texts count as published: the reader waits for that before it reads what is
+        # divided as a whole.
+        complete = [
+            segment.partition
+            for segment in encoded.batch.segments
+            if self._completes(segment, publication)
+        ]
         memory.release(encoded.batch, encoded.published_texts)
         self._events.emit(*events)
         with self._finished:
@@ -199,13 +238,20 @@ class Publisher:
             self._unfinished_files += len(complete)
 
     def _completes(self, segment: Segment, publication: Publication) -> bool:
-        """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
+        """Enter a segment of a split partition whose SuperBatch was written; True when it was the
+        last one."""
         partition = segment.partition
         if segment.is_whole:
             return False
         with self._finished:
             if partition.range is not None:
-                self._staged.add((partition.key, segment.first_row, segment.first_row + segment.stop - segment.start))
+                self._staged.add(
+                    (
+                        partition.key,
+                        segment.first_row,
+                        segment.first_row + segment.stop - segment.start,
+                    )
+                )
                 return False
             if partition in self._dropped:
                 self._split.pop(partition, None)
@@ -217,7 +263,10 @@ class Publisher:
                 split.read, split.superbatch = segment.read, publication.encoded.batch.index
                 split.texts_per_second = publication.encoded.metrics.costs.texts_per_second
                 split.staged += segment.read.staged
-            return split.read is not None and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
+            return (
+                split.read is not None
+                and sum(rows.stop - rows.start for rows in split.staged) == split.read.rows
+            )
 
     def _write_file(self, partition: PartitionToRead) -> None:
         with self._finished:
@@ -243,12 +292,18 @@ class Publisher:
         ledger.reserve(size, self._is_memory_final)
         try:
             require_not_over = self._stop_signal.require_not_over
-            published = assemble(target, staging, partition, read, split.staged, require_not_over, self._observer)
+            published = assemble(
+                target, staging, partition, read, split.staged, require_not_over, self._observer
+            )
             target.sync()
         finally:
             ledger.release(size)
         staging.remove(partition.key)
-        earlier = [rows for rows in read.staged if (partition.key, rows.start, rows.stop) not in self._staged]
+        earlier = [
+            rows
+            for rows in read.staged
+            if (partition.key, rows.start, rows.stop) not in self._staged
+        ]
         receipt = Receipt.of(
             published.facts,
             published.stored,
@@ -259,16 +314,25 @@ class Publisher:
         )
         self._events.emit(receipt)
 
-    def _published_by_another(self, partition: PartitionToRead, error: BaseException) -> Receipt | None:
-        """The receipt of a partition whose file another run wrote while this one did, and removed the staged rows."""
-        is_new = partition.reuse or partition.is_divided  # else it may be the file that was to be replaced
+    def _published_by_another(
+        self, partition: PartitionToRead, error: BaseException
+    ) -> Receipt | None:
+        """The receipt of a partition whose file another run wrote while this one did, and removed
+        the staged rows."""
+        # else it may be the file that was to be replaced
+        is_new = partition.reuse or partition.is_divided
         if not is_new or not isinstance(error.__cause__, FileNotFoundError | TransientError):
             return None
         store, space = self._target.store, self._target.space
         with contextlib.suppress(SurgeError, OSError, InvalidFile, Cancelled):
             file = read_published_file(store, file_name(space.name, partition.key))
-            if status_of(file.facts, space.name, partition.key, partition.source.source_version) == "fresh":
-                return Receipt.of(file.facts, file.stored, store.location(file.stored.name), action="fresh")
+            if (
+                status_of(file.facts, space.name, partition.key, partition.source.source_version)
+                == "fresh"
+            ):
+                return Receipt.of(
+                    file.facts, file.stored, store.location(file.stored.name), action="fresh"
+                )
         return None
 
     def _is_memory_final(self) -> bool:
@@ -286,17 +350,25 @@ class Publisher:
             case SurgeError():
                 if isinstance(error, StoreUnavailable):
                     with self._finished:
-                        self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
+                        self._store_is_down = (
+                            self._store_is_down or not self._stop_signal.over.is_set()
+                        )
                         self._stop_signal.over.set()  # every other thread gives up its retries
                     self._stop(error)
                 failure = failure_of(partition.source, error)
             case OSError():
-                remedy = "Make room on its disk, then run again." if error.errno in _DISK_FULL else "Run again."
+                remedy = (
+                    "Make room on its disk, then run again."
+                    if error.errno in _DISK_FULL
+                    else "Run again."
+                )
                 reason = f"partition {key!r}: cannot be written: {error}. {remedy}"
                 failure = Failure(key, reason, transient=True, remedy=remedy)
             case _:
                 self._stop(error)
-                failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
+                failure = Failure(
+                    key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True
+                )
         # None where it was reported, or is read once more.
         return failure if self._dropped.fail(partition, refused=not failure.transient) else None
 
@@ -321,7 +393,8 @@ class Publisher:
             return self._refused_writes
 
     def _stop(self, error: BaseException) -> None:
-        """End the run with an error: without it the reader would wait for a slot that never comes back."""
+        """End the run with an error: without it the reader would wait for a slot that never comes
+        back."""
         self._error = self._error or error
         self._stop_signal.stopping.set()
 
@@ -336,7 +409,8 @@ class _Tasks:
         self._runners: list[Future[None]] = []
 
     def add(self, task: Callable[[], None]) -> None:
-        """Queue a task; `RuntimeError` where the system gives no thread and there is none. Not from two threads."""
+        """Queue a task; `RuntimeError` where the system gives no thread and there is none. Not from
+        two threads."""
         if len(self._runners) < self._most:
             try:
                 self._runners.append(in_background(self._run, self._name))

@@ -5,12 +5,14 @@
     earlier run, or     SuperBatches
     in the old file
 
-Rows that an earlier run staged have their vectors in the store and are read only to be checked. Rows whose text the old
-file has take their vectors from there. All checks on the rows of a partition as a whole are made here, and a partition
-is closed only after every one has passed: of one that is refused, what the SuperBatch being gathered holds is dropped.
+Rows that an earlier run staged have their vectors in the store and are read only to be checked.
+Rows whose text the old file has take their vectors from there. All checks on the rows of a
+partition as a whole are made here, and a partition is closed only after every one has passed: of
+one that is refused, what the SuperBatch being gathered holds is dropped.
 
-Of a divided partition a range of rows is read, and staged. Once every row of it is staged, by whichever runs, all rows
-are read by whoever sees that: what is checked of a partition as a whole is checked then.
+Of a divided partition a range of rows is read, and staged. Once every row of it is staged, by
+whichever runs, all rows are read by whoever sees that: what is checked of a partition as a whole is
+checked then.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """A partition and its rows, to be read once. What the pieces yield last is the partition as it was read.
+    """A partition and its rows, to be read once. What the pieces yield last is the partition as it
+    was read.
 
     Taking the next piece raises what is wrong with the partition.
     """
@@ -108,12 +111,17 @@ def known_vectors(
     observer: PublicationObserver | None,
     ranges: dict[str, PartitionToRead],
 ) -> Iterator[Receipt | Failure | PartitionRows]:
-    """Open each partition that has to be read; receipts and failures pass. `ranges` takes one of each key."""
+    """Open each partition that has to be read; receipts and failures pass. `ranges` takes one of
+    each key."""
     reader = _RowReader(target, staging, memory, reuse, observer)
     for decision in decisions:
         if isinstance(decision, PartitionToRead) and decision.range is not None:
             ranges[decision.key] = decision
-        yield PartitionRows(decision, reader.pieces(decision)) if isinstance(decision, PartitionToRead) else decision
+        yield (
+            PartitionRows(decision, reader.pieces(decision))
+            if isinstance(decision, PartitionToRead)
+            else decision
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +143,13 @@ class _RowReader:
             opened.enter_context(self._without_wrong_rows(partition))
             check = StagedRowsCheck(staged, first_row)
             previous = opened.enter_context(self._previous_rows(partition, observer))
-            batches = opened.enter_context(contextlib.closing(self.memory.batches(partition.source, within)))
+            batches = opened.enter_context(
+                contextlib.closing(self.memory.batches(partition.source, within))
+            )
             ids = opened.enter_context(_Ids(partition, self.memory, previous))
             if within is not None:
-                ids.require_room(partition.source.rows or 0)  # at last they are compared with all others
+                # at last they are compared with all others
+                ids.require_room(partition.source.rows or 0)
             digest, missing, row = ContentDigest(), MissingTexts(), first_row
             id_type, carried_columns = pa.string(), None
             for batch in batches:
@@ -170,7 +181,9 @@ class _RowReader:
                 )
             refuse_repeated_id(partition.source, ids.repeated())
             changes = previous.changes() if previous is not None else None
-            read = ReadPartition(count, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns)
+            read = ReadPartition(
+                count, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns
+            )
         yield read  # after the memory of reading it was given back
 
     def _previous_rows(
@@ -181,7 +194,8 @@ class _RowReader:
 
     @contextlib.contextmanager
     def _without_wrong_rows(self, partition: PartitionToRead) -> Iterator[None]:
-        """Remove what is staged of a partition if it is not the partition's; the next run encodes it."""
+        """Remove what is staged of a partition if it is not the partition's; the next run encodes
+        it."""
         source = partition.source
         try:
             yield
@@ -194,7 +208,8 @@ class _RowReader:
             ) from error
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
-        """Rows that earlier runs staged and that can be used; None of a divided partition of which rows still lack."""
+        """Rows that earlier runs staged and that can be used; None of a divided partition of which
+        rows still lack."""
         source, within = partition.source, partition.range
         if partition.is_divided and within is None:
             with self.memory.held(self.memory.plan.reader):
@@ -212,11 +227,15 @@ class _RowReader:
 class _Ids(contextlib.AbstractContextManager["_Ids"]):
     """Finds a repeated id of a partition; its memory is booked until the block ends."""
 
-    def __init__(self, partition: PartitionToRead, memory: RunMemory, previous: PreviousRows | None) -> None:
+    def __init__(
+        self, partition: PartitionToRead, memory: RunMemory, previous: PreviousRows | None
+    ) -> None:
         self._source = partition.source
         self._memory = memory
         self._previous = previous
-        self._available = memory.plan.source - max(0, partition.source.page_bytes - memory.plan.reader_pages)
+        self._available = memory.plan.source - max(
+            0, partition.source.page_bytes - memory.plan.reader_pages
+        )
         self._ids = IdSet()
 
     def add(self, batch: RowBatch) -> None:
@@ -251,7 +270,8 @@ def gather(
     memory: RunMemory,
     dropped: DroppedPartitions,
 ) -> Iterator[SuperBatch | Receipt | Failure]:
-    """Gather the rows of partitions; receipts and failures pass. What another stage has dropped is read no further."""
+    """Gather the rows of partitions; receipts and failures pass. What another stage has dropped is
+    read no further."""
     for item in items:
         if isinstance(item, PartitionRows):
             yield from _gather_partition(item, aggregator, memory, dropped)
@@ -291,7 +311,9 @@ def _gather_partition(
         yield failure
 
 
-def _gather_rows(piece: RowPiece, aggregator: Aggregator, memory: RunMemory) -> Iterator[SuperBatch]:
+def _gather_rows(
+    piece: RowPiece, aggregator: Aggregator, memory: RunMemory
+) -> Iterator[SuperBatch]:
     if piece.is_staged:
         aggregator.skip(piece.rows)
         return

@@ -1,4 +1,5 @@
-"""What a run reports: records of SuperBatches, published partitions and failures, and the metrics of the whole run."""
+"""What a run reports: records of SuperBatches, published partitions and failures, and the metrics
+of the whole run."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ Action = Literal["encoded", "republished", "fresh", "derived"]
 # Facts of a file that its receipt repeats.
 _OF_FILE = (
     *("space", "rows", "dimension", "source_version", "content_digest", "desired_version"),
-    *("truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded", "oldest_encoded_at"),
+    *(
+        "truncated",
+        "skipped_rows",
+        "blank_texts",
+        "rows_reused",
+        "rows_encoded",
+        "oldest_encoded_at",
+    ),
 )
 SLOW_PACE = 2.0
 _WORTH_A_WARNING_SECONDS = 1.0
@@ -38,7 +46,8 @@ class SuperBatchReport:
         pace_ratio: see `Pace`; None until enough like it were encoded.
         gpu_utilisation, gpu_memory_bytes: None where nothing measures them.
         peak_resident_bytes: the most that the run held until then.
-        encode_span, serialize_span, upload_span: None where there was no work, or where the run was stopped meanwhile.
+        encode_span, serialize_span, upload_span: None where there was no work, or where the run was
+            stopped meanwhile.
     """
 
     index: int
@@ -88,15 +97,16 @@ class Receipt:
     """What is known of a partition whose file is complete and valid.
 
     Attributes:
-        action: "encoded"; "republished" where only the source version had moved; "fresh" where there was nothing to do;
-            "derived" from the file of another space.
+        action: "encoded"; "republished" where only the source version had moved; "fresh" where
+            there was nothing to do; "derived" from the file of another space.
         bytes, etag: of the file, as published.
         truncated: texts of which the model saw only the first tokens.
         skipped_rows, blank_texts: see `FileFacts`.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors other runs had staged.
-        rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was republished, those it had.
+        rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was
+            republished, those it had.
     """
 
     key: str
@@ -178,7 +188,8 @@ class OldVectorSample:
 
     @property
     def drifted(self) -> dict[str, float]:
-        """The partitions whose vectors differ by more than the precision promises; then the run reuses nothing."""
+        """The partitions whose vectors differ by more than the precision promises; then the run
+        reuses nothing."""
         return {key: cosine for key, cosine in self.cosines.items() if cosine < self.lowest_cosine}
 
     @property
@@ -205,10 +216,11 @@ class RunReport:
         compared_rows: old rows that were encoded again, to be compared; see `OldVectorSample`.
         drifted_rows: those of them that got another vector; the run reuses none then.
         storage_retries: requests sent again, by cause.
-        predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches that it made; None
-            until it has ended by itself, and where it encoded nothing.
+        predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches
+            that it made; None until it has ended by itself, and where it encoded nothing.
         call_seconds: fixed cost of an encode call (c_ipc), as it was known before the run.
-        run_seconds: from the beginning of the run to its end, the start of the encoder included; 0 until it has ended.
+        run_seconds: from the beginning of the run to its end, the start of the encoder included; 0
+            until it has ended.
         machines: those that took part; more than one over a cluster.
         price_per_hour: of one machine; None if it is not set.
     """
@@ -256,28 +268,39 @@ class RunReport:
 
     @property
     def prediction_error(self) -> float | None:
-        """How far the prediction was from the outcome, as a share of it; above 0 the run took less than predicted."""
+        """How far the prediction was from the outcome, as a share of it; above 0 the run took less
+        than predicted."""
         predicted, wall = self.predicted_wall_seconds, self.wall_seconds
         return predicted / wall - 1 if predicted is not None and wall > 0 else None
 
     @property
     def texts_per_second(self) -> float:
-        """Texts that encode calls computed, over the run's time; equal and reused texts do not count."""
+        """Texts that encode calls computed, over the run's time; equal and reused texts do not
+        count."""
         return self.costs.texts_computed / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
     @property
     def duty_cycle(self) -> float:
         """Share of the run's time in which the pool was encoding (SURGE, equation 9)."""
-        return min(1.0, self.costs.encode_seconds / self.wall_seconds) if self.wall_seconds > 0 else 0.0
+        return (
+            min(1.0, self.costs.encode_seconds / self.wall_seconds)
+            if self.wall_seconds > 0
+            else 0.0
+        )
 
     @property
     def fill_ratio(self) -> float:
         """Mean texts of a SuperBatch over B_min."""
-        return self.texts_encoded / self.superbatches / self.b_min if self.superbatches and self.b_min else 0.0
+        return (
+            self.texts_encoded / self.superbatches / self.b_min
+            if self.superbatches and self.b_min
+            else 0.0
+        )
 
     @property
     def worker_idle_ratio(self) -> float:
-        """Share of the workers' time, over the whole run, in which their devices had nothing to compute."""
+        """Share of the workers' time, over the whole run, in which their devices had nothing to
+        compute."""
         return self.costs.worker_idle_ratio(self.workers, self.wall_seconds)
 
     @property
@@ -289,7 +312,8 @@ class RunReport:
 
     @property
     def cost_per_million_texts(self) -> float | None:
-        """The cost of a million texts with new vectors, equal ones included; None if there are none."""
+        """The cost of a million texts with new vectors, equal ones included; None if there are
+        none."""
         if self.cost is None or not self.texts_encoded:
             return None
         return 1e6 * self.cost / self.texts_encoded

@@ -1,8 +1,10 @@
-"""Whether a run may reuse old vectors: a sample of old rows is encoded again before the first reuse.
+"""Whether a run may reuse old vectors: a sample of old rows is encoded again before the first
+reuse.
 
-A model or a device may give other vectors than it gave before, under the same name. A run draws one row from each of up
-to 32 files of its space, encodes their texts and compares. If one vector differs by more than the precision promises,
-the run reuses nothing. Files without a text column cannot be compared, and their vectors are reused.
+A model or a device may give other vectors than it gave before, under the same name. A run draws one
+row from each of up to 32 files of its space, encodes their texts and compares. If one vector
+differs by more than the precision promises, the run reuses nothing. Files without a text column
+cannot be compared, and their vectors are reused.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class ReuseCheck:
         try:
             vectors = self._pool.vectors(texts)
         except EncoderError as error:
-            log.warning("no old vectors are reused, as a sample of them could not be compared: %s", error)
+            log.warning(
+                "no old vectors are reused, as a sample of them could not be compared: %s", error
+            )
             return False
 
         old_vectors = np.stack([row.vector for row in rows])
@@ -93,11 +97,16 @@ class ReuseCheck:
         return not sample.drifted
 
     def _row_of(self, name: str) -> _OldRow | None:
-        """Return a random row of a file; None if the file cannot be read or its rows cannot be compared."""
+        """Return a random row of a file; None if the file cannot be read or its rows cannot be
+        compared."""
         try:
             with open_published(self._target.store, self._target.space, name) as reader:
                 has_texts = "text" in reader.columns.names
-                if not has_texts or not reader.facts.rows or reader.facts.precision != self._target.precision:
+                if (
+                    not has_texts
+                    or not reader.facts.rows
+                    or reader.facts.precision != self._target.precision
+                ):
                     return None
                 return self._random_row(reader)
         except StoreUnavailable:
@@ -110,7 +119,9 @@ class ReuseCheck:
         batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
         group = self._random.randrange(reader.groups)
         row = self._random.randrange(reader.group_rows(group))
-        for batch in reader.read(columns=["text", "embedding"], groups=[group], batch_rows=batch_rows):
+        for batch in reader.read(
+            columns=["text", "embedding"], groups=[group], batch_rows=batch_rows
+        ):
             if row < len(batch):
                 text = batch.column("text")[row].as_py()
                 if len(text.encode()) > _MOST_TEXT_BYTES:

@@ -28,7 +28,8 @@ class RunMemory:
         ledger: books every resident byte against the limit.
         arena: its slots hold the SuperBatches that are alive.
         in_flight: counts texts that were admitted and are not yet published.
-        exposed_io: counts the time in which the encoder idles because storage holds slots or memory.
+        exposed_io: counts the time in which the encoder idles because storage holds slots or
+            memory.
     """
 
     bounds: Bounds
@@ -59,8 +60,11 @@ class RunMemory:
         finally:
             self.ledger.release(size)
 
-    def batches(self, partition: Partition, rows: PartitionRange | None = None) -> Generator[RowBatch]:
-        """Rows of a partition. Its source's pages are booked until the last one, each batch while it is in use.
+    def batches(
+        self, partition: Partition, rows: PartitionRange | None = None
+    ) -> Generator[RowBatch]:
+        """Rows of a partition. Its source's pages are booked until the last one, each batch while
+        it is in use.
 
         Raises:
             DataError: a row is refused, or the pages do not fit.
@@ -72,19 +76,24 @@ class RunMemory:
             for batch in read_rows(partition, rows):
                 if self.stop.stopping.is_set():
                     raise Cancelled
-                # What Arrow holds: the values, and up to eight bytes a row for the offsets of each column.
+                # What Arrow holds: the values, and up to eight bytes a row for the offsets of each
+                # column.
                 with self.held(min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), share)):
                     yield batch
 
     def booked(self, batch: SuperBatch) -> SuperBatch:
-        """The SuperBatch, after the memory for encoding and writing it is booked beside what it holds."""
+        """The SuperBatch, after the memory for encoding and writing it is booked beside what it
+        holds."""
         # Of texts that moved on to the next slot, `held_bytes` counts more than the SuperBatch has.
-        result = self.plan.result.of_rows(batch.texts, min(batch.held_bytes, self.bounds.b_max_bytes))
+        result = self.plan.result.of_rows(
+            batch.texts, min(batch.held_bytes, self.bounds.b_max_bytes)
+        )
         self.reserve(result - batch.vector_bytes)
         return replace(batch, vector_bytes=result)
 
     def release(self, batch: SuperBatch, texts: int) -> None:
-        """Give back the slot and the bytes of a SuperBatch that was written, of which `texts` rows were in flight."""
+        """Give back the slot and the bytes of a SuperBatch that was written, of which `texts` rows
+        were in flight."""
         batch.slot.release()
         self.ledger.release(batch.held_bytes + batch.vector_bytes)
         self.in_flight.remove(texts)

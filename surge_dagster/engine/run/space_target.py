@@ -19,7 +19,8 @@ from surge_dagster.engine.support.text_hash import text_hashes
 
 @dataclass(frozen=True, slots=True)
 class SpaceTarget:
-    """A space of an output, as one run writes it: with which precision, and whether files have a text column."""
+    """A space of an output, as one run writes it: with which precision, and whether files have a
+    text column."""
 
     store: Store
     space: Space
@@ -38,13 +39,23 @@ class SpaceTarget:
         texts = batch.slot.texts(segment.start, segment.stop)
         kept = texts if self.include_text else None
         further = segment.carried_columns
-        return FileRows(segment.ids, segment.id_type, kept, text_hashes(texts), matrix, segment.carried, further)
+        return FileRows(
+            segment.ids, segment.id_type, kept, text_hashes(texts), matrix, segment.carried, further
+        )
 
     def columns(self, id_type: pa.DataType, carried: pa.Schema | None) -> pa.Schema:
         include_text = self.include_text
-        return schema(id_type, self.space.dimension, self.space.dtype, include_text=include_text, carried=carried)
+        return schema(
+            id_type,
+            self.space.dimension,
+            self.space.dtype,
+            include_text=include_text,
+            carried=carried,
+        )
 
-    def facts(self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts) -> FileFacts:
+    def facts(
+        self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts
+    ) -> FileFacts:
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,

@@ -1,15 +1,17 @@
-"""Staging: segments of partitions that are larger than a SuperBatch, kept until the whole file can be written.
+"""Staging: segments of partitions that are larger than a SuperBatch, kept until the whole file can
+be written.
 
     .staging/<space>/<encoded key>/<desired version>/<start>-<stop>.parquet
 
-Each is a complete file of some rows of its partition, with a digest over their ids and texts, and states its own name
-where an output file states its space. A run that dies loses only the segments that were not staged yet, and a later
-run, whatever its thresholds, encodes only the rows that no segment covers. The content digest is unknown while a
-partition streams in, so the desired version is the one of the source version.
+Each is a complete file of some rows of its partition, with a digest over their ids and texts, and
+states its own name where an output file states its space. A run that dies loses only the segments
+that were not staged yet, and a later run, whatever its thresholds, encodes only the rows that no
+segment covers. The content digest is unknown while a partition streams in, so the desired version
+is the one of the source version.
 
-Two runs may stage the same partition, or ranges of it: their objects appear whole and under names that say their rows,
-so either one's can be used. The run that has published the partition removes them all; the other run then has nothing
-to write its file from, and finds that of the first one.
+Two runs may stage the same partition, or ranges of it: their objects appear whole and under names
+that say their rows, so either one's can be used. The run that has published the partition removes
+them all; the other run then has nothing to write its file from, and finds that of the first one.
 """
 
 from __future__ import annotations
@@ -58,17 +60,20 @@ _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
 
 
 class Staging:
-    """The staged segments of one space, as one run sees them; used by its reader and its publishing threads.
+    """The staged segments of one space, as one run sees them; used by its reader and its publishing
+    threads.
 
     Args:
-        target: the output; a segment of another precision, or with texts where it has none, is not used.
+        target: the output; a segment of another precision, or with texts where it has none, is not
+            used.
     """
 
     def __init__(self, target: SpaceTarget) -> None:
         self._target = target
         self._store = target.store
         self._root = f"{STAGING}/{target.space.name}"
-        self._left: dict[str, list[str]] = {}  # names that earlier runs left, by encoded key; of this run's keys none
+        # names that earlier runs left, by encoded key; of this run's keys none
+        self._left: dict[str, list[str]] = {}
         for stored in self._store.list(self._root, deep=True):
             self._left.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
 
@@ -76,13 +81,17 @@ class Staging:
         """Whether anything of a partition was staged, by an earlier run or this one."""
         return bool(self._left) and encode_key(key) in self._left
 
-    def usable(self, partition: Partition, within: PartitionRange | None = None) -> list[StagedRows]:
-        """Rows that earlier runs staged of this source version, read in full and valid: ascending, no overlap.
+    def usable(
+        self, partition: Partition, within: PartitionRange | None = None
+    ) -> list[StagedRows]:
+        """Rows that earlier runs staged of this source version, read in full and valid: ascending,
+        no overlap.
 
         Args:
             within: segments that reach beyond it are left out.
 
-        Other staged objects of the partition stay until the partition is published: another run may be using them.
+        Other staged objects of the partition stay until the partition is published: another run may
+        be using them.
         """
         usable = list[StagedRows]()
         candidates = self._rows(partition, self._left.get(encode_key(partition.key), ()))
@@ -97,11 +106,14 @@ class Staging:
                 raise
             except (InvalidFile, FileNotFoundError, TransientError) as error:
                 # It stays: the disk may answer later, or another run may be able to use it.
-                log.warning("staged rows of partition %r are encoded again: %s", partition.key, error)
+                log.warning(
+                    "staged rows of partition %r are encoded again: %s", partition.key, error
+                )
         return usable
 
     def complete(self, partition: Partition) -> list[StagedRows] | None:
-        """Segments with all rows of this source version, as any runs have staged them by now; None where some lack.
+        """Segments with all rows of this source version, as any runs have staged them by now; None
+        where some lack.
 
         They are opened and not read: whoever uses them compares checksums and digests.
 
@@ -125,16 +137,26 @@ class Staging:
                 return staged
         if unusable is not None:
             reason = f"all of its rows are staged, and some cannot be used: {unusable}. Encode these again."
-            raise TransientError(f"partition {partition.key!r}: {reason}", partition.key) from unusable
+            raise TransientError(
+                f"partition {partition.key!r}: {reason}", partition.key
+            ) from unusable
         return None
 
-    def write(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts) -> StagedRows:
-        """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this returns.
+    def write(
+        self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts
+    ) -> StagedRows:
+        """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this
+        returns.
 
         Raises:
             TransientError, OSError: the store does not take it.
         """
-        texts, digest, sizes, row = batch.slot.texts(segment.start, segment.stop), ContentDigest(), [], 0
+        texts, digest, sizes, row = (
+            batch.slot.texts(segment.start, segment.stop),
+            ContentDigest(),
+            [],
+            0,
+        )
         for ids, carried in zip_longest(segment.ids, segment.carried):
             rows = RowBatch(ids, texts[row : row + len(ids)], carried=carried)  # pyright: ignore[reportArgumentType]
             digest.update(rows)
@@ -175,9 +197,13 @@ class Staging:
                 if (facts.space, facts.precision) != (name, target.precision):
                     raise InvalidFile(f"it was written as {facts.space!r} in {facts.precision}")
                 require_carried(facts.carried_columns, reader.columns)
-                columns = target.columns(reader.columns.field("id").type, carried_columns(reader.columns))
+                columns = target.columns(
+                    reader.columns.field("id").type, carried_columns(reader.columns)
+                )
                 if reader.columns != columns:
-                    raise InvalidFile(f"its columns are {reader.columns.names}, those of this run {columns.names}")
+                    raise InvalidFile(
+                        f"its columns are {reader.columns.names}, those of this run {columns.names}"
+                    )
             yield reader
 
     def rows(self, reader: OutputFile) -> Iterator[pa.RecordBatch]:
@@ -188,24 +214,32 @@ class Staging:
             yield from reader.read(batch_rows=batch_rows, groups=[group])
 
     def remove(self, key: str) -> None:
-        """Remove everything staged of a partition, by this run or another; harmless where nothing is."""
+        """Remove everything staged of a partition, by this run or another; harmless where nothing
+        is."""
         if not self.knows(key):
             return
         try:
             for stored in list(self._store.list(f"{self._root}/{encode_key(key)}", deep=True)):
                 self._store.delete(stored.name)
             self._left.pop(encode_key(key), None)
-        except (SurgeError, OSError, Cancelled) as error:  # it does no harm, and the next run tries again
+        except (
+            SurgeError,
+            OSError,
+            Cancelled,
+        ) as error:  # it does no harm, and the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
     def remove_range(self, partition: Partition, rows: PartitionRange) -> None:
-        """Remove every segment with some of the rows; raises where one cannot be removed: it would be used later."""
+        """Remove every segment with some of the rows; raises where one cannot be removed: it would
+        be used later."""
         for start, stop in self._listed(partition):
             if start < rows.stop and rows.start < stop:
                 self._store.delete(self._name(partition, start, stop))
 
     def _listed(self, partition: Partition) -> list[tuple[int, int]]:
-        return self._rows(partition, (stored.name for stored in self._store.list(self._folder(partition))))
+        return self._rows(
+            partition, (stored.name for stored in self._store.list(self._folder(partition)))
+        )
 
     def _rows(self, partition: Partition, names: Iterable[str]) -> list[tuple[int, int]]:
         """The rows of those segments among the names that belong to this source version."""
@@ -239,10 +273,12 @@ class StagedRowsDiffer(Exception):
 
 
 class StagedRowsCheck:
-    """Separates a partition's staged rows from the others while they stream by, and proves that they are the same."""
+    """Separates a partition's staged rows from the others while they stream by, and proves that
+    they are the same."""
 
     def __init__(self, staged: Sequence[StagedRows], first_row: int = 0) -> None:
-        """Take staged rows: ascending, none empty, no two overlapping; the row that is read first is no later one."""
+        """Take staged rows: ascending, none empty, no two overlapping; the row that is read first
+        is no later one."""
         self._left = deque(staged)
         self._row = first_row
         self._digest = ContentDigest()
@@ -257,7 +293,13 @@ class StagedRowsCheck:
         while done < len(batch):
             staged = self._left[0] if self._left else None
             is_staged = staged is not None and staged.start <= self._row
-            border = self._row + len(batch) if staged is None else staged.stop if is_staged else staged.start
+            border = (
+                self._row + len(batch)
+                if staged is None
+                else staged.stop
+                if is_staged
+                else staged.start
+            )
             stop = min(len(batch), done + border - self._row)
             piece = batch if stop - done == len(batch) else batch.rows(done, stop)
             self._row += len(piece)
@@ -280,17 +322,22 @@ class StagedRowsCheck:
         """
         if self._left:
             last = self._left[-1].stop
-            raise StagedRowsDiffer(f"it has {self._row:,} rows, and {last:,} were there when it was staged")
+            raise StagedRowsDiffer(
+                f"it has {self._row:,} rows, and {last:,} were there when it was staged"
+            )
 
 
 def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
-    vectors = VectorFacts(**{fact.name: getattr(reader.facts, fact.name) for fact in fields(VectorFacts)})
+    vectors = VectorFacts(
+        **{fact.name: getattr(reader.facts, fact.name) for fact in fields(VectorFacts)}
+    )
     return StagedRows(start, stop, reader.facts.content_digest, vectors)
 
 
 def _path(segments: Iterable[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
     """Segments that have all rows, each once, ascending; none where there are no such ones."""
-    after = dict[int, int]()  # where a segment ends from which others lead to the last row, by where it begins
+    # where a segment ends from which others lead to the last row, by where it begins
+    after = dict[int, int]()
     for start, stop in sorted(segments, reverse=True):
         if start not in after and (stop == rows or stop in after):
             after[start] = stop
@@ -302,7 +349,8 @@ def _path(segments: Iterable[tuple[int, int]], rows: int) -> list[tuple[int, int
 
 
 def _group_borders(sizes: np.ndarray) -> list[int]:
-    """Where row groups begin and end, so that each has about a megabyte of strings: a reader takes a page at a time."""
+    """Where row groups begin and end, so that each has about a megabyte of strings: a reader takes
+    a page at a time."""
     ends = np.cumsum(sizes)
     borders = [0]
     while borders[-1] < len(sizes):
@@ -313,7 +361,8 @@ def _group_borders(sizes: np.ndarray) -> list[int]:
 
 
 def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
-    """Remove what is staged of partitions whose files are up to date; a run that was killed may have left it.
+    """Remove what is staged of partitions whose files are up to date; a run that was killed may
+    have left it.
 
     It does no harm: where it cannot be removed, the log says so and the next run tries again.
     """

@@ -1,4 +1,5 @@
-"""SuperBatches: the texts of one encode call, in segments of partitions, and what is known of these on their way."""
+"""SuperBatches: the texts of one encode call, in segments of partitions, and what is known of these
+on their way."""
 
 from __future__ import annotations
 
@@ -52,13 +53,15 @@ class MissingTexts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionToRead:
-    """A partition, or a range of it, that is read, and the file that it replaces. Two readings are two objects.
+    """A partition, or a range of it, that is read, and the file that it replaces. Two readings are
+    two objects.
 
     Attributes:
         replaced: None where the space has no valid file of it.
         reuse: whether vectors of that file, and rows that an earlier run staged, may be used.
         range: the rows that are read, to be staged alone; None where they are all.
-        is_divided: whether several runs stage ranges of it; without a range, it is read only when all rows are staged.
+        is_divided: whether several runs stage ranges of it; without a range, it is read only when
+            all rows are staged.
     """
 
     source: Partition
@@ -78,7 +81,8 @@ class PartitionToRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadPartition:
-    """What is known of a partition, or a range, once its last row was read and every check on its rows has passed.
+    """What is known of a partition, or a range, once its last row was read and every check on its
+    rows has passed.
 
     Attributes:
         rows: all of them, those included that need no encoding.
@@ -104,8 +108,8 @@ class Segment:
         start, stop: the rows' places in the SuperBatch.
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
-        read: the partition as it was read, where it ends here; such a segment is empty where the partition's last rows
-            were skipped.
+        read: the partition as it was read, where it ends here; such a segment is empty where the
+            partition's last rows were skipped.
         carried: the columns that travel with the rows, in the pieces of the ids; () without them.
     """
 
@@ -136,15 +140,25 @@ class Segment:
         return None if self.read is None else self.read.carried_columns
 
     def vector_facts(self, slot: Slot, now: str) -> VectorFacts:
-        """Where its vectors come from, once the slot was encoded; `now` is the time in the form of the facts."""
-        rows, reused, replaced = self.stop - self.start, slot.reused(self.start, self.stop), self.partition.replaced
-        truncated, lengths = slot.truncation(self.start, self.stop), slot.lengths(self.start, self.stop)
+        """Where its vectors come from, once the slot was encoded; `now` is the time in the form of
+        the facts."""
+        rows, reused, replaced = (
+            self.stop - self.start,
+            slot.reused(self.start, self.stop),
+            self.partition.replaced,
+        )
+        truncated, lengths = (
+            slot.truncation(self.start, self.stop),
+            slot.lengths(self.start, self.stop),
+        )
         count = int(np.count_nonzero(truncated))
         return VectorFacts(
             truncated=count,
             rows_reused=reused,
             rows_encoded=rows - reused,
-            oldest_encoded_at=min(now, replaced.facts.oldest_encoded_at) if reused and replaced else now,
+            oldest_encoded_at=min(now, replaced.facts.oldest_encoded_at)
+            if reused and replaced
+            else now,
             longest_whole_bytes=int(lengths.max(initial=0, where=~truncated)),
             shortest_truncated_bytes=int(lengths[truncated].min()) if count else 0,
         )
@@ -157,10 +171,10 @@ class SuperBatch:
     Attributes:
         slot: holds the texts, and the embeddings once they are encoded.
         segments: cover the slot's rows without gap, in order.
-        held_bytes: booked until it is released: ids, texts and overhead, and texts that moved on to the next slot but
-            still lie in this one.
-        vector_bytes: booked beside these: vectors that rows had from the start, then all that encoding and writing it
-            take.
+        held_bytes: booked until it is released: ids, texts and overhead, and texts that moved on to
+            the next slot but still lie in this one.
+        vector_bytes: booked beside these: vectors that rows had from the start, then all that
+            encoding and writing it take.
         read_seconds: see `Costs`.
     """
 
@@ -199,7 +213,8 @@ class EncodedSuperBatch:
 
 
 def row_bytes(batch: RowBatch) -> np.ndarray:
-    """Bytes of each row, those of carried columns included, int64 [rows]: what the byte thresholds count."""
+    """Bytes of each row, those of carried columns included, int64 [rows]: what the byte thresholds
+    count."""
     texts = batch.text_offsets[1:] - batch.text_offsets[:-1]
     size = texts + (8 if batch.id_offsets is None else batch.id_offsets[1:] - batch.id_offsets[:-1])
     return size if batch.carried_sizes is None else size + batch.carried_sizes

@@ -1,4 +1,5 @@
-"""The encode call of one SuperBatch: only rows without a vector are encoded, and of equal texts only the first.
+"""The encode call of one SuperBatch: only rows without a vector are encoded, and of equal texts
+only the first.
 
 A second call encodes rows that waited for an equal text of a partition that failed.
 """
@@ -47,7 +48,8 @@ class SuperBatchCall:
         self._call = self._submit(self._rows) if batch.texts else None
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
-        """Waits until all rows have their vectors or have failed; None after the timeout. Can be called again.
+        """Waits until all rows have their vectors or have failed; None after the timeout. Can be
+        called again.
 
         Raises:
             EncoderError: the pool failed.
@@ -57,7 +59,8 @@ class SuperBatchCall:
             if metrics is None:
                 return None
             rows = self._take_vectors(metrics)
-            self._call = None  # its vectors must not be taken again where the pool refuses the next call
+            # its vectors must not be taken again where the pool refuses the next call
+            self._call = None
             if len(rows):
                 self._call = self._submit(rows)
         return self.metrics
@@ -88,14 +91,19 @@ class SuperBatchCall:
         return self._pool.submit(self._slot, self._borders, rows)
 
     def _take_vectors(self, metrics: EncodeMetrics) -> np.ndarray:
-        """Takes the vectors of the call that ended, and returns the rows that still have to be encoded."""
+        """Takes the vectors of the call that ended, and returns the rows that still have to be
+        encoded."""
         assert self._call is not None
         for first, stop in self._call.encoded:
-            self._has_vector[slice(first, stop) if self._rows is None else self._rows[first:stop]] = True
+            self._has_vector[
+                slice(first, stop) if self._rows is None else self._rows[first:stop]
+            ] = True
         metrics = replace(metrics, failed=(*metrics.failed, *self._copy_vectors(metrics.failed)))
         self._metrics = metrics if self._metrics is None else self._metrics.plus(metrics)
         missing = ~self._has_vector
-        for segment in self._segments_of(np.array([failed.row for failed in self._metrics.failed], np.intp)):
+        for segment in self._segments_of(
+            np.array([failed.row for failed in self._metrics.failed], np.intp)
+        ):
             missing[segment.start : segment.stop] = False
         return np.flatnonzero(missing)
 
@@ -108,9 +116,15 @@ class SuperBatchCall:
             self._slot.copy_vectors(originals[part], repeats[part])
         self._has_vector[repeats] = True
         reasons = {one.row: one.reason for one in failed}
-        waiting = zip(self._originals[~is_encoded].tolist(), self._repeats[~is_encoded].tolist(), strict=True)
+        waiting = zip(
+            self._originals[~is_encoded].tolist(), self._repeats[~is_encoded].tolist(), strict=True
+        )
         self._originals = self._repeats = _NO_ROWS
-        return [FailedRow(repeat, reasons[original]) for original, repeat in waiting if original in reasons]
+        return [
+            FailedRow(repeat, reasons[original])
+            for original, repeat in waiting
+            if original in reasons
+        ]
 
     def _segments_of(self, rows: np.ndarray) -> list[Segment]:
         return [self.batch.segments[place] for place in self._places_of(rows).tolist()]
@@ -120,11 +134,15 @@ class SuperBatchCall:
         return np.unique(np.searchsorted(self._borders, rows, side="right") - 1)
 
 
-def _distinct(slot: Slot, rows: np.ndarray | None, ledger: Ledger) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Which of the rows are encoded: the first of equal texts; all, where the comparison has no memory.
+def _distinct(
+    slot: Slot, rows: np.ndarray | None, ledger: Ledger
+) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """Which of the rows are encoded: the first of equal texts; all, where the comparison has no
+    memory.
 
     Returns:
-        The rows that remain, rows with the text of an earlier one, and for each of these that earlier one.
+        The rows that remain, rows with the text of an earlier one, and for each of these that
+            earlier one.
     """
     count = len(slot) if rows is None else len(rows)
     size = 4 * slot.text_bytes + 64 * count

@@ -1,4 +1,5 @@
-"""The thresholds between which a SuperBatch is gathered: as given, and with every missing value derived."""
+"""The thresholds between which a SuperBatch is gathered: as given, and with every missing value
+derived."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from dataclasses import dataclass
 from surge_dagster.engine.encoder.costs import RAMP
 from surge_dagster.engine.errors import ConfigError
 
-# Each partition counts this much in addition to its rows, so that many empty partitions also end a SuperBatch.
+# Each partition counts this much in addition to its rows, so that many empty partitions also end a
+# SuperBatch.
 PARTITION_OVERHEAD_BYTES = 1024
-# The paper's B_max is five times its B_min. Twice takes less memory, and the same whether the largest partition has two
-# pieces or many; a partition in pieces has its vectors written twice, so ones of a few thousand texts stay whole.
+# The paper's B_max is five times its B_min. Twice takes less memory, and the same whether the
+# largest partition has two pieces or many; a partition in pieces has its vectors written twice, so
+# ones of a few thousand texts stay whole.
 _B_MAX_FACTOR = 2
 _LEAST_B_MAX = 5_000
 _BYTES_PER_TEXT = 512
@@ -20,14 +23,15 @@ _SCALED_B_MAX_BYTES = 8 * 1024 * 1024  # scaling stops here: a text of 4 MiB sti
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The two thresholds of a SuperBatch in texts; None is derived, and so are the same two in bytes.
+    """The two thresholds of a SuperBatch in texts; None is derived, and so are the same two in
+    bytes.
 
     Attributes:
         b_min: efficiency threshold; flush at the first partition end at or past it.
         b_max: safety threshold; a SuperBatch never exceeds it.
         max_text_bytes: longest text of the source; a SuperBatch has room for a row of twice that.
-        first_b_min: efficiency threshold of the first SuperBatch, which doubles up to `b_min`; None is a sixteenth of a
-            derived `b_min`, and a given `b_min` itself.
+        first_b_min: efficiency threshold of the first SuperBatch, which doubles up to `b_min`; None
+            is a sixteenth of a derived `b_min`, and a given `b_min` itself.
     """
 
     b_min: int | None = None
@@ -36,10 +40,12 @@ class Thresholds:
     first_b_min: int | None = None
 
     def resolve(self, derived_b_min: int, scale: float = 1.0) -> Bounds:
-        """Fill in the missing values: B_min from the pool's speed, and B_max as twice that, at least 5,000.
+        """Fill in the missing values: B_min from the pool's speed, and B_max as twice that, at
+        least 5,000.
 
-        A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each later one at twice
-        the one before. The first files appear early even in a short run, for four encode calls more.
+        A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each
+        later one at twice the one before. The first files appear early even in a short run, for
+        four encode calls more.
 
         Args:
             derived_b_min: used if no B_min is given (`EncodeCosts.b_min`).
@@ -62,7 +68,9 @@ class Thresholds:
         if self.b_min is None:
             b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
         if b_min > b_max:
-            raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
+            raise ConfigError(
+                f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max."
+            )
         derived_first = b_min if self.b_min is not None else max(1, b_min // RAMP)
         first = min(b_min, self.first_b_min or derived_first)
         return Bounds(b_min, b_max, b_max_bytes // _B_MAX_FACTOR, b_max_bytes, first)
@@ -88,4 +96,8 @@ class Bounds:
         return self.b_max_bytes + PARTITION_OVERHEAD_BYTES
 
     def b_min_of(self, index: int) -> int:
-        return self.b_min if self.first_b_min is None else min(self.b_min, self.first_b_min << min(index, 32))
+        return (
+            self.b_min
+            if self.first_b_min is None
+            else min(self.b_min, self.first_b_min << min(index, 32))
+        )

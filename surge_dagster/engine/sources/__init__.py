@@ -14,11 +14,20 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.support.urls import is_object_store, local_path
 
-__all__ = ["DEFAULT_MAX_TEXT_BYTES", "FolderCatalog", "Selection", "Source", "open_files", "open_folders"]
+__all__ = [
+    "DEFAULT_MAX_TEXT_BYTES",
+    "FolderCatalog",
+    "Selection",
+    "Source",
+    "open_files",
+    "open_folders",
+]
 
 
 def open_folders(
-    url: str | Path, selection: Selection | None = None, storage_options: StorageOptions | None = None
+    url: str | Path,
+    selection: Selection | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> FolderCatalog:
     """Open a catalog whose folders or files are its partitions; takes what `open_files` does."""
     return FolderCatalog(open_files(url, storage_options), selection or Selection())

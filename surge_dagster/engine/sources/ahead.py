@@ -1,7 +1,9 @@
-"""Files of a bucket that are opened before they are needed, so that the time of a request does not add up.
+"""Files of a bucket that are opened before they are needed, so that the time of a request does not
+add up.
 
-Of a small file the first request brings the whole content. As long as files are read one after the other, more and more
-of the next ones are opened concurrently; a run that reads one here and there opens one too many each time.
+Of a small file the first request brings the whole content. As long as files are read one after the
+other, more and more of the next ones are opened concurrently; a run that reads one here and there
+opens one too many each time.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class FilesAhead:
             opening = self._opening.pop(place, None)
             self._opening = {each: opened for each, opened in self._opening.items() if each > place}
             held = 0
-            for number, following in enumerate(self._files[place + 1 : place + 1 + self._depth], place + 1):
+            for number, following in enumerate(
+                self._files[place + 1 : place + 1 + self._depth], place + 1
+            ):
                 held += min(following.size, FIRST_BYTES)
                 if held > AHEAD_BYTES:
                     break

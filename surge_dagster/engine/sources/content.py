@@ -1,7 +1,9 @@
-"""The content digest of a partition's rows, and the set of its ids that finds repeated ones; both for streamed rows.
+"""The content digest of a partition's rows, and the set of its ids that finds repeated ones; both
+for streamed rows.
 
-The digest does not depend on how the rows were cut into batches: lengths and bytes of each column are hashed as streams
-of their own, and the digest is the hash of them all. Arrow's buffers are hashed in place.
+The digest does not depend on how the rows were cut into batches: lengths and bytes of each column
+are hashed as streams of their own, and the digest is the hash of them all. Arrow's buffers are
+hashed in place.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _INT64 = pa.int64()
 
 
 class ContentDigest:
-    """SHA-256 over the (id, text) rows of one partition and the columns that travel with them, or over raw columns."""
+    """SHA-256 over the (id, text) rows of one partition and the columns that travel with them, or
+    over raw columns."""
 
     def __init__(self) -> None:
         self._streams: list[hashlib._Hash] = []
@@ -35,7 +38,9 @@ class ContentDigest:
     def update(self, batch: RowBatch) -> None:
         carried = batch.carried
         if not self._kind:
-            self._kind = str(batch.ids.type).encode() + (b"" if carried is None else b"\0" + _described(carried))
+            self._kind = str(batch.ids.type).encode() + (
+                b"" if carried is None else b"\0" + _described(carried)
+            )
         id_lengths = b"" if batch.id_offsets is None else _lengths(batch.id_offsets)
         parts = [id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values]
         if carried is not None:
@@ -43,9 +48,12 @@ class ContentDigest:
         self._add(len(batch), parts)
 
     def update_raw(self, columns: pa.RecordBatch) -> None:
-        """Add unchecked rows in canonical types; values of a type that no source may select do not count."""
+        """Add unchecked rows in canonical types; values of a type that no source may select do not
+        count."""
         self._kind = self._kind or b"raw\0" + _described(columns)
-        self._add(len(columns), [part for column in columns.columns for part in _raw_streams(column)])
+        self._add(
+            len(columns), [part for column in columns.columns for part in _raw_streams(column)]
+        )
 
     def _add(self, rows: int, parts: Sequence[Buffer]) -> None:
         self._rows += rows
@@ -56,7 +64,9 @@ class ContentDigest:
     def hexdigest(self) -> str:
         """32 hex digits, of the rows so far."""
         head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
-        return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
+        return hashlib.sha256(
+            head + b"".join(stream.digest() for stream in self._streams)
+        ).hexdigest()[:32]
 
 
 def _described(columns: pa.RecordBatch) -> bytes:
@@ -67,7 +77,8 @@ def _described(columns: pa.RecordBatch) -> bytes:
 def _raw_streams(column: pa.Array) -> list[Buffer]:
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):  # faster than `value_streams`
+    # faster than `value_streams`
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         nothing = "" if pa.types.is_string(column.type) else b""
         offsets, values = value_parts(column.fill_null(nothing) if column.null_count else column)
         lengths = np.diff(offsets).astype("<u4")
@@ -91,24 +102,28 @@ class IdSet:
         return self.bytes_after(0)
 
     def bytes_after(self, rows: int) -> int:
-        """Memory held after so many more; an array that grows has a sixteenth more room than it needs."""
+        """Memory held after so many more; an array that grows has a sixteenth more room than it
+        needs."""
         return _ID_BYTES * (len(self._hashes) + rows)
 
     def add(self, ids: pa.Array) -> None:
         self._hashes.frombytes(id_keys(ids).data.cast("B"))
 
     def repeated(self) -> np.ndarray:
-        """Hashes that came twice, int64, sorted; nothing can be added afterwards, because this sorts in place."""
+        """Hashes that came twice, int64, sorted; nothing can be added afterwards, because this
+        sorts in place."""
         known = np.frombuffer(self._hashes, np.int64)
         known.sort()
         return np.unique(known[1:][known[1:] == known[:-1]])
 
 
 def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
-    """Read a partition again, and raise `DataError` for an id that is repeated: two ids may have one hash."""
+    """Read a partition again, and raise `DataError` for an id that is repeated: two ids may have
+    one hash."""
     if not len(repeated):
         return
-    suspects = repeated[:_SUSPECTS]  # more would take much memory, and so many do not share their hashes by chance
+    # more would take much memory, and so many do not share their hashes by chance
+    suspects = repeated[:_SUSPECTS]
     seen: dict[object, str] = {}
     row = 0
     for batch in partition.read():
@@ -128,7 +143,8 @@ def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
 
 
 def _lengths(offsets: np.ndarray) -> memoryview:
-    """Bytes of each value as unsigned 32-bit numbers: no value is longer, and Arrow's own are 32-bit or 64-bit."""
+    """Bytes of each value as unsigned 32-bit numbers: no value is longer, and Arrow's own are
+    32-bit or 64-bit."""
     return (offsets[1:] - offsets[:-1]).astype("<u4", copy=False).data
 
 

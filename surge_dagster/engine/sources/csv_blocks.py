@@ -20,7 +20,8 @@ _ASCII = bytes(min(byte, 127) for byte in range(256))
 
 
 def csv_header(head: bytes, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """The delimiter and the columns of a CSV file: the first delimiter with which all needed columns are there."""
+    """The delimiter and the columns of a CSV file: the first delimiter with which all needed
+    columns are there."""
     text = head.decode("utf-8", "surrogateescape")
     headers: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
@@ -35,12 +36,17 @@ def csv_header(head: bytes, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def csv_blocks(
-    stream: BinaryIO, delimiter: str, columns: int, problem: Callable[[str, str], Exception], block_bytes: int
+    stream: BinaryIO,
+    delimiter: str,
+    columns: int,
+    problem: Callable[[str, str], Exception],
+    block_bytes: int,
 ) -> Iterator[bytes]:
     """Blocks of whole rows, the header among them.
 
-    pyarrow's own reader of streams accepts a quote that is never closed, and reads ahead on a thread: one that is in
-    the code of a stream of Python's when the process ends, hangs or aborts it.
+    pyarrow's own reader of streams accepts a quote that is never closed, and reads ahead on a
+    thread: one that is in the code of a stream of Python's when the process ends, hangs or aborts
+    it.
     """
     rest, piece = b"", b"\n"
     while piece:
@@ -63,7 +69,8 @@ def _whole_rows(block: bytes, delimiter: str, columns: int) -> int:
     """Where the last row of a block begins that may go on behind it, asked of pyarrow's parser."""
     if b'"' not in block:
         return 1 + max(block.rfind(b"\n"), block.rfind(b"\r"))
-    # This makes the last row invalid, within quotes or not, and of an invalid row pyarrow says the text.
+    # This makes the last row invalid, within quotes or not, and of an invalid row pyarrow says the
+    # text.
     added = 2 * (b'"' + delimiter.encode() * (columns + 1))
     last = [0]
 
@@ -74,9 +81,13 @@ def _whole_rows(block: bytes, delimiter: str, columns: int) -> int:
     # Texts of invalid rows must be UTF-8; what is no ASCII does not matter for where rows begin.
     content = pa.BufferReader(block.translate(_ASCII) + added)
     options = pacsv.ReadOptions(
-        use_threads=False, block_size=content.size() + 1, column_names=[str(place) for place in range(columns)]
+        use_threads=False,
+        block_size=content.size() + 1,
+        column_names=[str(place) for place in range(columns)],
     )
-    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip)
+    parse = pacsv.ParseOptions(
+        delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+    )
     convert = pacsv.ConvertOptions(include_columns=["0"], column_types={"0": pa.string()})
     pacsv.read_csv(content, options, parse, convert)
     return content.size() - last[0]

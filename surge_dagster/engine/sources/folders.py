@@ -1,8 +1,10 @@
-"""A catalog whose partitions are told apart by the names of folders and files, on a disk or in a bucket.
+"""A catalog whose partitions are told apart by the names of folders and files, on a disk or in a
+bucket.
 
-Everything is listed in one go. What Parquet files declare about themselves (rows, key, version) is read from their
-ends, once for each version of a file; for a bucket it is kept on the local disk. What is wrong with one partition is
-its own error, raised when it is read, so that it hides no other one.
+Everything is listed in one go. What Parquet files declare about themselves (rows, key, version) is
+read from their ends, once for each version of a file; for a bucket it is kept on the local disk.
+What is wrong with one partition is its own error, raised when it is read, so that it hides no other
+one.
 """
 
 from __future__ import annotations
@@ -23,21 +25,34 @@ from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.footers import End, SourceFooters
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
-from surge_dagster.engine.sources.listing import FIRST_BYTES, UNREADABLE_FOLDER, SourceFile, SourceFiles
+from surge_dagster.engine.sources.listing import (
+    FIRST_BYTES,
+    UNREADABLE_FOLDER,
+    SourceFile,
+    SourceFiles,
+)
 from surge_dagster.engine.sources.parquet_files import Footer, row_group_rows
-from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, Place, RowBatch, within
+from surge_dagster.engine.sources.partition import (
+    KEY_METADATA,
+    UNREADABLE_VERSION,
+    Partition,
+    Place,
+    RowBatch,
+    within,
+)
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import not_given
 
-# Beside the pages: of an open object its end, the piece that is read and two that are requested, and the files that are
-# opened ahead.
+# Beside the pages: of an open object its end, the piece that is read and two that are requested,
+# and the files that are opened ahead.
 _BUCKET_BYTES = 4 * FIRST_BYTES + AHEAD_BYTES
 _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
 
 
 class FolderCatalog:
-    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a `Source`."""
+    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a
+    `Source`."""
 
     def __init__(self, files: SourceFiles, selection: Selection) -> None:
         self._files = files
@@ -58,7 +73,9 @@ class FolderCatalog:
             for group in groups:
                 ends = {file.relative: next(each) for file in group.files}
                 if group.hashed is not None:
-                    declared = {end.key if isinstance(end, Footer) else None for end in ends.values()}
+                    declared = {
+                        end.key if isinstance(end, Footer) else None for end in ends.values()
+                    }
                     group.key = (declared.pop() if len(declared) == 1 else None) or group.hashed
                 yield self._partition(group, ends, ahead)
 
@@ -75,19 +92,32 @@ class FolderCatalog:
                 f"into partitions: `surge-dagster embed {self.url} OUTPUT --partition-by COLUMN`."
             )
 
-    def _partition(self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None) -> Partition:
+    def _partition(
+        self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None
+    ) -> Partition:
         current = partial(self._current_version, group)
         for file in group.files:
-            if isinstance(end := ends[file.relative], OSError | TransientError) or file.token == UNREADABLE_FOLDER:
-                return Partition(group.key, UNREADABLE_VERSION, partial(_raise, group.key, file, end), current)
+            if (
+                isinstance(end := ends[file.relative], OSError | TransientError)
+                or file.token == UNREADABLE_FOLDER
+            ):
+                return Partition(
+                    group.key, UNREADABLE_VERSION, partial(_raise, group.key, file, end), current
+                )
         footers = [end for end in ends.values() if isinstance(end, Footer)]
         is_counted = len(footers) == len(group.files)
         are_places_known = is_counted and self.selection.missing_text != "skip"
         pages = [footer.group_bytes for footer in footers]
         pages += [
-            min(8 * file.size, _BLOCKS_BYTES) for file in group.files if not isinstance(ends[file.relative], Footer)
+            min(8 * file.size, _BLOCKS_BYTES)
+            for file in group.files
+            if not isinstance(ends[file.relative], Footer)
         ]
-        text_bytes = sum(footer.row_bytes for footer in footers) if is_counted else sum(f.size for f in group.files)
+        text_bytes = (
+            sum(footer.row_bytes for footer in footers)
+            if is_counted
+            else sum(f.size for f in group.files)
+        )
         return Partition(
             key=group.key,
             source_version=self._version(group.files, ends),
@@ -108,11 +138,16 @@ class FolderCatalog:
         return list(accumulate(sizes))
 
     def _version(self, files: Sequence[SourceFile], ends: dict[str, End]) -> str:
-        declared = [end.version if isinstance(end := ends[file.relative], Footer) else None for file in files]
+        declared = [
+            end.version if isinstance(end := ends[file.relative], Footer) else None
+            for file in files
+        ]
         version = declared[0] or files[0].token
         if len(files) > 1:
             tokens = zip(files, declared, strict=True)
-            lines = "".join(f"{file.relative}\0{version or file.token}\n" for file, version in tokens)
+            lines = "".join(
+                f"{file.relative}\0{version or file.token}\n" for file, version in tokens
+            )
             version = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return version + self.selection.version_suffix
 
@@ -121,14 +156,22 @@ class FolderCatalog:
             names = {file.relative for file in group.files}
             files = [file for scope in group.scopes for file in self._files.list(*scope)]
             if self._files.pattern is not None:
-                files = [file for file in files if file.relative in names or self._is_of(group, file)]
+                files = [
+                    file for file in files if file.relative in names or self._is_of(group, file)
+                ]
             if not files:
                 return None
-            ends = {file.relative: end for file, end in zip(files, self._footers.each(files), strict=True)}
+            ends = {
+                file.relative: end
+                for file, end in zip(files, self._footers.each(files), strict=True)
+            }
         except (ConfigError, TransientError) as error:
             raise TransientError(f"partition {group.key!r}: {error}", group.key) from error
         for file in files:
-            if isinstance(end := ends[file.relative], OSError | TransientError) or file.token == UNREADABLE_FOLDER:
+            if (
+                isinstance(end := ends[file.relative], OSError | TransientError)
+                or file.token == UNREADABLE_FOLDER
+            ):
                 _raise(group.key, file, end)
         return self._version(files, ends)
 
@@ -138,7 +181,12 @@ class FolderCatalog:
         return (own.hashed or own.key) == (group.hashed or group.key)
 
     def _read(
-        self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None, start: int = 0, stop: int | None = None
+        self,
+        group: FileGroup,
+        ends: dict[str, End],
+        ahead: FilesAhead | None,
+        start: int = 0,
+        stop: int | None = None,
     ) -> Iterator[RowBatch]:
         """All rows, or of Parquet files those from one to before another."""
         key = group.key
@@ -157,12 +205,18 @@ class FolderCatalog:
         for file, begin, end in read:
             opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
             of_file = f" of {file.shown}" if len(group.files) > 1 else ""
-            place = partial(lambda first, of, row: f"row {row - first:,}{of}", first_row - begin, of_file)
-            for batch in self._batches(key, opened, first_row, place, None if end is None else (begin, end)):
+            place = partial(
+                lambda first, of, row: f"row {row - first:,}{of}", first_row - begin, of_file
+            )
+            for batch in self._batches(
+                key, opened, first_row, place, None if end is None else (begin, end)
+            ):
                 if id_type is not None and batch.ids.type != id_type:
                     first = group.files[0].shown
                     raise DataError(
-                        key, f"ids are {id_type} in {first} but {batch.ids.type} in {file.shown}", "Use one type."
+                        key,
+                        f"ids are {id_type} in {first} but {batch.ids.type} in {file.shown}",
+                        "Use one type.",
                     )
                 id_type = batch.ids.type
                 first_row += len(batch) + batch.skipped
@@ -172,7 +226,9 @@ class FolderCatalog:
         self, key: str, file: SourceFile, first_row: int, place: Place, rows: tuple[int, int] | None
     ) -> Iterator[RowBatch]:
         try:
-            read = batches(file, self.selection.columns, key=key, encoding=self.selection.encoding, rows=rows)
+            read = batches(
+                file, self.selection.columns, key=key, encoding=self.selection.encoding, rows=rows
+            )
             yield from self.selection.rows(key, read, first_row, place)
         except TransientError as error:
             if error.key is not None or isinstance(error, StoreUnavailable):
@@ -210,4 +266,6 @@ def _raise(key: str, file: SourceFile, end: End) -> NoReturn:
             file.open()
         except OSError as unreadable:
             error = unreadable
-    raise not_given(file.shown, error if isinstance(error, OSError) else OSError(errno.EIO, ""), key)
+    raise not_given(
+        file.shown, error if isinstance(error, OSError) else OSError(errno.EIO, ""), key
+    )

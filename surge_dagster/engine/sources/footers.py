@@ -1,4 +1,5 @@
-"""What the Parquet files of a listing declare about themselves, read once for each version of a file."""
+"""What the Parquet files of a listing declare about themselves, read once for each version of a
+file."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from surge_dagster.engine.sources.parquet_files import Footer, read_footer
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 from surge_dagster.engine.support.unreadable import is_systems
 
-# A file's footer, or why it is not given now; None where there is none: another format, or a damaged file.
+# A file's footer, or why it is not given now; None where there is none: another format, or a
+# damaged file.
 End = Footer | TransientError | OSError | None
 
 _PARQUET = (".parquet", ".pq")
@@ -25,14 +27,16 @@ class SourceFooters:
         self._memory: FooterMemory[Footer | None] = FooterMemory(f"source\0{files.identity}")
 
     def each(self, files: Sequence[SourceFile], *, is_whole: bool = False) -> Generator[End]:
-        """The footers of listed files, in their order; in a bucket, those of the next files are read meanwhile.
+        """The footers of listed files, in their order; in a bucket, those of the next files are
+        read meanwhile.
 
         Args:
             is_whole: whether these are all files of the place: then other files are forgotten.
         """
         tags = _tags(files)
         known = self._memory.known(tags)
-        # Which files are read is decided once: meanwhile other listings of the same place learn of other files.
+        # Which files are read is decided once: meanwhile other listings of the same place learn of
+        # other files.
         unread = [file for file in files if file.relative in tags and file.relative not in known]
         try:
             with contextlib.closing(self._files.ends(unread, read_footer)) as ends:
@@ -48,7 +52,8 @@ class SourceFooters:
                 self._memory.forget_others({file.relative for file in files})
 
     def _read(self, file: SourceFile, end: Footer | Exception) -> End:
-        """What was read of a file; it is remembered, unless another reading may give something else."""
+        """What was read of a file; it is remembered, unless another reading may give something
+        else."""
         if isinstance(end, FileNotFoundError):  # it was replaced since; reading it says so
             return None
         if isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
@@ -61,7 +66,9 @@ class SourceFooters:
 
 def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
     return {
-        file.relative: _tag(file) for file in files if not file.refusal and file.relative.lower().endswith(_PARQUET)
+        file.relative: _tag(file)
+        for file in files
+        if not file.refusal and file.relative.lower().endswith(_PARQUET)
     }
 
 

@@ -25,12 +25,23 @@ from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, Tran
 from surge_dagster.engine.sources.csv_blocks import csv_blocks, csv_header
 from surge_dagster.engine.sources.endings import ENDING
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.nested import names_with_fields, nested_fields, outer_columns, select
+from surge_dagster.engine.sources.nested import (
+    names_with_fields,
+    nested_fields,
+    outer_columns,
+    select,
+)
 from surge_dagster.engine.sources.parquet_files import rows_per_read
 from surge_dagster.engine.sources.partition import row_in_words, within
 from surge_dagster.engine.sources.rows import small, together
 from surge_dagster.engine.support.keys import is_text
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
+from surge_dagster.engine.support.unreadable import (
+    UNREADABLE,
+    first_line,
+    is_systems,
+    not_given,
+    visible,
+)
 
 _CODECS = {"gz": "gzip", "zst": "zstd"}
 _HEAD_BYTES = 256 * 1024  # in which the header of a CSV file ends
@@ -76,28 +87,41 @@ def batches(
     ending = ENDING.search(file.relative)
     if ending is None:
         endings = "parquet, arrow, csv or jsonl, the last two also with .gz or .zst"
-        raise problem("is of an unknown format", f"Give it an ending that says its format: {endings}.")
+        raise problem(
+            "is of an unknown format", f"Give it an ending that says its format: {endings}."
+        )
     kind = next(name for name in ("parquet", "arrow", "csv", "json") if ending[name])
     try:
         if kind in ("parquet", "arrow"):
-            yield from _parquet(file, columns, problem, rows) if kind == "parquet" else _arrow(file, columns, problem)
+            yield from (
+                _parquet(file, columns, problem, rows)
+                if kind == "parquet"
+                else _arrow(file, columns, problem)
+            )
         else:
             codec = _CODECS.get((ending["packed"] or "").lower())
             read = _csv if kind == "csv" else _json
-            with file.open() as opened, pa.CompressedInputStream(opened, codec) if codec else opened as stream:
+            with (
+                file.open() as opened,
+                pa.CompressedInputStream(opened, codec) if codec else opened as stream,
+            ):
                 if kind == "csv" and encoding != "utf-8":
                     stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
                 yield from read(io.BufferedReader(stream, _HEAD_BYTES), columns, problem)
     except SurgeError:
         raise
     except FileNotFoundError as error:
-        raise TransientError(f"the file {file.shown} was removed while it was read. Run again.") from error
+        raise TransientError(
+            f"the file {file.shown} was removed while it was read. Run again."
+        ) from error
     except (*UNREADABLE, ValueError) as error:
         if is_systems(error):
             raise not_given(file.shown, error, key) from error
         if kind == "csv" and isinstance(error, UnicodeError):
             raise problem(f"is not text in {encoding} ({first_line(error)})", _ENCODING) from error
-        raise problem(f"cannot be read ({first_line(error)})", "Write the file again, then run again.") from error
+        raise problem(
+            f"cannot be read ({first_line(error)})", "Write the file again, then run again."
+        ) from error
 
 
 class _Problem:
@@ -108,14 +132,22 @@ class _Problem:
 
     def __call__(self, reason: str, remedy: str) -> SurgeError:
         text = f"the file {self._file.shown} {reason}"
-        return ConfigError(f"{text}. {remedy}") if self._key is None else DataError(self._key, text, remedy)
+        return (
+            ConfigError(f"{text}. {remedy}")
+            if self._key is None
+            else DataError(self._key, text, remedy)
+        )
 
     def require(self, columns: Sequence[str], names: Sequence[str]) -> None:
         """Refuse a file that does not have each of these columns once."""
         for name in columns:
             if name not in names:
                 known = ", ".join(visible(repr(each)) for each in names)
-                settings = "id, text, columns and partition_by" if self._key is None else "id, text and columns"
+                settings = (
+                    "id, text, columns and partition_by"
+                    if self._key is None
+                    else "id, text and columns"
+                )
                 remedy = f"Name the right ones with the settings {settings}."
                 raise self(f"has no column {name!r}; its columns are {known}", remedy)
             if names.count(name) > 1:
@@ -125,7 +157,9 @@ class _Problem:
 def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     """A batch without rows: it says the types of a file that has none."""
     needed = outer_columns(schema.names, columns)
-    empty = pa.RecordBatch.from_arrays([pa.nulls(0, schema.field(name).type) for name in needed], list(needed))
+    empty = pa.RecordBatch.from_arrays(
+        [pa.nulls(0, schema.field(name).type) for name in needed], list(needed)
+    )
     return select(empty, columns)
 
 
@@ -134,7 +168,9 @@ def _parquet(
 ) -> Iterator[pa.RecordBatch]:
     with (
         file.open() as source,
-        pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
+        pq.ParquetFile(
+            source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+        ) as reader,
     ):
         problem.require(columns, names_with_fields(reader.schema_arrow))
         if not reader.metadata.num_rows:
@@ -142,13 +178,21 @@ def _parquet(
             return
         groups, first = list(range(reader.num_row_groups)), 0
         if rows is not None:
-            read_groups = list(within(groups, *rows, lambda group: reader.metadata.row_group(group).num_rows))
-            groups, first = [group for group, _, _ in read_groups], read_groups[0][1] if read_groups else 0
+            read_groups = list(
+                within(groups, *rows, lambda group: reader.metadata.row_group(group).num_rows)
+            )
+            groups, first = (
+                [group for group, _, _ in read_groups],
+                read_groups[0][1] if read_groups else 0,
+            )
         read: Iterator[pa.RecordBatch] = (
             batch
             for group in groups
             for batch in reader.iter_batches(
-                rows_per_read(reader, source, columns, group), row_groups=[group], columns=columns, use_threads=False
+                rows_per_read(reader, source, columns, group),
+                row_groups=[group],
+                columns=columns,
+                use_threads=False,
             )
         )
         if rows is not None:
@@ -165,14 +209,18 @@ def _arrow(file: SourceFile, columns: list[str], problem: _Problem) -> Iterator[
         is_file = source.read(6) == b"ARROW1"
         source.seek(max(0, source.size() - len(_STREAM_END)))
         if not is_file and source.read(len(_STREAM_END)) != _STREAM_END:
-            raise problem("is no Arrow file, or a stream that was cut off", "Write it again, then run again.")
+            raise problem(
+                "is no Arrow file, or a stream that was cut off", "Write it again, then run again."
+            )
         source.seek(0)
         bounded = pa.PythonFile(_Bounded(source, problem), mode="r")
         schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(bounded).schema
         problem.require(columns, names_with_fields(schema))
         bounded.seek(0)
         needed = outer_columns(schema.names, columns)
-        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in needed])
+        options = pa.ipc.IpcReadOptions(
+            included_fields=[schema.names.index(name) for name in needed]
+        )
         yield _empty(schema, columns)
         if is_file:
             reader = pa.ipc.open_file(bounded, options=options)
@@ -210,7 +258,9 @@ def _head(stream: io.BufferedReader, problem: _Problem, remedy: str) -> bytes:
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
-def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
+def _csv(
+    stream: io.BufferedReader, columns: list[str], problem: _Problem
+) -> Iterator[pa.RecordBatch]:
     head = _head(stream, problem, _ENCODING)
     if not head.strip():
         raise problem("is empty", "Write its header, or remove it.")
@@ -218,7 +268,8 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
     if not set(columns) <= set(names) and not all(map(is_text, names)):
         raise problem("has a header that is not UTF-8 text", _ENCODING)
     problem.require(columns, names)
-    names = [name if name in columns else "\0" for name in names]  # pyarrow takes no other text than UTF-8
+    # pyarrow takes no other text than UTF-8
+    names = [name if name in columns else "\0" for name in names]
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # Texts that are not UTF-8 refuse their own partition later, where their row is known.
     convert = pacsv.ConvertOptions(
@@ -228,34 +279,54 @@ def _csv(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> It
     done = 0
 
     def unfinished(reason: str, remedy: str) -> SurgeError:
-        return problem(f"{reason} in {row_in_words(max(0, done - 1))}", remedy)  # the header was read, too
+        # the header was read, too
+        return problem(f"{reason} in {row_in_words(max(0, done - 1))}", remedy)
 
     for block in csv_blocks(stream, delimiter, len(names), unfinished, _BLOCK_BYTES):
         # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
         content = pa.BufferReader(b"\n" + block if done else block)
-        options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)
+        options = pacsv.ReadOptions(
+            use_threads=False, block_size=content.size() + 1, column_names=names
+        )
         try:
             table = pacsv.read_csv(content, options, parse, convert)
         except pa.ArrowInvalid as error:
-            reason = _CSV_ROW.sub(lambda row, done=done: row_in_words(done + int(row[1]) - 2), first_line(error), 1)
+            reason = _CSV_ROW.sub(
+                lambda row, done=done: row_in_words(done + int(row[1]) - 2), first_line(error), 1
+            )
             raise problem(f"cannot be read ({reason})", _QUOTE) from error
         yield from table.slice(0 if done else 1).combine_chunks().to_batches()
         done += len(table)
 
 
-def _json(stream: io.BufferedReader, columns: list[str], problem: _Problem) -> Iterator[pa.RecordBatch]:
-    if _head(stream, problem, "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW.").lstrip()[:1] == b"[":
+def _json(
+    stream: io.BufferedReader, columns: list[str], problem: _Problem
+) -> Iterator[pa.RecordBatch]:
+    if (
+        _head(
+            stream, problem, "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW."
+        ).lstrip()[:1]
+        == b"["
+    ):
         raise problem(
-            "is one JSON array; expected one object per line", "Convert it, for example with: jq -c '.[]' OLD > NEW."
+            "is one JSON array; expected one object per line",
+            "Convert it, for example with: jq -c '.[]' OLD > NEW.",
         )
     blocks = _lines(stream, problem)
     first = next(blocks, b"")
     paths = _paths_in(first, columns, problem) if first else {name: (name,) for name in columns}
     problem.require(columns, list(paths))
     for name in columns:
-        if any(paths[name] == paths[other][: len(paths[name])] for other in columns if other != name):
-            raise problem(f"has objects in {name!r}, which are not read as a whole", "Name the needed fields of them.")
-    schema = pa.schema(nested_fields({paths[name]: _json_type(first, paths[name]) for name in columns}))
+        if any(
+            paths[name] == paths[other][: len(paths[name])] for other in columns if other != name
+        ):
+            raise problem(
+                f"has objects in {name!r}, which are not read as a whole",
+                "Name the needed fields of them.",
+            )
+    schema = pa.schema(
+        nested_fields({paths[name]: _json_type(first, paths[name]) for name in columns})
+    )
     yield _empty(schema, columns)
     first_row = 0
     for block in chain([first] if first else [], blocks):
@@ -274,7 +345,9 @@ def _lines(stream: io.BufferedReader, problem: _Problem) -> Iterator[bytes]:
             yield rest + piece[:end]
             rest = piece[end:]
         elif len(rest := rest + piece) > _LONGEST_ROW:
-            raise problem(f"has a line of more than {_LONGEST_ROW:,} bytes", "Write one object per line.")
+            raise problem(
+                f"has a line of more than {_LONGEST_ROW:,} bytes", "Write one object per line."
+            )
         piece = following
     if rest.strip():
         yield rest
@@ -290,7 +363,9 @@ def _paths_in(block: bytes, wanted: list[str], problem: _Problem) -> dict[str, t
     while (missing := set(wanted) - paths.keys()) and (start := _VALUE_BEGINS.search(text, place)):
         try:
             document, place = _DECODER.raw_decode(text, start.start())
-            paths = {".".join(path): path for path in sorted(_paths(document), key=len, reverse=True)} | paths
+            paths = {
+                ".".join(path): path for path in sorted(_paths(document), key=len, reverse=True)
+            } | paths
         except (ValueError, AttributeError, RecursionError) as error:
             unread = unread or f"{row_in_words(row)} ({first_line(error)})"
             place = text.find("\n", start.start()) + 1 or len(text)
@@ -327,7 +402,9 @@ def _read_json(block: bytes, schema: pa.Schema) -> pa.Table:
     first = block.lstrip(_BEFORE_VALUE)
     if first.startswith(b"null"):  # which ends the process where a block begins with it
         block = b"{}" + first[len(b"null") :]
-    return pajson.read_json(pa.BufferReader(block), options, parse) if block else schema.empty_table()
+    return (
+        pajson.read_json(pa.BufferReader(block), options, parse) if block else schema.empty_table()
+    )
 
 
 def _json_error(block: bytes, schema: pa.Schema) -> str | None:
@@ -337,17 +414,23 @@ def _json_error(block: bytes, schema: pa.Schema) -> str | None:
         return first_line(error)
 
 
-def _json_rows(block: bytes, schema: pa.Schema, first_row: int, problem: _Problem) -> pa.RecordBatch:
+def _json_rows(
+    block: bytes, schema: pa.Schema, first_row: int, problem: _Problem
+) -> pa.RecordBatch:
     try:
         table = _read_json(block, schema)
     except pa.ArrowInvalid as error:
         lines = list(filter(bytes.strip, block.split(b"\n")))
         ends = range(len(lines) - 1)
-        row = bisect_left(ends, True, key=lambda end: bool(_json_error(b"\n".join(lines[: end + 1]), schema)))
+        row = bisect_left(
+            ends, True, key=lambda end: bool(_json_error(b"\n".join(lines[: end + 1]), schema))
+        )
         reason = f"{row_in_words(first_row + row)} ({_IN_ROW.sub('', first_line(error))})"
         raise problem(
             f"cannot be read at {reason}; the types of its columns are those of its first values",
             "Write each value of a column with the same type, for example all ids in quotes, lists and objects as "
             "strings, and one object per line.",
         ) from error
-    return table.combine_chunks().to_batches()[0] if table.num_rows else _empty(schema, schema.names)
+    return (
+        table.combine_chunks().to_batches()[0] if table.num_rows else _empty(schema, schema.names)
+    )

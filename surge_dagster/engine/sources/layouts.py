@@ -89,14 +89,20 @@ def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) 
 def _in_folders(file: SourceFile) -> _Place:
     parts = file.relative.split("/")
     folders = parts if file.refusal else parts[:-1]
-    matched = [(number, match) for number, part in enumerate(folders, 1) if (match := _LEVEL.fullmatch(part))]
+    matched = [
+        (number, match)
+        for number, part in enumerate(folders, 1)
+        if (match := _LEVEL.fullmatch(part))
+    ]
     scope = "/".join(parts[: matched[-1][0]]) if matched else file.relative
     return _Place(scope, tuple((match[1], match[2]) for _, match in matched))
 
 
 def _usual_names(files: Sequence[SourceFile], places: Sequence[_Place]) -> tuple[str, ...]:
     """The levels that most folders have, of those that can be read."""
-    readable = (place for file, place in zip(files, places, strict=True) if file.token != UNREADABLE_FOLDER)
+    readable = (
+        place for file, place in zip(files, places, strict=True) if file.token != UNREADABLE_FOLDER
+    )
     scopes = {place.scope: place.names for place in readable if place.levels}
     return Counter(scopes.values()).most_common(1)[0][0] if scopes else ()
 
@@ -134,7 +140,8 @@ def _group(place: _Place, expected: tuple[str, ...], file: SourceFile) -> FileGr
         except ValueError as error:
             shown = "/".join(printable(each) for _, each in place.levels)
             return FileGroup(
-                shown or place.scope, refusal=(str(error), "Rename it: percent-encode the key's UTF-8 bytes.")
+                shown or place.scope,
+                refusal=(str(error), "Rename it: percent-encode the key's UTF-8 bytes."),
             )
         if value is None and len(expected) == 1:
             return FileGroup(written, hashed=written)
@@ -147,5 +154,11 @@ def _add(group: FileGroup, new: FileGroup, place: _Place, file: SourceFile) -> N
     group.places.add(place)
     group.refusal = group.refusal or new.refusal
     if len(group.places) > 1 and group.refusal is None:
-        names = ("/".join(filter(None, (folder, begin and f"{begin}*"))) for folder, begin in group.scopes)
-        group.refusal = (f"{', '.join(map(printable, names))} all stand for this key", "Keep one of them.")
+        names = (
+            "/".join(filter(None, (folder, begin and f"{begin}*")))
+            for folder, begin in group.scopes
+        )
+        group.refusal = (
+            f"{', '.join(map(printable, names))} all stand for this key",
+            "Keep one of them.",
+        )

@@ -1,12 +1,14 @@
-"""The files of a source: a folder, one file or a pattern of names, on a local disk or in a bucket, listed alike.
+"""The files of a source: a folder, one file or a pattern of names, on a local disk or in a bucket,
+listed alike.
 
     data/catalog                     every file below the folder
     data/products.parquet            one file
     products/*.parquet               `*` stands for any part of a name, `**` for any folders
     gs://shop/{category}/*.parquet   `{name}` is a `*` that has a name
 
-Files come in bytewise order of their relative names, so that a place gives the same rows in the same order wherever it
-lies. Nothing is opened. Names that begin with `_` or `.` are left out, of files and of folders.
+Files come in bytewise order of their relative names, so that a place gives the same rows in the
+same order wherever it lies. Nothing is opened. Names that begin with `_` or `.` are left out, of
+files and of folders.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from surge_dagster.engine.support.unreadable import UNREADABLE, visible
 T = TypeVar("T")
 FIRST_BYTES = 1024 * 1024  # of the end of an object, that opening it brings
 HIDDEN = ("_", ".")
-UNREADABLE_FOLDER = "unreadable folder"  # the token of a folder that the system does not show; its name ends in a slash
+# the token of a folder that the system does not show; its name ends in a slash
+UNREADABLE_FOLDER = "unreadable folder"
 _NAME = re.compile(r"\{([^{}]*)\}")
 _WILD = re.compile(r"(\*\*/?|\*|\{[^{}]*\})")
 
@@ -38,10 +41,12 @@ class SourceFile:
 
     Attributes:
         relative: not valid text where a name on the disk is not UTF-8.
-        token: changes when the content may have changed: the etag, or size and modification time on a disk.
+        token: changes when the content may have changed: the etag, or size and modification time on
+            a disk.
         open: opens this version of the file; FileNotFoundError where it was removed or replaced.
         refusal: why it must not be opened, as the end of a sentence that begins with its name.
-        state: of a file on a disk, also changes where another one took its place with the same token.
+        state: of a file on a disk, also changes where another one took its place with the same
+            token.
     """
 
     relative: str
@@ -65,7 +70,8 @@ class NamePattern:
     names: tuple[str, ...]
 
     def names_in(self, relative: str) -> tuple[str, str, dict[str, str]]:
-        """Where all files with this one's names lie: a file or a folder, how names in that begin; and the names."""
+        """Where all files with this one's names lie: a file or a folder, how names in that begin;
+        and the names."""
         match = self.regex.fullmatch(relative)
         names = match.groupdict() if match else {}
         parts = self.text.split("/")
@@ -77,7 +83,8 @@ class NamePattern:
 
 
 class SourceFiles(ABC):
-    """A place with files of known formats; each listing looks anew. Without a pattern all of them count."""
+    """A place with files of known formats; each listing looks anew. Without a pattern all of them
+    count."""
 
     is_remote = False
 
@@ -89,13 +96,16 @@ class SourceFiles(ABC):
         """The files in bytewise order of their relative names.
 
         Args:
-            scope: relative name of one file, or of a folder with all that lies below it; empty is all.
+            scope: relative name of one file, or of a folder with all that lies below it; empty is
+                all.
             begin: of a folder, those files alone whose names in it begin so.
         """
         files: Iterable[SourceFile] = self._found(scope, begin)
         if (pattern := self.pattern) is not None:
             files = (
-                file for file in files if file.token == UNREADABLE_FOLDER or pattern.regex.fullmatch(file.relative)
+                file
+                for file in files
+                if file.token == UNREADABLE_FOLDER or pattern.regex.fullmatch(file.relative)
             )
         return sorted(files, key=lambda file: os.fsencode(file.relative))
 
@@ -108,8 +118,11 @@ class SourceFiles(ABC):
     def is_settled(self, file: SourceFile) -> bool:
         """Whether the file's next version is sure to have another token."""
 
-    def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Generator[T | Exception]:
-        """What `read` finds at the end of each file, or its error; in a bucket the next ones are read ahead."""
+    def ends(
+        self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]
+    ) -> Generator[T | Exception]:
+        """What `read` finds at the end of each file, or its error; in a bucket the next ones are
+        read ahead."""
         for file in files:
             yield read_end(file.open, read)
 
@@ -118,7 +131,8 @@ class SourceFiles(ABC):
 
 
 def split_pattern(url: str) -> tuple[str, NamePattern | None]:
-    """The folder above the first part of a path or URL that has a wildcard, and what names below it have to match."""
+    """The folder above the first part of a path or URL that has a wildcard, and what names below it
+    have to match."""
     first = _WILD.search(url)
     if first is None:
         return url, None
@@ -137,11 +151,15 @@ def split_pattern(url: str) -> tuple[str, NamePattern | None]:
             names.append(name)
             pieces.append(f"(?P<{name}>[^/]+)")
         else:
-            pieces.append({"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(piece) or re.escape(piece))
+            pieces.append(
+                {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(piece) or re.escape(piece)
+            )
     return base or slash, NamePattern(text, re.compile("".join(pieces), re.DOTALL), tuple(names))
 
 
-def read_end(open_file: Callable[[], pa.NativeFile], read: Callable[[pa.NativeFile], T]) -> T | Exception:
+def read_end(
+    open_file: Callable[[], pa.NativeFile], read: Callable[[pa.NativeFile], T]
+) -> T | Exception:
     """What is read, or why it cannot be; a store that is down raises."""
     try:
         with open_file() as file:

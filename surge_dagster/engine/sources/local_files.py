@@ -1,4 +1,5 @@
-"""Source files of a local disk: how they are found, which of them are refused, and how they are opened."""
+"""Source files of a local disk: how they are found, which of them are refused, and how they are
+opened."""
 
 from __future__ import annotations
 
@@ -14,13 +15,20 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.endings import is_source_file
-from surge_dagster.engine.sources.listing import HIDDEN, UNREADABLE_FOLDER, NamePattern, SourceFile, SourceFiles
+from surge_dagster.engine.sources.listing import (
+    HIDDEN,
+    UNREADABLE_FOLDER,
+    NamePattern,
+    SourceFile,
+    SourceFiles,
+)
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import stored_object
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.keys import is_text
 
-_SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
+# longer than the grain of any disk's clock: a younger file may change unnoticed
+_SETTLED_NS = 2_000_000_000
 _MAX_DEPTH = 50  # of folders below the one that is listed
 _Names = Iterator[tuple[str, str | OSError | None]]  # names, and why they are refused or unreadable
 
@@ -56,7 +64,9 @@ class LocalFiles(SourceFiles):
             for name, refusal in names:
                 yield from self._file(name, refusal)
         except OSError as error:
-            raise ConfigError(f"cannot list the source {self.url!r}: {error.strerror}. Make it readable.") from error
+            raise ConfigError(
+                f"cannot list the source {self.url!r}: {error.strerror}. Make it readable."
+            ) from error
 
     def _file(self, relative: str, refusal: str | OSError | None) -> Iterator[SourceFile]:
         path, stored, state = f"{self._root}/{relative}", StoredObject(relative, 0, "0"), "0-0-0-0"
@@ -81,8 +91,8 @@ class LocalFiles(SourceFiles):
         yield SourceFile(relative, stored.size, token, opened, refusal, state)
 
     def _names(self, folder: str, prefix: str, begin: str = "", *, follow: bool = True) -> _Names:
-        # Of links to folders in the root, those to hidden ones alone are followed (the others are listed where they
-        # lie), and not within such a folder, which may link to itself.
+        # Of links to folders in the root, those to hidden ones alone are followed (the others are
+        # listed where they lie), and not within such a folder, which may link to itself.
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -117,10 +127,18 @@ class LocalFiles(SourceFiles):
         except (FileNotFoundError, NotADirectoryError):
             return "is a link to nothing"
         except OSError as error:
-            return "is one of several links that lead to each other" if error.errno == errno.ELOOP else error
+            return (
+                "is one of several links that lead to each other"
+                if error.errno == errno.ELOOP
+                else error
+            )
         if target == catalog:
             return "is a link to the catalog itself"
-        return None if os.path.commonpath((catalog, target)) == catalog else "is a link out of the catalog"
+        return (
+            None
+            if os.path.commonpath((catalog, target)) == catalog
+            else "is a link out of the catalog"
+        )
 
     def _is_hidden(self, link: str) -> bool:
         relative = os.path.relpath(os.path.realpath(link), os.path.realpath(self._root))

@@ -1,7 +1,8 @@
-"""What every source offers: ordered partitions of (id, text) rows, each streamed as row batches in bounded memory.
+"""What every source offers: ordered partitions of (id, text) rows, each streamed as row batches in
+bounded memory.
 
-A new kind of source implements `Source`. A `Selection` checks and converts the raw columns of its partitions;
-`tests/engine/sources` has the examples.
+A new kind of source implements `Source`. A `Selection` checks and converts the raw columns of its
+partitions; `tests/engine/sources` has the examples.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from surge_dagster.engine.support.values import value_sizes
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
-UNREADABLE_VERSION = "unreadable"  # the source version of a partition whose files could not be listed
+# the source version of a partition whose files could not be listed
+UNREADABLE_VERSION = "unreadable"
 
 Place = Callable[[int], str]  # says where the source has a row, such as "row 5 of part-1.csv"
 _INT64 = pa.int64()
@@ -29,7 +31,8 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """Where partitions come from. Each iteration lists them anew, in a stable order, and reads no rows."""
+    """Where partitions come from. Each iteration lists them anew, in a stable order, and reads no
+    rows."""
 
     @property
     def url(self) -> str: ...
@@ -43,14 +46,15 @@ class Partition:
 
     Attributes:
         source_version: a cheap token that changes when the content may have changed.
-        read: yields the rows, a few megabytes at a time; raises `DataError` at the first row that is refused, and
-            `TransientError` where the storage does not answer.
-        current_source_version: looks the token up again, None when the source no longer has the partition.
+        read: yields the rows, a few megabytes at a time; raises `DataError` at the first row that
+            is refused, and `TransientError` where the storage does not answer.
+        current_source_version: looks the token up again, None when the source no longer has the
+            partition.
         rows: where they are known without reading, those that are skipped included.
         text_bytes: an estimate.
         page_bytes: memory that reading may take beside the rows that it yields.
-        read_range: like `read`, the rows from one to before another, without those in front of them; None where the
-            source cannot do that, or leaves rows out.
+        read_range: like `read`, the rows from one to before another, without those in front of
+            them; None where the source cannot do that, or leaves rows out.
         borders: where row groups begin and end, ascending; () where that is unknown.
     """
 
@@ -80,7 +84,9 @@ class PartitionRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            raise ConfigError(f"{self} are no range. Expected a first row of at least 0 and an end behind it.")
+            raise ConfigError(
+                f"{self} are no range. Expected a first row of at least 0 and an end behind it."
+            )
 
     def __str__(self) -> str:
         return f"rows {self.start:,} to {self.stop:,} of partition {self.key!r}"
@@ -96,7 +102,8 @@ class RowBatch:
         carried: as many rows of further columns, which may be null.
         place: of one of these rows.
         carried_sizes: bytes of these columns in each row, int64 [rows].
-        id_offsets: where each id starts in its values, one entry more than rows; None where ids are numbers.
+        id_offsets: where each id starts in its values, one entry more than rows; None where ids are
+            numbers.
         id_values: the bytes of the ids, one behind the other; of numbers eight each.
     """
 
@@ -134,7 +141,8 @@ class RowBatch:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of all columns; Arrow's own `nbytes` releases the GIL, and taking it again costs time."""
+        """Bytes of all columns; Arrow's own `nbytes` releases the GIL, and taking it again costs
+        time."""
         size = len(self.id_values) + len(self.text_values)
         return size if self.carried_sizes is None else size + int(self.carried_sizes.sum())
 
@@ -150,7 +158,8 @@ def row_in_words(row: int) -> str:
 
 
 def located(partition: Partition, error: DataError) -> DataError:
-    """An error whose row was counted among the rows that were read, with its place, for which they are read again."""
+    """An error whose row was counted among the rows that were read, with its place, for which they
+    are read again."""
     row = error.row or 0
     with contextlib.suppress(SurgeError, OSError):
         for batch in partition.read() if error.row is not None and error.place is None else ():
@@ -187,7 +196,8 @@ def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Itera
 def within(
     parts: Iterable[T], start: int, stop: int, length: Callable[[Any], int] = len
 ) -> Iterator[tuple[T, int, int]]:
-    """Of consecutive parts those with some of the rows start..stop, and where these begin and end in the part."""
+    """Of consecutive parts those with some of the rows start..stop, and where these begin and end
+    in the part."""
     row = 0
     for part in parts:
         rows = length(part)

@@ -1,7 +1,9 @@
-"""The check and conversion of raw columns to row batches: every row that would cause harm later is refused here.
+"""The check and conversion of raw columns to row batches: every row that would cause harm later is
+refused here.
 
-A null, a text that is not UTF-8 or one beyond the maximum is found on the way in, where its row number is still known.
-Arrow does not check that Parquet's strings are UTF-8, and a byte that is not would end a worker in its tokenizer.
+A null, a text that is not UTF-8 or one beyond the maximum is found on the way in, where its row
+number is still known. Arrow does not check that Parquet's strings are UTF-8, and a byte that is not
+would end a worker in its tokenizer.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from surge_dagster.engine.support.values import stored_type
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
-_SPACE, _FIRST_SPACE = 0x20, 0xC2  # the last byte of ASCII that is white space, the first byte of other white space
+# the last byte of ASCII that is white space, the first byte of other white space
+_SPACE, _FIRST_SPACE = 0x20, 0xC2
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 
 
@@ -34,7 +37,8 @@ def row_batch(
     carried: pa.RecordBatch | None = None,
     place: Place | None = None,
 ) -> RowBatch:
-    """Check and convert one batch; `rows` are its zero-based numbers in the partition, which `place` puts in words."""
+    """Check and convert one batch; `rows` are its zero-based numbers in the partition, which
+    `place` puts in words."""
     ids = _canonical_ids(key, without_dictionary(raw_ids))
     texts = canonical_texts(key, without_dictionary(raw_texts))
     for name, column in (("id", ids), ("text", texts)):
@@ -70,14 +74,20 @@ def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataEr
 def without_dictionary(column: pa.Array) -> pa.Array:
     if not isinstance(column, pa.DictionaryArray):
         return column
-    if pa.types.is_string_view(column.dictionary.type):  # of polars; pyarrow has no kernel that takes from a view
-        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.large_string()))
+    # of polars; pyarrow has no kernel that takes from a view
+    if pa.types.is_string_view(column.dictionary.type):
+        column = pa.DictionaryArray.from_arrays(
+            column.indices, column.dictionary.cast(pa.large_string())
+        )
     return column.dictionary_decode()
 
 
 def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch without dictionaries, in pieces of at most 8,192 rows and, unless one row has more, two megabytes."""
-    if len(batch) > 1 and (len(batch) > _BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > _BATCH_BYTES):
+    """The batch without dictionaries, in pieces of at most 8,192 rows and, unless one row has more,
+    two megabytes."""
+    if len(batch) > 1 and (
+        len(batch) > _BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > _BATCH_BYTES
+    ):
         middle = len(batch) // 2
         yield from small(batch.slice(0, middle))
         yield from small(batch.slice(middle))
@@ -87,7 +97,8 @@ def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _decoded_bytes(column: pa.Array) -> int:
-    """Bytes of a column without its dictionary, of which each value may be long and stand for many rows."""
+    """Bytes of a column without its dictionary, of which each value may be long and stand for many
+    rows."""
     if not isinstance(column, pa.DictionaryArray):
         return column.nbytes
     try:
@@ -95,7 +106,11 @@ def _decoded_bytes(column: pa.Array) -> int:
     except pa.ArrowNotImplementedError:  # neither strings nor bytes
         return column.indices.nbytes
     # An index beyond the dictionary is found when the column is decoded.
-    return int(lengths.take(column.indices.fill_null(0).to_numpy(), mode="clip").sum()) if len(lengths) else 0
+    return (
+        int(lengths.take(column.indices.fill_null(0).to_numpy(), mode="clip").sum())
+        if len(lengths)
+        else 0
+    )
 
 
 def together(
@@ -114,7 +129,8 @@ def together(
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """One type for all that differ in their layout or, outside of lists and structs, in the size of their integers."""
+    """One type for all that differ in their layout or, outside of lists and structs, in the size of
+    their integers."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_inner_type(kind.value_type))
     if pa.types.is_fixed_size_list(kind):
@@ -123,7 +139,11 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
         return pa.struct([(each.name, _inner_type(each.type)) for each in kind.fields])
     if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
-    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
+    if (
+        pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ):
         return pa.binary()
     return pa.int64() if pa.types.is_integer(kind) and not pa.types.is_uint64(kind) else kind
 
@@ -134,7 +154,8 @@ def _inner_type(kind: pa.DataType) -> pa.DataType:
 
 
 def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Further columns that travel with the rows, in types that each kind of source and each output file has."""
+    """Further columns that travel with the rows, in types that each kind of source and each output
+    file has."""
     columns: list[pa.Array] = []
     for name in names:
         plain = without_dictionary(batch.column(name))
@@ -158,7 +179,8 @@ def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
     offsets, content = value_parts(texts)
     blank = offsets[1:] == offsets[:-1]
     begins = np.frombuffer(content, np.uint8)[(offsets[:-1] - offsets[0])[~blank]]
-    if ((begins <= _SPACE) | (begins >= _FIRST_SPACE)).any():  # seldom, and asking Arrow takes longer
+    # seldom, and asking Arrow takes longer
+    if ((begins <= _SPACE) | (begins >= _FIRST_SPACE)).any():
         with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
             blank |= pc.utf8_is_space(texts).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
     return blank
@@ -182,7 +204,9 @@ def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
     try:
         return column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:
-        raise DataError(key, f"an id does not fit in int64 ({error})", "Store such ids as strings.") from error
+        raise DataError(
+            key, f"an id does not fit in int64 ({error})", "Store such ids as strings."
+        ) from error
 
 
 def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
@@ -198,15 +222,21 @@ def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
 
 
 def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
-    """Refuse a column with values that Arrow does not accept; strings that are not UTF-8 by their row."""
+    """Refuse a column with values that Arrow does not accept; strings that are not UTF-8 by their
+    row."""
     try:
         column.validate(full=True)
         return
     except pa.ArrowInvalid as error:
         damage = error
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    with contextlib.suppress(pa.ArrowInvalid):  # a value that begins outside of the data must not be looked at
-        raw = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary()) if is_text else column
+    # a value that begins outside of the data must not be looked at
+    with contextlib.suppress(pa.ArrowInvalid):
+        raw = (
+            column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+            if is_text
+            else column
+        )
         raw.validate(full=True)
         for offset, value in enumerate(raw):
             try:
@@ -218,4 +248,6 @@ def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | 
                     "Re-encode it in the source, or set encoding for a CSV file of another one, then run again.",
                     int(rows[offset]),
                 ) from error
-    raise DataError(key, f"the {name} column is damaged ({damage})", "Write it again in the source.") from damage
+    raise DataError(
+        key, f"the {name} column is damaged ({damage})", "Write it again in the source."
+    ) from damage

@@ -29,7 +29,8 @@ from surge_dagster.engine.sources.rows import (
 from surge_dagster.engine.sources.template import Template
 
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
-OWN_COLUMNS = ("partition", "id", "text", "text_hash", "embedding", "op")  # of what readers of an output get
+# of what readers of an output get
+OWN_COLUMNS = ("partition", "id", "text", "text_hash", "embedding", "op")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,12 @@ class Selection:
     """What is taken of a source's columns.
 
     Attributes:
-        text: the column that is embedded, or a template of columns in braces such as "{title}. {description}".
+        text: the column that is embedded, or a template of columns in braces such as "{title}.
+            {description}".
         max_text_bytes: a longer text refuses its partition.
-        missing_text: what becomes of a row whose text is null, empty or nothing but white space: it refuses its
-            partition, is skipped, or is embedded as an empty text; `refuse_nulls` embeds those that are not null.
+        missing_text: what becomes of a row whose text is null, empty or nothing but white space: it
+            refuses its partition, is skipped, or is embedded as an empty text; `refuse_nulls`
+            embeds those that are not null.
         carried: further columns that travel with the rows into the output, in this order.
         encoding: of CSV files.
     """
@@ -49,14 +52,16 @@ class Selection:
     text: str = "text"
     max_text_bytes: int = DEFAULT_MAX_TEXT_BYTES
     missing_text: MissingText = "refuse_nulls"
-    carried: tuple[str, ...] = field(default=(), repr=False)  # names of what is cached are made of the rest
+    # names of what is cached are made of the rest
+    carried: tuple[str, ...] = field(default=(), repr=False)
     encoding: str = "utf-8"
     _template: Template | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
             "".encode(self.encoding)
-            codecs.getincrementaldecoder(self.encoding)().decode(pa.py_buffer(b""))  # as pyarrow calls it
+            # as pyarrow calls it
+            codecs.getincrementaldecoder(self.encoding)().decode(pa.py_buffer(b""))
             object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
         except (LookupError, ValueError, AttributeError, TypeError) as error:
             reason = f"the encoding {self.encoding!r} is unknown, or not that of a file"
@@ -80,14 +85,17 @@ class Selection:
 
     @property
     def version_suffix(self) -> str:
-        """What every source version ends in, as in `?text_column=title`: another selection is other content."""
+        """What every source version ends in, as in `?text_column=title`: another selection is other
+        content."""
         unusual: dict[str, str | tuple[str, ...]] = {}
         if self.id != "id":
             unusual["id_column"] = self.id
         if self._template is None and self.text != "text":
             unusual["text_column"] = self.text
         if self._template is not None:
-            unusual["text"] = hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            unusual["text"] = hashlib.sha256(
+                self.text.encode("utf-8", "surrogatepass")
+            ).hexdigest()[:16]
         if self.missing_text != "refuse_nulls":
             unusual["missing_text"] = self.missing_text
         if self.carried:
@@ -97,9 +105,14 @@ class Selection:
         return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
 
     def rows(
-        self, key: str, batches: Iterable[pa.RecordBatch], first_row: int = 0, place: Place = row_in_words
+        self,
+        key: str,
+        batches: Iterable[pa.RecordBatch],
+        first_row: int = 0,
+        place: Place = row_in_words,
     ) -> Iterator[RowBatch]:
-        """The rows of consecutive batches, of which the first one begins with this row of the partition."""
+        """The rows of consecutive batches, of which the first one begins with this row of the
+        partition."""
         for batch in batches:
             yield from self.row_batches(key, batch, first_row, place)
             first_row += len(batch)
@@ -107,18 +120,25 @@ class Selection:
     def row_batches(
         self, key: str, batch: pa.RecordBatch, first_row: int, place: Place = row_in_words
     ) -> Iterator[RowBatch]:
-        """Check and convert consecutive rows of a partition; what is yielded holds or counts all of them, in order.
+        """Check and convert consecutive rows of a partition; what is yielded holds or counts all of
+        them, in order.
 
         Args:
-            batch: at least the selected `columns`, each once, dictionary-encoded or not; a few megabytes.
+            batch: at least the selected `columns`, each once, dictionary-encoded or not; a few
+                megabytes.
             first_row: zero-based, in the partition.
             place: of a row of the partition.
         """
         try:
             carried_rows = carried_columns(key, batch, self.carried) if self.carried else None
             for part, texts in self._texts(key, batch, first_row):
-                ids, carried = batch.column(self.id)[part], None if carried_rows is None else carried_rows[part]
-                rows: Sequence[int] | np.ndarray = range(first_row + part.start, first_row + part.stop)
+                ids, carried = (
+                    batch.column(self.id)[part],
+                    None if carried_rows is None else carried_rows[part],
+                )
+                rows: Sequence[int] | np.ndarray = range(
+                    first_row + part.start, first_row + part.stop
+                )
                 skipped = 0
                 if self.missing_text == "empty":
                     texts = texts.fill_null("")
@@ -132,19 +152,30 @@ class Selection:
                             "Fill it or drop the row in the source, or set missing_text to skip or empty.",
                             rows[int(np.argmin(has_text))],
                         )
-                    ids, texts, rows = ids.filter(present), texts.drop_null(), np.flatnonzero(has_text) + rows[0]
+                    ids, texts, rows = (
+                        ids.filter(present),
+                        texts.drop_null(),
+                        np.flatnonzero(has_text) + rows[0],
+                    )
                     carried = None if carried is None else carried.filter(present)
                 yield row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
         except DataError as error:
             if error.row is None:
                 raise
-            raise DataError(error.key, error.reason, error.remedy, error.row, place(error.row)) from error
+            raise DataError(
+                error.key, error.reason, error.remedy, error.row, place(error.row)
+            ) from error
 
-    def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[slice, pa.Array]]:
-        """The texts in pieces, with the rows of the batch that they belong to; null where they are missing."""
+    def _texts(
+        self, key: str, batch: pa.RecordBatch, first_row: int
+    ) -> Iterator[tuple[slice, pa.Array]]:
+        """The texts in pieces, with the rows of the batch that they belong to; null where they are
+        missing."""
         blank_is_null = self.missing_text != "refuse_nulls"
         if self._template is not None:
-            yield from self._template.texts(key, batch, first_row, self.max_text_bytes, blank_is_null=blank_is_null)
+            yield from self._template.texts(
+                key, batch, first_row, self.max_text_bytes, blank_is_null=blank_is_null
+            )
             return
         texts = batch.column(self.text)
         if blank_is_null:

@@ -1,8 +1,8 @@
 """Texts that are put together from several columns, such as "{title}. {description}".
 
-Strings, numbers, booleans and times take part, written as Arrow casts them to strings. A null is an empty part, and a
-row of nothing but nulls has no text. The length of every text is known before it is built, so that neither a text nor
-a batch of texts can be larger than what is allowed.
+Strings, numbers, booleans and times take part, written as Arrow casts them to strings. A null is an
+empty part, and a row of nothing but nulls has no text. The length of every text is known before it
+is built, so that neither a text nor a batch of texts can be larger than what is allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _JOINED_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The columns that a template names, each once, and its literal texts with the name behind each, if any."""
+    """The columns that a template names, each once, and its literal texts with the name behind
+    each, if any."""
 
     columns: tuple[str, ...]
     parts: tuple[tuple[str, str | None], ...]
@@ -44,20 +45,35 @@ class Template:
             ) from None
         names = [name for _, name, _, _ in parsed if name is not None]
         if not all(names) or any(spec or conversion for _, _, spec, conversion in parsed):
-            raise ConfigError(f"the text template {text!r} has more or less than the name of a column in its braces")
+            raise ConfigError(
+                f"the text template {text!r} has more or less than the name of a column in its braces"
+            )
         if not names:
-            raise ConfigError(f"the text template {text!r} names no column; expected one in braces, as in {{title}}")
-        return cls(tuple(dict.fromkeys(names)), tuple((literal, name) for literal, name, _, _ in parsed))
+            raise ConfigError(
+                f"the text template {text!r} names no column; expected one in braces, as in {{title}}"
+            )
+        return cls(
+            tuple(dict.fromkeys(names)), tuple((literal, name) for literal, name, _, _ in parsed)
+        )
 
     def texts(
-        self, key: str, batch: pa.RecordBatch, first_row: int, max_text_bytes: int, *, blank_is_null: bool = False
+        self,
+        key: str,
+        batch: pa.RecordBatch,
+        first_row: int,
+        max_text_bytes: int,
+        *,
+        blank_is_null: bool = False,
     ) -> Iterator[tuple[slice, pa.Array]]:
-        """The texts of a batch in order, as large_string arrays of a few megabytes with the rows that they belong to.
+        """The texts of a batch in order, as large_string arrays of a few megabytes with the rows
+        that they belong to.
 
         With `blank_is_null`, a row whose values are all null or blank has no text.
         """
         strings = {name: _as_strings(key, name, batch.column(name)) for name in self.columns}
-        lengths = np.full(len(batch), sum(len(literal.encode()) for literal, _ in self.parts), np.int64)
+        lengths = np.full(
+            len(batch), sum(len(literal.encode()) for literal, _ in self.parts), np.int64
+        )
         for _, name in self.parts:
             if name is not None:
                 lengths += value_lengths(strings[name])
@@ -75,7 +91,12 @@ class Template:
             before = int(ends[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(ends, before + _JOINED_BYTES, side="right")))
             rows = slice(start, min(stop, len(batch)))
-            yield rows, self._joined({name: column[rows] for name, column in strings.items()}, is_null[rows])
+            yield (
+                rows,
+                self._joined(
+                    {name: column[rows] for name, column in strings.items()}, is_null[rows]
+                ),
+            )
             start = stop
 
     def _joined(self, strings: dict[str, pa.Array], is_null: np.ndarray) -> pa.Array:
@@ -83,7 +104,8 @@ class Template:
         for literal, name in self.parts:
             pieces += [pa.scalar(literal, pa.large_string())] if literal else []
             pieces += [strings[name]] if name is not None else []
-        nothing = pa.scalar("", pa.large_string())  # made here: it imports pandas, which takes a second
+        # made here: it imports pandas, which takes a second
+        nothing = pa.scalar("", pa.large_string())
         joined = pc.binary_join_element_wise(*pieces, nothing)  # pyright: ignore[reportAttributeAccessIssue]
         return null_where(is_null, joined)
 

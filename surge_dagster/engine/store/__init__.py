@@ -14,7 +14,8 @@ __all__ = ["StorageOptions", "open_store"]
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
-    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`). It need not exist yet."""
+    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`). It
+    need not exist yet."""
     if is_object_store(url):
         # Imported here, because a run on a local disk needs no client of any cloud.
         from surge_dagster.engine.store.object_store import open_object_store

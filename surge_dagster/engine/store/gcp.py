@@ -1,4 +1,5 @@
-"""How Google Cloud is reached: a project and credentials, from the settings or else from the environment.
+"""How Google Cloud is reached: a project and credentials, from the settings or else from the
+environment.
 
 google-auth is imported where it is used, because settings import this module.
 """
@@ -57,7 +58,9 @@ class GcpOptions:
         try:
             return service_account.Credentials.from_service_account_info(key, scopes=[scope])
         except ValueError as error:
-            refusal = f"gcp_credentials cannot be used ({type(error).__name__}). Create another key."
+            refusal = (
+                f"gcp_credentials cannot be used ({type(error).__name__}). Create another key."
+            )
         raise ConfigError(refusal)  # without its cause, whose text may quote the key
 
 

@@ -1,7 +1,8 @@
 """Output files on a local disk; `local_upload` writes them.
 
-The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. Hidden folders, whose
-names at the root begin with a dot, are created with their first object and removed with their last.
+The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. Hidden
+folders, whose names at the root begin with a dot, are created with their first object and removed
+with their last.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from surge_dagster.engine.store.local_upload import (
 from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject
 from surge_dagster.engine.support.keys import is_text
 
-# More than the resolution of any disk's clock: a file replaced within that keeps its modification time.
+# More than the resolution of any disk's clock: a file replaced within that keeps its modification
+# time.
 _SETTLED_NS = 2_000_000_000
 
 
 class LocalStore(Store):
-    """A folder on a local disk; nothing is attempted again, because a disk that refuses once refuses twice."""
+    """A folder on a local disk; nothing is attempted again, because a disk that refuses once
+    refuses twice."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root), str(root))
@@ -89,12 +92,15 @@ class LocalStore(Store):
         if listed in (None, stored_object(name, os.fstat(file.fileno()))):
             return file
         file.close()
-        raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", self.location(name))
+        raise FileNotFoundError(
+            errno.ENOENT, "another file stands in its place now", self.location(name)
+        )
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
         path = self.location(name)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file of Python takes 8 µs more
+            # a file of Python takes 8 µs more
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 status = os.fstat(descriptor)
                 content = os.pread(descriptor, size, max(0, status.st_size - size))
@@ -109,7 +115,8 @@ class LocalStore(Store):
         return ObjectEnd(stored_object(name, status), content)
 
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
-        """Whether the file was so old when it was seen that its next version gets another modification time."""
+        """Whether the file was so old when it was seen that its next version gets another
+        modification time."""
         return seen_ns - int(stored.etag) > _SETTLED_NS
 
     def create(self, name: str) -> LocalUpload:
@@ -127,7 +134,8 @@ class LocalStore(Store):
     def sync(self, folder: str) -> None:
         """Flush the folder; of a hidden one also the folders above it, whose own names may be new.
 
-        A hidden folder that is gone was empty: another process has deleted the objects, and no name is left to flush.
+        A hidden folder that is gone was empty: another process has deleted the objects, and no name
+        is left to flush.
         """
         path = self.root / folder
         if not is_hidden(folder):
@@ -142,15 +150,22 @@ class LocalStore(Store):
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self.root / folder) as entries:
-                return [entry for entry in entries if not entry.name.startswith(".") and is_text(entry.name)]
+                return [
+                    entry
+                    for entry in entries
+                    if not entry.name.startswith(".") and is_text(entry.name)
+                ]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             path = str(self.root / folder)
-            raise ConfigError(f"cannot list the output folder {path!r}: {error.strerror}. Make it readable.") from error
+            raise ConfigError(
+                f"cannot list the output folder {path!r}: {error.strerror}. Make it readable."
+            ) from error
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove a folder and those above it, as long as they are empty; the next sweep removes what stays."""
+        """Remove a folder and those above it, as long as they are empty; the next sweep removes
+        what stays."""
         with contextlib.suppress(OSError):
             while folder != self.root:
                 folder.rmdir()

@@ -1,7 +1,7 @@
 """One file on its way to a local disk: a temp file in the same folder, flushed to disk and renamed.
 
-A writer holds a kernel lock on its temp file, which ends with its process. So a sweep can tell the temp files of dead
-writers from those of living ones, in other containers too.
+A writer holds a kernel lock on its temp file, which ends with its process. So a sweep can tell the
+temp files of dead writers from those of living ones, in other containers too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ import pyarrow as pa
 from filelock import FileLock
 
 from surge_dagster.engine.errors import WriteRefused
-from surge_dagster.engine.store.store import PUBLISH_ROUNDS, StoredObject, Upload, replaced_by_others
+from surge_dagster.engine.store.store import (
+    PUBLISH_ROUNDS,
+    StoredObject,
+    Upload,
+    replaced_by_others,
+)
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 TEMP_PREFIX = ".tmp-"
@@ -31,7 +36,8 @@ _ATTEMPTS = 100  # to create a temp file before another process removes it or it
 
 
 class LocalUpload(Upload):
-    """An object as a temp file, whose lock ends when `sink` is closed; a hidden folder is created with it."""
+    """An object as a temp file, whose lock ends when `sink` is closed; a hidden folder is created
+    with it."""
 
     def __init__(self, root: Path, name: str) -> None:
         self._name = name
@@ -44,16 +50,18 @@ class LocalUpload(Upload):
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """See `Upload`.
 
-        Only the renaming needs the folder's lock. A check of a source in a bucket is a request, and under the lock all
-        writers of the folder would wait for it. Hidden folders have no lock: the names of their files contain the
-        version of the source.
+        Only the renaming needs the folder's lock. A check of a source in a bucket is a request, and
+        under the lock all writers of the folder would wait for it. Hidden folders have no lock: the
+        names of their files contain the version of the source.
         """
         self.flush()
         with storage_errors(self._final):
             for _ in range(PUBLISH_ROUNDS):
                 checked_file = self._published_file()
                 still_wanted()
-                with contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent):
+                with (
+                    contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent)
+                ):
                     if self._is_hidden or self._published_file() == checked_file:
                         self._temp.rename(self._final)
                         self._published = True
@@ -73,17 +81,22 @@ class LocalUpload(Upload):
             os.fsync(self.sink.fileno())
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if not self._published:
             self._temp.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a published file is on the disk, and another one is discarded
+        # a published file is on the disk, and another one is discarded
+        with contextlib.suppress(OSError):
             self.sink.close()
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Held by one thread of one process at a time, while a file is checked for the last time and renamed."""
+    """Held by one thread of one process at a time, while a file is checked for the last time and
+    renamed."""
     threads, processes = _locks(str(folder))
     wait_in_turns(lambda turn: threads.acquire(timeout=turn))
     try:
@@ -95,15 +108,18 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 @functools.cache
 def _locks(folder: str) -> tuple[threading.Lock, FileLock]:
-    """Both locks of a folder: filelock polls, so the threads of this process wait for each other in front of it."""
+    """Both locks of a folder: filelock polls, so the threads of this process wait for each other in
+    front of it."""
     return threading.Lock(), FileLock(f"{folder}/{LOCK_NAME}", thread_local=False)
 
 
-os.register_at_fork(after_in_child=_locks.cache_clear)  # filelock refuses locks of the parent process
+# filelock refuses locks of the parent process
+os.register_at_fork(after_in_child=_locks.cache_clear)
 
 
 def _open_temp(folder: Path, *, create_folder: bool) -> tuple[Path, pa.NativeFile]:
-    """Create and lock a temp file; other processes may remove an empty folder, and a file that has no lock yet."""
+    """Create and lock a temp file; other processes may remove an empty folder, and a file that has
+    no lock yet."""
     for _ in range(_ATTEMPTS):
         path = folder / f"{TEMP_PREFIX}{secrets.token_hex(12)}"
         try:
@@ -147,7 +163,8 @@ def stored_object(name: str, status: os.stat_result) -> StoredObject:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a name lies in a hidden folder at the root: such folders come and go with their files."""
+    """Whether a name lies in a hidden folder at the root: such folders come and go with their
+    files."""
     return name.startswith(".")
 
 

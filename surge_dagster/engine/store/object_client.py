@@ -1,10 +1,12 @@
-"""How an object store is reached: its options, and the obstore client of a bucket with credentials and timeouts.
+"""How an object store is reached: its options, and the obstore client of a bucket with credentials
+and timeouts.
 
-Credentials come from where each cloud's own tools find them: boto3 for S3, google-auth for GCS, obstore itself for
-Azure. Explicit options win. An error about credentials shows only its type: its text may quote a key file, or what a
-program that provides credentials has printed.
+Credentials come from where each cloud's own tools find them: boto3 for S3, google-auth for GCS,
+obstore itself for Azure. Explicit options win. An error about credentials shows only its type: its
+text may quote a key file, or what a program that provides credentials has printed.
 
-The clients are imported where they are used, because settings import this module and a local output needs no client.
+The clients are imported where they are used, because settings import this module and a local output
+needs no client.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ _BOTO3_REFRESH = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Settings of an object store; an option that is not set comes from the environment, as in the cloud's own tools.
+    """Settings of an object store; an option that is not set comes from the environment, as in the
+    cloud's own tools.
 
-    The representation leaves secrets out. An endpoint that may hold a secret is refused with a `ConfigError`.
+    The representation leaves secrets out. An endpoint that may hold a secret is refused with a
+    `ConfigError`.
 
     Attributes:
         endpoint: base URL of the service, for S3-compatible stores and test servers.
         region, access_key_id, secret_access_key, session_token: S3's.
         service_account: path of a GCS service account's key file.
-        gcp: project and credentials of Google Cloud, for GCS and for BigQuery. For GCS, `service_account` comes first.
+        gcp: project and credentials of Google Cloud, for GCS and for BigQuery. For GCS,
+            `service_account` comes first.
         credentials: returns google-auth credentials for GCS, in place of all others.
     """
 
@@ -65,8 +70,10 @@ class ClientLimits:
 
     Attributes:
         timeout_seconds: how long one request may take, with its body and its answer.
-        part_bytes: of a part, in which larger objects are uploaded. S3 and GCS take 10,000 parts, 78 GiB.
-        retries: how often obstore sends one request again, first after `first_backoff_seconds`, then twice that.
+        part_bytes: of a part, in which larger objects are uploaded. S3 and GCS take 10,000 parts,
+            78 GiB.
+        retries: how often obstore sends one request again, first after `first_backoff_seconds`,
+            then twice that.
     """
 
     timeout_seconds: float = 60.0
@@ -76,8 +83,11 @@ class ClientLimits:
     first_backoff_seconds: float = 0.2
 
 
-def connect(scheme: str, bucket: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
-    """The obstore client of a whole bucket, and the base URL of its service, empty where only obstore knows it.
+def connect(
+    scheme: str, bucket: str, options: StorageOptions, limits: ClientLimits
+) -> tuple[Any, str]:
+    """The obstore client of a whole bucket, and the base URL of its service, empty where only
+    obstore knows it.
 
     Raises:
         BaseError, ValueError, TypeError: obstore refuses the options; the text may quote them.
@@ -111,9 +121,13 @@ def _common(endpoint: str, limits: ClientLimits) -> dict[str, Any]:
     }
 
 
-def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
+def _connect_s3(
+    bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits
+) -> tuple[Any, str]:
     if bool(options.access_key_id) != bool(options.secret_access_key):
-        raise ConfigError("only one of access_key_id and secret_access_key was given; give both or neither")
+        raise ConfigError(
+            "only one of access_key_id and secret_access_key was given; give both or neither"
+        )
     try:
         import boto3
     except ImportError as error:
@@ -132,7 +146,9 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
         )
         has_credentials = session.get_credentials() is not None
         provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if has_credentials else None
-    except Exception as error:  # a program, a service or a file provides credentials, and may raise any type
+    except (
+        Exception
+    ) as error:  # a program, a service or a file provides credentials, and may raise any type
         raise ConfigError(
             f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both of "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and where the profile says that they come from."
@@ -142,8 +158,15 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
             "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or run where "
             "the machine has a role."
         )
-    region = options.region or os.environ.get("AWS_REGION") or session.region_name or _DEFAULT_REGION
-    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    region = (
+        options.region or os.environ.get("AWS_REGION") or session.region_name or _DEFAULT_REGION
+    )
+    endpoint = (
+        endpoint
+        or os.environ.get("AWS_ENDPOINT_URL_S3")
+        or os.environ.get("AWS_ENDPOINT_URL")
+        or ""
+    )
     endpoint = endpoint.rstrip("/") or f"https://s3.{region}.amazonaws.com"
     store = S3Store(
         bucket,
@@ -154,7 +177,9 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
     return store, endpoint
 
 
-def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
+def _connect_gcs(
+    bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits
+) -> tuple[Any, str]:
     import google.auth
     from google.auth.exceptions import GoogleAuthError
     from obstore.auth.google import GoogleCredentialProvider
@@ -165,7 +190,9 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
         if options.credentials is not None:
             credentials = options.credentials()
         elif options.service_account is not None:
-            credentials, _ = google.auth.load_credentials_from_file(options.service_account, [_GCS_SCOPE])
+            credentials, _ = google.auth.load_credentials_from_file(
+                options.service_account, [_GCS_SCOPE]
+            )
         else:
             credentials = options.gcp.load(_GCS_SCOPE)
     except (GoogleAuthError, OSError, ValueError) as error:
@@ -183,6 +210,7 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Let a record pass without its traceback, which quotes the error of the program that provides credentials."""
+    """Let a record pass without its traceback, which quotes the error of the program that provides
+    credentials."""
     record.exc_info = record.exc_text = None
     return True

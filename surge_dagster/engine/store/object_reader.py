@@ -1,6 +1,8 @@
-"""An object in a store as a file that Arrow can read: the first request reads its end, later ones read ranges.
+"""An object in a store as a file that Arrow can read: the first request reads its end, later ones
+read ranges.
 
-obstore's own reader asks for the size first and may mix two versions of an object that is replaced meanwhile.
+obstore's own reader asks for the size first and may mix two versions of an object that is replaced
+meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ import obstore
 from obstore.exceptions import PreconditionError
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.request_errors import NOT_PARTIAL, UNSUPPORTED, RequestFailed, request_errors
+from surge_dagster.engine.store.request_errors import (
+    NOT_PARTIAL,
+    UNSUPPORTED,
+    RequestFailed,
+    request_errors,
+)
 from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.support.waiting import in_background, result_of
 
@@ -29,11 +36,18 @@ class ObjectReader(io.RawIOBase):
 
     Args:
         tail_bytes: of the object's end, which the first request brings and which are kept.
-        ahead: whether the next piece is requested while one is read, where pieces follow each other.
+        ahead: whether the next piece is requested while one is read, where pieces follow each
+            other.
     """
 
     def __init__(
-        self, store: Any, key: str, retrier: Retrier, tail_bytes: int = TAIL_BYTES, *, ahead: bool = False
+        self,
+        store: Any,
+        key: str,
+        retrier: Retrier,
+        tail_bytes: int = TAIL_BYTES,
+        *,
+        ahead: bool = False,
     ) -> None:
         super().__init__()
         self._store = store
@@ -42,8 +56,10 @@ class ObjectReader(io.RawIOBase):
         self._position = 0
         self._size, self.etag, self._tail = fetch_end(store, key, retrier, tail_bytes)
         self._start, self._buffer = 0, b""
-        self._ends: deque[int] | None = deque(maxlen=_STREAMS) if ahead else None  # of the last pieces
-        self._next: dict[int, Future[bytes]] = {}  # pieces that were requested ahead, by their starts
+        # of the last pieces
+        self._ends: deque[int] | None = deque(maxlen=_STREAMS) if ahead else None
+        # pieces that were requested ahead, by their starts
+        self._next: dict[int, Future[bytes]] = {}
 
     def readable(self) -> bool:
         return True
@@ -71,13 +87,16 @@ class ObjectReader(io.RawIOBase):
         if begin < 0:
             begin, held = self._position - self._start, self._buffer
             if not (begin >= 0 and begin + wanted <= len(self._buffer)):
-                held = self._buffer = self._piece(self._position, min(max(wanted, READ_AHEAD_BYTES), left))
+                held = self._buffer = self._piece(
+                    self._position, min(max(wanted, READ_AHEAD_BYTES), left)
+                )
                 self._start, begin = self._position, 0
         self._position += wanted
         return held[begin : begin + wanted]
 
     def _piece(self, start: int, length: int) -> bytes:
-        """The bytes from `start`, this many or more; a column of a Parquet file is read piece by piece."""
+        """The bytes from `start`, this many or more; a column of a Parquet file is read piece by
+        piece."""
         answer = self._next.pop(start, None)
         piece = b"" if answer is None else result_of(answer)
         if len(piece) < length:
@@ -102,14 +121,19 @@ class ObjectReader(io.RawIOBase):
 
 
 def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int, str | None, bytes]:
-    """Size and etag of an object now, and its last `length` bytes, or all of it; one request where possible."""
+    """Size and etag of an object now, and its last `length` bytes, or all of it; one request where
+    possible."""
 
     def attempt() -> tuple[int, str | None, bytes]:
         try:
             with request_errors():
                 answer = obstore.get(store, key, options={"range": {"suffix": length}})
                 start, end = answer.range
-                return answer.meta["size"], answer.meta["e_tag"], _whole(bytes(answer.bytes()), end - start)
+                return (
+                    answer.meta["size"],
+                    answer.meta["e_tag"],
+                    _whole(bytes(answer.bytes()), end - start),
+                )
         except RequestFailed as failed:
             if failed.cause not in (UNSUPPORTED, NOT_PARTIAL, "416"):
                 raise

@@ -1,7 +1,7 @@
 """Output files in an object store, through obstore.
 
-No object is visible before it is complete, so there are no temp files. `object_upload` says what happens when two
-writers publish the same object.
+No object is visible before it is complete, so there are no temp files. `object_upload` says what
+happens when two writers publish the same object.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ _HIDDEN = "."
 
 
 class ObjectStore(Store):
-    """A bucket, which the obstore store is for, or what lies below a prefix in it, which ends with a slash."""
+    """A bucket, which the obstore store is for, or what lies below a prefix in it, which ends with
+    a slash."""
 
     is_remote = True
 
-    def __init__(self, url: str, identity: str, prefix: str, store: Any, retrier: Retrier, part_bytes: int) -> None:
+    def __init__(
+        self, url: str, identity: str, prefix: str, store: Any, retrier: Retrier, part_bytes: int
+    ) -> None:
         super().__init__(url, identity)
         # What a part holds, here and in obstore, and the pieces between the two.
         self.upload_bytes = 2 * (part_bytes + min(PIECE_BYTES, part_bytes))
@@ -64,13 +67,21 @@ class ObjectStore(Store):
             with request_errors():
                 if begin:
                     first = base + begin
-                    chunks = _beginning(first, obstore.list(self._store, prefix=prefix or None, offset=first))
+                    chunks = _beginning(
+                        first, obstore.list(self._store, prefix=prefix or None, offset=first)
+                    )
                 elif deep:
                     chunks = obstore.list(self._store, prefix=prefix or None)
                 else:
-                    chunks = [obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]]
+                    chunks = [
+                        obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]
+                    ]
                 # What obstore says of an object takes more memory.
-                return [(meta["path"], meta["size"], plain_etag(meta["e_tag"])) for chunk in chunks for meta in chunk]
+                return [
+                    (meta["path"], meta["size"], plain_etag(meta["e_tag"]))
+                    for chunk in chunks
+                    for meta in chunk
+                ]
 
         for path, size, etag in self._retrier.call(f"LIST {base}", attempt):
             inner = path.removeprefix(base)
@@ -89,14 +100,22 @@ class ObjectStore(Store):
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
     def open(
-        self, name: str, listed: StoredObject | None = None, *, tail_bytes: int = TAIL_BYTES, ahead: bool = False
+        self,
+        name: str,
+        listed: StoredObject | None = None,
+        *,
+        tail_bytes: int = TAIL_BYTES,
+        ahead: bool = False,
     ) -> pa.NativeFile:
-        """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the first request."""
+        """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the
+        first request."""
         reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes, ahead=ahead)
         if listed is not None:
             same = not (listed.etag and reader.etag) or plain_etag(reader.etag) == listed.etag
             if reader.size() != listed.size or not same:
-                raise FileNotFoundError(errno.ENOENT, "another object stands in its place now", self.location(name))
+                raise FileNotFoundError(
+                    errno.ENOENT, "another object stands in its place now", self.location(name)
+                )
         return pa.PythonFile(reader, mode="r")
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
@@ -108,7 +127,8 @@ class ObjectStore(Store):
         return bool(stored.etag)
 
     def require_conditions(self, name: str) -> None:
-        """See `Store`: a PUT that may only create the object must be refused; it would give it the content it has."""
+        """See `Store`: a PUT that may only create the object must be refused; it would give it the
+        content it has."""
         key = self._key(name)
         with self.create(name) as upload:
             upload.sink.write(fetch_end(self._store, key, self._retrier, TAIL_BYTES)[2])
@@ -143,7 +163,8 @@ def open_object_store(
     limits: ClientLimits | None = None,
     retrier: Callable[[str], Retrier] = Retrier,
 ) -> ObjectStore:
-    """Open what lies in an object store: `s3://bucket/prefix`, or another scheme that obstore knows."""
+    """Open what lies in an object store: `s3://bucket/prefix`, or another scheme that obstore
+    knows."""
     options, limits = options or StorageOptions(), limits or ClientLimits()
     parts = split_url(url, what=what)
     if not is_bare(url):  # the error does not show the URL
@@ -152,7 +173,9 @@ def open_object_store(
             "environment or into storage_options."
         )
     if not parts.netloc and parts.scheme != "memory":
-        raise ConfigError(f"the {what} {url!r} names no bucket; expected {parts.scheme}://bucket/path.")
+        raise ConfigError(
+            f"the {what} {url!r} names no bucket; expected {parts.scheme}://bucket/path."
+        )
     clean = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     path = parts.path.strip("/")
     prefix = f"{path}/" if path else ""
@@ -172,7 +195,8 @@ def open_object_store(
 
 
 def _beginning(begin: str, chunks: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Of a listing in the order of the names, those up to the last that begins so; no further page is requested."""
+    """Of a listing in the order of the names, those up to the last that begins so; no further page
+    is requested."""
     for chunk in chunks:
         beginning = [meta for meta in chunk if meta["path"].startswith(begin)]
         yield beginning

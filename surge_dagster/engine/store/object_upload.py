@@ -1,14 +1,17 @@
-"""One object on its way to a store: one conditional PUT, or a multipart upload when it is larger than a part.
+"""One object on its way to a store: one conditional PUT, or a multipart upload when it is larger
+than a part.
 
-It appears under its name in one step, in `publish`. A PUT replaces only the object that stood at the name when
-`still_wanted` was last called. A writer whose condition fails looks again and calls `still_wanted` again: of two
-writers, the one whose source is out of date finds out and discards its result. This also covers a PUT whose answer was
-lost: the next round replaces the object with the same bytes.
+It appears under its name in one step, in `publish`. A PUT replaces only the object that stood at
+the name when `still_wanted` was last called. A writer whose condition fails looks again and calls
+`still_wanted` again: of two writers, the one whose source is out of date finds out and discards its
+result. This also covers a PUT whose answer was lost: the next round replaces the object with the
+same bytes.
 
-obstore takes no condition when a multipart upload completes. So the upload looks at the object before and after
-`still_wanted`, and calls that again if the object has changed. Two writers that complete within the moment that is left
-do not notice each other. A killed or failed upload leaves parts in the bucket that no listing shows; a lifecycle rule
-of the bucket removes them (docs/storage.md).
+obstore takes no condition when a multipart upload completes. So the upload looks at the object
+before and after `still_wanted`, and calls that again if the object has changed. Two writers that
+complete within the moment that is left do not notice each other. A killed or failed upload leaves
+parts in the bucket that no listing shows; a lifecycle rule of the bucket removes them
+(docs/storage.md).
 """
 
 from __future__ import annotations
@@ -25,7 +28,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Pre
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.request_errors import classified, request_errors
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.store import PUBLISH_ROUNDS, StoredObject, Upload, plain_etag, replaced_by_others
+from surge_dagster.engine.store.store import (
+    PUBLISH_ROUNDS,
+    StoredObject,
+    Upload,
+    plain_etag,
+    replaced_by_others,
+)
 
 PIECE_BYTES = 1024 * 1024  # passed to obstore's writer in one call
 
@@ -48,10 +57,15 @@ class ObjectUpload(Upload):
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         self.sink.close()
-        return self._publish_parts(still_wanted) if self._writer else self._publish_whole(still_wanted)
+        return (
+            self._publish_parts(still_wanted) if self._writer else self._publish_whole(still_wanted)
+        )
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._failed = True
         self._buffer = bytearray()
@@ -60,12 +74,15 @@ class ObjectUpload(Upload):
             self.sink.close()
 
     def _take(self, content: memoryview) -> None:
-        if self._failed:  # the caller closes its writer, whose footer must not complete a broken object
+        # the caller closes its writer, whose footer must not complete a broken object
+        if self._failed:
             return
         self._size += len(content)
         for start in range(0, len(content), self._piece_bytes):
             self._buffer += content[start : start + self._piece_bytes]
-            if len(self._buffer) > (self._part_bytes if self._writer is None else self._piece_bytes):
+            if len(self._buffer) > (
+                self._part_bytes if self._writer is None else self._piece_bytes
+            ):
                 self._send()
 
     def _send(self) -> None:
@@ -74,19 +91,24 @@ class ObjectUpload(Upload):
         self._failed = True
         if self._writer is None:
             # This stores nothing yet, and the bytes are still here for another attempt.
-            self._writer = self._retrier.call(f"begin the upload of {self._key}", lambda: self._begin(body))
+            self._writer = self._retrier.call(
+                f"begin the upload of {self._key}", lambda: self._begin(body)
+            )
         else:
             self._continue(lambda: self._writer.write(body))
         self._failed = False
 
     def _begin(self, body: bytearray) -> Any:
         with request_errors():
-            writer: Any = obstore.open_writer(self._store, self._key, buffer_size=self._part_bytes, max_concurrency=1)
+            writer: Any = obstore.open_writer(
+                self._store, self._key, buffer_size=self._part_bytes, max_concurrency=1
+            )
             writer.write(body)
         return writer
 
     def _continue(self, request: Callable[[], object]) -> None:
-        """Do a later step of a multipart upload; only obstore repeats its requests, as earlier parts are not kept."""
+        """Do a later step of a multipart upload; only obstore repeats its requests, as earlier
+        parts are not kept."""
 
         def attempt() -> None:
             try:
@@ -108,8 +130,13 @@ class ObjectUpload(Upload):
         raise replaced_by_others(self._key)
 
     def put(self, replacing: Any) -> Any:
-        """The etag and version of the stored object; None when another object than `replacing` stands at the name."""
-        tags = {name: replacing[name] for name in ("e_tag", "version") if replacing[name]} if replacing else {}
+        """The etag and version of the stored object; None when another object than `replacing`
+        stands at the name."""
+        tags = (
+            {name: replacing[name] for name in ("e_tag", "version") if replacing[name]}
+            if replacing
+            else {}
+        )
         mode: Any = tags or "create"
         try:
             return obstore.put(self._store, self._key, self._buffer, mode=mode, use_multipart=False)
@@ -137,13 +164,19 @@ class ObjectUpload(Upload):
         failure: TransientError | None = None
         try:
             self._continue(self._writer.close)
-        except TransientError as error:  # the answer may have been lost after the upload was complete
+        except (
+            TransientError
+        ) as error:  # the answer may have been lost after the upload was complete
             failure = error
         stored = self._look()
-        if failure is not None and (stored is None or stored == before or stored["size"] != self._size):
+        if failure is not None and (
+            stored is None or stored == before or stored["size"] != self._size
+        ):
             raise failure
         if stored is None:
-            raise TransientError(f"{self._key!r} was removed as soon as it was published. Run again.")
+            raise TransientError(
+                f"{self._key!r} was removed as soon as it was published. Run again."
+            )
         return StoredObject(self._name, self._size, plain_etag(stored["e_tag"]))
 
     def _look(self) -> Any:

@@ -1,8 +1,8 @@
 """Errors of requests to an object store, classified by cause.
 
-obstore puts status and cause into the text of an error, which also quotes requests and answers. A `RequestFailed` is
-built from codes and kinds alone, so that it holds no secret. It says whether another attempt can help, and what an
-operator should do.
+obstore puts status and cause into the text of an error, which also quotes requests and answers. A
+`RequestFailed` is built from codes and kinds alone, so that it holds no secret. It says whether
+another attempt can help, and what an operator should do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from obstore.exceptions import (
 UNSUPPORTED = "unsupported"
 NOT_PARTIAL = "not-partial"
 
-# Types of obstore's errors that no other attempt can change: cause, and detail where the store's own code says none.
+# Types of obstore's errors that no other attempt can change: cause, and detail where the store's
+# own code says none.
 _UNSUPPORTED = (UNSUPPORTED, "the store does not support this request")
 _REFUSALS: dict[type[BaseException], tuple[str, str]] = {
     PermissionDeniedError: ("403", ""),
@@ -34,7 +35,8 @@ _REFUSALS: dict[type[BaseException], tuple[str, str]] = {
     UnknownConfigurationKeyError: _UNSUPPORTED,
     InvalidPathError: ("name", "an object's name has an empty or dotted part, such as a//b"),
 }
-# Parts of the texts of errors without an answer: cause, detail, and whether another attempt can help.
+# Parts of the texts of errors without an answer: cause, detail, and whether another attempt can
+# help.
 _CONNECTIONS = (
     ("redirect without LOCATION", "301", "PermanentRedirect", False),
     ("InvalidCertificate", "certificate", "it could not be verified", False),
@@ -50,11 +52,15 @@ _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 _CREDENTIAL_PROVIDER = re.compile(r"credential provider: (?:[\w.]*\.)?(\w+)")
 _RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 # With status 400: the body arrived damaged, in part, or too slowly.
-_RETRYABLE_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
+_RETRYABLE_CODES = frozenset(
+    {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
+)
 
 _LATER = "Run again when the store answers."
 _REGION = "The bucket is in another region: set it (AWS_REGION, or `region` in storage_options), run again."
-_CREDENTIALS = "The credentials are missing, wrong, expired or lack a right. Provide others, run again."
+_CREDENTIALS = (
+    "The credentials are missing, wrong, expired or lack a right. Provide others, run again."
+)
 _ROOM = "The store is full: make room, or raise its quota, and run again."
 _REMEDIES = {
     "301": _REGION,
@@ -105,7 +111,8 @@ class RequestFailed(Exception):
 
 @contextlib.contextmanager
 def request_errors() -> Iterator[None]:
-    """Turn obstore's errors into `RequestFailed`, except for a missing object and a condition that does not hold."""
+    """Turn obstore's errors into `RequestFailed`, except for a missing object and a condition that
+    does not hold."""
     try:
         yield
     except (FileNotFoundError, NotFoundError, PreconditionError):
@@ -119,12 +126,16 @@ def classified(error: Exception) -> RequestFailed:
     code_found = _CODE.search(text)
     code = code_found[1] if code_found else ""
     if provider := _CREDENTIAL_PROVIDER.search(text):
-        return RequestFailed("credentials", f"they could not be renewed, {provider[1]}", retryable=True)
+        return RequestFailed(
+            "credentials", f"they could not be renewed, {provider[1]}", retryable=True
+        )
     for kind, (cause, detail) in _REFUSALS.items():
         if isinstance(error, kind):
             return RequestFailed(cause, detail or code or "not allowed", retryable=False)
     if "source: NotPartial" in text:
-        return RequestFailed(NOT_PARTIAL, "the whole object came instead of a range", retryable=False)
+        return RequestFailed(
+            NOT_PARTIAL, "the whole object came instead of a range", retryable=False
+        )
     if status := _STATUS.search(text):
         retryable = int(status[1]) in _RETRYABLE_STATUS or code in _RETRYABLE_CODES
         return RequestFailed(status[1], code, retryable=retryable)

@@ -1,12 +1,12 @@
 """Operations on an object store that are attempted again, and counted.
 
-obstore repeats single requests by itself. An operation that it gives up gets up to three attempts here, about 2 and 4
-seconds apart; these are counted. When several operations of one kind fail in a row, the store is down: the run ends
-instead of failing one partition after the other. Each kind is counted on its own, because a store that takes no writes
-may still answer reads.
+obstore repeats single requests by itself. An operation that it gives up gets up to three attempts
+here, about 2 and 4 seconds apart; these are counted. When several operations of one kind fail in a
+row, the store is down: the run ends instead of failing one partition after the other. Each kind is
+counted on its own, because a store that takes no writes may still answer reads.
 
-obstore blocks without letting signals through, and Python waits for its threads when it exits. So each attempt runs in
-a daemon thread that the caller can give up.
+obstore blocks without letting signals through, and Python waits for its threads when it exits. So
+each attempt runs in a daemon thread that the caller can give up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 
 class Retrier:
-    """Repeats and counts operations whose failure may pass; each store has one, used by all threads."""
+    """Repeats and counts operations whose failure may pass; each store has one, used by all
+    threads."""
 
     def __init__(
         self,
@@ -58,7 +59,8 @@ class Retrier:
             return dict(self._retries)
 
     def until(self, over: threading.Event) -> Self:
-        """The same retrier with the same counts; once `over` is set, its calls raise `Cancelled` instead of waiting."""
+        """The same retrier with the same counts; once `over` is set, its calls raise `Cancelled`
+        instead of waiting."""
         view = copy.copy(self)
         view._over = (*self._over, over)
         return view
@@ -80,7 +82,8 @@ class Retrier:
                 result = self._result(attempt)
             except RequestFailed as failed:
                 if not failed.retryable or number == attempts:
-                    raise self._final(what, kind, failed, number) from None  # a cause may quote what the store sent
+                    # a cause may quote what the store sent
+                    raise self._final(what, kind, failed, number) from None
                 self._wait(what, failed, number)
             except Cancelled:
                 raise
@@ -109,7 +112,14 @@ class Retrier:
     def _wait(self, what: str, failed: RequestFailed, number: int) -> None:
         seconds = 2.0**number * (1 - JITTER + 2 * JITTER * self._jitter())
         self._raise_if_over()
-        log.warning("%s: %s failed (%s); attempt %d in %.1f s", self._where, what, failed, number + 1, seconds)
+        log.warning(
+            "%s: %s failed (%s); attempt %d in %.1f s",
+            self._where,
+            what,
+            failed,
+            number + 1,
+            seconds,
+        )
         (self._sleep or partial(rest, is_over=self._is_over))(seconds)
         self._raise_if_over()
         with self._lock:

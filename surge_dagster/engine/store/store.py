@@ -1,8 +1,9 @@
 """The interface of a store: what the engine needs of a local disk or an object store.
 
-An object at its final name is complete, or it is not there. Names are relative to the store's root and have `/`
-between their parts. A part that begins with a dot hides the objects below it from listings of the folders above. A
-store that refuses an operation, or does not answer, raises `TransientError`.
+An object at its final name is complete, or it is not there. Names are relative to the store's root
+and have `/` between their parts. A part that begins with a dot hides the objects below it from
+listings of the folders above. A store that refuses an operation, or does not answer, raises
+`TransientError`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
 
-PUBLISH_ROUNDS = 8  # how often two writers may replace each other's object before one of them gives up
+# how often two writers may replace each other's object before one of them gives up
+PUBLISH_ROUNDS = 8
 
 
 class StoredObject(NamedTuple):  # a listing makes and compares tens of thousands of them
-    """One object as a listing shows it: name relative to the store, size in bytes, and a tag that changes with it."""
+    """One object as a listing shows it: name relative to the store, size in bytes, and a tag that
+    changes with it."""
 
     name: str
     size: int
@@ -43,7 +46,8 @@ class ObjectEnd:
 
 
 class Upload(ABC):
-    """One object on its way into `sink`; leaving its `with` block without `publish` leaves nothing behind."""
+    """One object on its way into `sink`; leaving its `with` block without `publish` leaves nothing
+    behind."""
 
     sink: pa.NativeFile  # `publish` closes it, not the writer
 
@@ -52,16 +56,20 @@ class Upload(ABC):
 
     @abstractmethod
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
     @abstractmethod
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        """Make the object appear under its name, complete and durable; on a disk, `Store.sync` makes the name durable.
+        """Make the object appear under its name, complete and durable; on a disk, `Store.sync`
+        makes the name durable.
 
         Args:
-            still_wanted: called last, and again whenever another writer has replaced the object meanwhile; what it
-                raises stops the publication.
+            still_wanted: called last, and again whenever another writer has replaced the object
+                meanwhile; what it raises stops the publication.
         """
 
 
@@ -78,7 +86,8 @@ class Store(ABC):
     Attributes:
         url: of the folder or prefix, without a slash at the end.
         identity: distinguishes this output from every other one, without secrets.
-        is_remote: whether a read is a request: worth sending several concurrently, and caching its answer on disk.
+        is_remote: whether a read is a request: worth sending several concurrently, and caching its
+            answer on disk.
         upload_bytes: memory that an upload may hold.
     """
 
@@ -103,23 +112,27 @@ class Store(ABC):
         return f"{self.url}/{name}"
 
     def prepare(self, folder: str) -> None:  # noqa: B027
-        """Make a folder that is not hidden ready for writing; `ConfigError` where it cannot be used."""
+        """Make a folder that is not hidden ready for writing; `ConfigError` where it cannot be
+        used."""
 
     def require_conditions(self, name: str) -> None:  # noqa: B027
-        """Refuse a store with a `ConfigError` where a writer may replace what another one has just published as `name`.
+        """Refuse a store with a `ConfigError` where a writer may replace what another one has just
+        published as `name`.
 
         It is small, and is removed from such a store.
         """
 
     def sweep(self, folder: str) -> None:  # noqa: B027
-        """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a bucket has none."""
+        """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a
+        bucket has none."""
 
     def sync(self, folder: str) -> None:  # noqa: B027
         """Make the names of the objects published in a folder durable; in a bucket they are."""
 
     @abstractmethod
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder, or of its folders too (`deep`), in no particular order; no hidden ones."""
+        """Yield the objects of a folder, or of its folders too (`deep`), in no particular order; no
+        hidden ones."""
 
     @abstractmethod
     def folders(self) -> Sequence[str]:
@@ -127,15 +140,18 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading; as it was `listed`, or `FileNotFoundError` where that version is gone."""
+        """Open an object for reading; as it was `listed`, or `FileNotFoundError` where that version
+        is gone."""
 
     @abstractmethod
     def read_end(self, name: str, size: int) -> ObjectEnd:
-        """The last `size` bytes of an object, or all of it; `FileNotFoundError` where there is none."""
+        """The last `size` bytes of an object, or all of it; `FileNotFoundError` where there is
+        none."""
 
     @abstractmethod
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
-        """Whether an object seen at a time (Unix, ns) can never have the same name, size and tag with other content."""
+        """Whether an object seen at a time (Unix, ns) can never have the same name, size and tag
+        with other content."""
 
     @abstractmethod
     def create(self, name: str) -> Upload:

@@ -10,7 +10,8 @@ _OFFSETS |= {kind.id: np.dtype("<i8") for kind in (pa.large_string(), pa.large_b
 
 
 def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
-    """Where each value starts, one entry more than values, int32 or int64; and their bytes, one behind the other.
+    """Where each value starts, one entry more than values, int32 or int64; and their bytes, one
+    behind the other.
 
     The offsets count from the beginning of the column's data buffer, the first one too.
     """

@@ -14,4 +14,6 @@ def counted(number: int, noun: str) -> str:
 def named(items: Iterable[str], most: int = 20) -> str:
     """The first items, and the number of the others."""
     items = list(items)
-    return ", ".join(items[:most]) + (f" and {counted(len(items) - most, 'other')}" if len(items) > most else "")
+    return ", ".join(items[:most]) + (
+        f" and {counted(len(items) - most, 'other')}" if len(items) > most else ""
+    )

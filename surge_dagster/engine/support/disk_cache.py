@@ -1,8 +1,9 @@
 """Cache on disk for costly answers: file digests, calibration, converted models.
 
-Everything here can be deleted at any time and is then computed again; a folder that cannot be written only costs time.
-Files are written to a temporary name and renamed, so that processes that start together never read a partial file.
-Whoever can write here decides what vectors a run gives, so a folder that all users can write is refused.
+Everything here can be deleted at any time and is then computed again; a folder that cannot be
+written only costs time. Files are written to a temporary name and renamed, so that processes that
+start together never read a partial file. Whoever can write here decides what vectors a run gives,
+so a folder that all users can write is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from surge_dagster.engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Work under a lock takes seconds, or minutes for a large model; a process that holds one for longer may be stopped.
+# Work under a lock takes seconds, or minutes for a large model; a process that holds one for longer
+# may be stopped.
 _PATIENCE_SECONDS = 300.0
 
 
@@ -36,7 +38,8 @@ def cache_root() -> Path:
 
 
 def place(name: str) -> Path:
-    """The path of what is cached under `name`, in a folder that neither belongs to others nor is open to all."""
+    """The path of what is cached under `name`, in a folder that neither belongs to others nor is
+    open to all."""
     path = cache_root() / name
     for folder in dict.fromkeys((cache_root(), path.parent)):
         _refuse_shared(folder)
@@ -62,7 +65,8 @@ def read_bytes(name: str) -> bytes | None:
 
 @contextlib.contextmanager
 def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[bool]:
-    """Holds a lock file against other processes; yields False where that fails or takes longer than the patience."""
+    """Holds a lock file against other processes; yields False where that fails or takes longer than
+    the patience."""
     target = place(name)
     held = FileLock(target, timeout=patience_seconds)
     try:
@@ -89,7 +93,9 @@ def write_bytes(name: str, content: bytes) -> None:
     temporary = None
     try:
         make_folder(target.parent)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", suffix=".tmp", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=".", suffix=".tmp", delete=False
+        ) as file:
             temporary = Path(file.name)
             file.write(content)
         temporary.replace(target)
@@ -114,7 +120,9 @@ def _refuse_shared(folder: Path) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         what = f"belongs to another user (uid {status.st_uid}; this process has {os.geteuid()})"
         remedy = "Set SURGE_CACHE_DIR to a folder of the user that runs this, or give them this one with chown"
-    elif status.st_mode & stat.S_IWOTH:  # a group is often the user's own, or that of a Kubernetes volume
+    elif (
+        status.st_mode & stat.S_IWOTH
+    ):  # a group is often the user's own, or that of a Kubernetes volume
         what = f"can be written by all users (its mode is {stat.S_IMODE(status.st_mode):o})"
         remedy = "Remove its content and run `chmod o-w` on it, or set SURGE_CACHE_DIR to a folder of your own"
     else:

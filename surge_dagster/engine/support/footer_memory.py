@@ -1,4 +1,5 @@
-"""What was read at the ends of files, remembered by the process so that it reads each version of a file once."""
+"""What was read at the ends of files, remembered by the process so that it reads each version of a
+file once."""
 
 from __future__ import annotations
 
@@ -6,17 +7,20 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar
 
-Tag = tuple[int, str]  # of a version of a file, as a listing shows it: its size, and what changes with its content
+# of a version of a file, as a listing shows it: its size, and what changes with its content
+Tag = tuple[int, str]
 T = TypeVar("T")
 
 _MOST_PLACES = 256
 
-_places: dict[str, dict[str, tuple[Tag, Any]]] = {}  # tag and footer by name; the place looked at last is the last
+# tag and footer by name; the place looked at last is the last
+_places: dict[str, dict[str, tuple[Tag, Any]]] = {}
 _lock = threading.Lock()
 
 
 class FooterMemory(Generic[T]):
-    """The remembered footers of one place; an entry counts only for the name and the tag that it was read under.
+    """The remembered footers of one place; an entry counts only for the name and the tag that it
+    was read under.
 
     Args:
         identity: distinguishes the place from every other one.
@@ -26,7 +30,8 @@ class FooterMemory(Generic[T]):
         self._identity = identity
 
     def known(self, tags: Mapping[str, Tag]) -> dict[str, T]:
-        """Return what is known of these versions of files; a file that is not among them has to be read."""
+        """Return what is known of these versions of files; a file that is not among them has to be
+        read."""
         entries = self._entries()
         footers: dict[str, T] = {}
         for name, tag in tags.items():
@@ -42,7 +47,8 @@ class FooterMemory(Generic[T]):
     def forget_others(self, names: Collection[str]) -> None:
         """Forget the files that the last listing of the whole place does not have."""
         entries = self._entries()
-        for name in [name for name in list(entries) if name not in names]:  # a copy: other threads change it
+        # a copy: other threads change it
+        for name in [name for name in list(entries) if name not in names]:
             entries.pop(name, None)
 
     def _entries(self) -> dict[str, tuple[Tag, T]]:

@@ -1,11 +1,11 @@
 """Partition keys as file names and back, and file names that are not UTF-8.
 
-A key may be any non-empty string; on disk it is percent-encoded so that no key can leave its folder, collide with
-another or be changed by a shell. `decode_key` reads short names back; the name of a long key ends in a hash, and the
-files' metadata has the key.
+A key may be any non-empty string; on disk it is percent-encoded so that no key can leave its
+folder, collide with another or be changed by a shell. `decode_key` reads short names back; the name
+of a long key ends in a hash, and the files' metadata has the key.
 
-A disk's names are any bytes. Python shows bytes that are not UTF-8 as lone surrogates, which no JSON, Parquet
-metadata, log or database accepts: `is_text` finds such names where they are listed.
+A disk's names are any bytes. Python shows bytes that are not UTF-8 as lone surrogates, which no
+JSON, Parquet metadata, log or database accepts: `is_text` finds such names where they are listed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def printable(name: str) -> str:
 def encode_key(key: str) -> str:
     """The file or folder name of a key: ASCII, at most 180 bytes, different for different keys.
 
-    Everything outside `A-Za-z0-9_-` is percent-encoded, `.` and `~` included. A name over 180 bytes is cut to 120
-    bytes, `~` and the first 32 hex digits of the key's SHA-256.
+    Everything outside `A-Za-z0-9_-` is percent-encoded, `.` and `~` included. A name over 180 bytes
+    is cut to 120 bytes, `~` and the first 32 hex digits of the key's SHA-256.
     """
     if _PLAIN.fullmatch(key):
         return key  # most keys; encoding takes twenty times as long
@@ -59,23 +59,28 @@ def _percent_encoded(text: str) -> str:
 
 
 def joined_key(values: Mapping[str, str]) -> str:
-    """The key of a partition that several columns or levels of folders name, such as `lang=de/category=shoes`.
+    """The key of a partition that several columns or levels of folders name, such as
+    `lang=de/category=shoes`.
 
-    Names and values are percent-encoded as in `encode_key`, but never cut, so that different ones have different keys.
-    One column alone gives its plain value.
+    Names and values are percent-encoded as in `encode_key`, but never cut, so that different ones
+    have different keys. One column alone gives its plain value.
     """
     if len(values) == 1:
         return next(iter(values.values()))
-    return "/".join(f"{_percent_encoded(name)}={_percent_encoded(value)}" for name, value in values.items())
+    return "/".join(
+        f"{_percent_encoded(name)}={_percent_encoded(value)}" for name, value in values.items()
+    )
 
 
 def is_hashed(name: str) -> bool:
-    """Whether a name made by `encode_key` ends in the hash of a long key, which cannot be read back from it."""
+    """Whether a name made by `encode_key` ends in the hash of a long key, which cannot be read back
+    from it."""
     return bool(_LONG_NAME.match(name))
 
 
 def decode_key(name: str) -> str | None:
-    """The key of a name of `encode_key` or another hive writer; None for a hashed name, `ValueError` for no name."""
+    """The key of a name of `encode_key` or another hive writer; None for a hashed name,
+    `ValueError` for no name."""
     if not name:
         raise ValueError("a partition name must not be empty")
     if not is_text(name):

@@ -1,8 +1,8 @@
 """The ledger of resident bytes: data that is read ahead, buffered, encoded or waiting for storage.
 
-A stage reserves bytes before it holds them and releases them afterwards; a stage that finds too few left waits until
-another one releases. The limit is checked once, at the start, against the largest sum that a single SuperBatch can
-need, so that waiting always ends.
+A stage reserves bytes before it holds them and releases them afterwards; a stage that finds too few
+left waits until another one releases. The limit is checked once, at the start, against the largest
+sum that a single SuperBatch can need, so that waiting always ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Ledger:
         self.peak = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting = 0  # waking a condition without waiters costs too much for every tiny partition
+        # waking a condition without waiters costs too much for every tiny partition
+        self._waiting = 0
 
     def reserve(self, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Hold `size` bytes, waiting until they fit; raises `Cancelled` once `cancelled()` is true."""

@@ -21,7 +21,8 @@ _LAST_SAMPLE_SECONDS = 2.0
 
 
 def memory_bytes(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> int:
-    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2), whichever is less."""
+    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2),
+    whichever is less."""
     return min([psutil.virtual_memory().total, *_limits(membership, mount)])
 
 
@@ -38,8 +39,8 @@ def _limits(membership: Path, mount: Path) -> Iterator[int]:
             hierarchy, name = mount / "memory", "memory.limit_in_bytes"
         else:
             continue
-        # Every parent group limits this one too. In a container the path may be the host's, where only the folder of
-        # the mount itself is visible.
+        # Every parent group limits this one too. In a container the path may be the host's, where
+        # only the folder of the mount itself is visible.
         inner = Path(group.lstrip("/"))
         for folder in (inner, *inner.parents):
             try:
@@ -52,8 +53,8 @@ class MemoryGauge:
     """Samples the memory of this process and its children.
 
     It adds up their PSS, in which shared pages are divided among the processes that map them.
-    Before each sample the allocators return free memory to the system: every publishing thread has its own heap, and
-    the heaps would keep the largest piece that each thread ever wrote.
+    Before each sample the allocators return free memory to the system: every publishing thread has
+    its own heap, and the heaps would keep the largest piece that each thread ever wrote.
     """
 
     def __init__(self, interval_seconds: float = 0.5) -> None:
@@ -67,10 +68,14 @@ class MemoryGauge:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stop.set()
-        # The kernel may never answer for a process that hangs in a system call; a run does not wait for that.
+        # The kernel may never answer for a process that hangs in a system call; a run does not wait
+        # for that.
         wait_for_thread(self._thread, _LAST_SAMPLE_SECONDS)
 
     def _watch(self) -> None:
@@ -84,7 +89,9 @@ class MemoryGauge:
 
     def _sample(self) -> None:
         own = psutil.Process()
-        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, [own, *own.children(recursive=True)])))
+        self.peak_bytes = max(
+            self.peak_bytes, sum(map(_pss_bytes, [own, *own.children(recursive=True)]))
+        )
 
 
 def _pss_bytes(process: psutil.Process) -> int:

@@ -17,7 +17,8 @@ class Span:
 
 @dataclass(slots=True)
 class Lane:
-    """Seconds that threads spend on one step, and the span of `time.perf_counter` they cover; the caller locks."""
+    """Seconds that threads spend on one step, and the span of `time.perf_counter` they cover; the
+    caller locks."""
 
     seconds: float = 0.0
     begun: float = math.inf
@@ -30,4 +31,8 @@ class Lane:
 
     def span(self, run_begun: float) -> Span | None:
         """The span in seconds since `run_begun`; None without any work."""
-        return Span(self.begun - run_begun, self.ended - run_begun, self.seconds) if self.ended > self.begun else None
+        return (
+            Span(self.begun - run_begun, self.ended - run_begun, self.seconds)
+            if self.ended > self.begun
+            else None
+        )

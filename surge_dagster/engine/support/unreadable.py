@@ -1,12 +1,15 @@
-"""Errors of files that cannot be read: whether the content is damaged, or the system did not give it.
+"""Errors of files that cannot be read: whether the content is damaged, or the system did not give
+it.
 
-An error of the operating system has an errno; for damaged content pyarrow raises an `OSError` without one, or its own
-error. A failing disk, a mount that does not answer or a missing permission does not make a file damaged.
+An error of the operating system has an errno; for damaged content pyarrow raises an `OSError`
+without one, or its own error. A failing disk, a mount that does not answer or a missing permission
+does not make a file damaged.
 
-Two things are not obvious. A message that quotes a damaged name may not decode and comes as a `UnicodeDecodeError`; a
-path that is not UTF-8 is not even opened and comes as a `UnicodeEncodeError`. And reading the facts of a column in a
-damaged footer (`metadata.row_group(i).column(j)`) can end the whole process, from C++: read them only after the file's
-pages.
+Two things are not obvious. A message that quotes a damaged name may not decode and comes as a
+`UnicodeDecodeError`; a path that is not UTF-8 is not even opened and comes as a
+`UnicodeEncodeError`. And reading the facts of a column in a damaged footer
+(`metadata.row_group(i).column(j)`) can end the whole process, from C++: read them only after the
+file's pages.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from surge_dagster.engine.errors import TransientError
 UNREADABLE = (OSError, pa.ArrowException, UnicodeError)
 
 _REMEDIES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give the user that runs this the right to read it, then run again."),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM),
+        "Give the user that runs this the right to read it, then run again.",
+    ),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files, then run again."),
 }
 
@@ -41,10 +47,12 @@ def not_given(what: str, error: OSError, key: str | None = None) -> TransientErr
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text as a part of a sentence, or the error's type where it has no text."""
+    """The first line of an error's text as a part of a sentence, or the error's type where it has
+    no text."""
     return visible((str(error).splitlines() or [""])[0].rstrip(". ")) or type(error).__name__
 
 
 def visible(text: str) -> str:
-    """The text with characters escaped that cannot be printed: names of files and columns may have any."""
+    """The text with characters escaped that cannot be printed: names of files and columns may have
+    any."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -24,7 +24,9 @@ def split_url(url: str, *, what: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise ConfigError(f"the {what} is no URL ({error}); expected something like s3://bucket/path") from None
+        raise ConfigError(
+            f"the {what} is no URL ({error}); expected something like s3://bucket/path"
+        ) from None
 
 
 def is_bare(url: str) -> bool:
@@ -44,7 +46,9 @@ def local_path(url: str | Path, *, what: str) -> Path:
     if not text.strip():
         raise ConfigError(f"the {what} is empty: give a path or a URL.")
     if not is_text(text):
-        raise ConfigError(f"cannot open {what} {printable(text)!r}: the path is not UTF-8. Rename it, or give another.")
+        raise ConfigError(
+            f"cannot open {what} {printable(text)!r}: the path is not UTF-8. Rename it, or give another."
+        )
     if "://" not in text:
         scheme, colon, _ = text.partition(":")
         if colon and scheme.lower() in _SCHEMES:
@@ -56,7 +60,9 @@ def local_path(url: str | Path, *, what: str) -> Path:
         try:
             return Path(text).expanduser().absolute()
         except RuntimeError as error:  # `~` of an unknown user
-            raise ConfigError(f"cannot open {what} {printable(text)!r}: {error} Give the whole path.") from error
+            raise ConfigError(
+                f"cannot open {what} {printable(text)!r}: {error} Give the whole path."
+            ) from error
     parts = split_url(text, what=what)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))

@@ -1,4 +1,5 @@
-"""Bytes and sizes of the values of Arrow columns, of all types that output files can carry, without Python objects.
+"""Bytes and sizes of the values of Arrow columns, of all types that output files can carry, without
+Python objects.
 
 Lists and structs are taken apart down to their plain values.
 """
@@ -20,7 +21,8 @@ _OFFSET_BYTES = 8
 
 @lru_cache(maxsize=256)
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type of such a column once it was written to Parquet; `TypeError` where files cannot carry it."""
+    """The type of such a column once it was written to Parquet; `TypeError` where files cannot
+    carry it."""
     sink = pa.BufferOutputStream()
     try:
         with pq.ParquetWriter(sink, pa.schema([("c", kind)]), use_compliant_nested_type=False):
@@ -33,10 +35,11 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def value_streams(column: pa.Array) -> list[Buffer]:
-    """Buffers that together say a column's values and which of them are null; as many for each type.
+    """Buffers that together say a column's values and which of them are null; as many for each
+    type.
 
-    The buffers of consecutive columns, one behind the other, are those of the concatenated column. What lies under a
-    null does not count.
+    The buffers of consecutive columns, one behind the other, are those of the concatenated column.
+    What lies under a null does not count.
     """
     kind = column.type
     valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -45,7 +48,10 @@ def value_streams(column: pa.Array) -> list[Buffer]:
         lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
         return [*streams, lengths.to_numpy().astype("<i8").data, *value_streams(_items(column))]
     if pa.types.is_struct(kind):
-        return [*streams, *(stream for child in column.flatten() for stream in value_streams(child))]
+        return [
+            *streams,
+            *(stream for child in column.flatten() for stream in value_streams(child)),
+        ]
     if _is_variable(kind):
         nothing = "" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else b""
         offsets, values = value_parts(column.fill_null(nothing) if column.null_count else column)
@@ -53,14 +59,20 @@ def value_streams(column: pa.Array) -> list[Buffer]:
     if pa.types.is_boolean(kind):
         return [*streams, column.fill_null(False).cast(pa.uint8()).to_numpy().data]
     raw = _fixed(column)
-    return [*streams, np.ascontiguousarray(raw if valid.all() else np.where(valid[:, None], raw, 0)).data]
+    return [
+        *streams,
+        np.ascontiguousarray(raw if valid.all() else np.where(valid[:, None], raw, 0)).data,
+    ]
 
 
 def value_sizes(column: pa.Array) -> np.ndarray:
-    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of a fixed size."""
+    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of
+    a fixed size."""
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
-        inside = value_sizes(column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size))
+        inside = value_sizes(
+            column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size)
+        )
         return inside.reshape(len(column), kind.list_size).sum(axis=1)
     if _is_list(kind):
         lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
@@ -68,14 +80,18 @@ def value_sizes(column: pa.Array) -> np.ndarray:
         places = np.concatenate([[0], np.cumsum(lengths.to_numpy())])
         return np.diff(ends[places]) + _OFFSET_BYTES
     if pa.types.is_struct(kind):
-        return sum((value_sizes(child) for child in column.flatten()), np.ones(len(column), np.int64))
+        return sum(
+            (value_sizes(child) for child in column.flatten()), np.ones(len(column), np.int64)
+        )
     if _is_variable(kind):
         return value_lengths(column) + _OFFSET_BYTES
     return np.full(len(column), max(8, _width(kind)) // 8, np.int64)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _items(column: pa.Array) -> pa.Array:
@@ -88,7 +104,11 @@ def _is_variable(kind: pa.DataType) -> bool:
 
 def _width(kind: pa.DataType) -> int:
     """Bits of a value."""
-    is_plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind)
+    is_plain = (
+        pa.types.is_primitive(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
     if not is_plain or pa.types.is_interval(kind):
         raise TypeError(f"columns of type {kind} cannot be carried")
     return kind.bit_width

@@ -1,8 +1,10 @@
-"""Waits that a signal can end, whichever thread of the process received it, and the signal that ends a run early.
+"""Waits that a signal can end, whichever thread of the process received it, and the signal that
+ends a run early.
 
-The kernel may deliver a signal to any thread, or to the main thread just before it begins to wait. Python raises the
-exception (`KeyboardInterrupt`, Dagster's termination) in the main thread when that thread runs again, which never
-happens in an endless wait. Code that may run in a main thread therefore waits in short turns.
+The kernel may deliver a signal to any thread, or to the main thread just before it begins to wait.
+Python raises the exception (`KeyboardInterrupt`, Dagster's termination) in the main thread when
+that thread runs again, which never happens in an endless wait. Code that may run in a main thread
+therefore waits in short turns.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ T = TypeVar("T")
 
 
 def wait_in_turns(wait: Callable[[float], bool], seconds: float | None = None) -> bool:
-    """Wait without end or for some seconds until `wait`, which gets the seconds of a turn, is true; whether it was."""
+    """Wait without end or for some seconds until `wait`, which gets the seconds of a turn, is true;
+    whether it was."""
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if end is None else max(0.0, end - time.monotonic())
@@ -49,8 +52,8 @@ def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
 def in_background(call: Callable[[], T], name: str) -> Future[T]:
     """Call it in a daemon thread, because Python waits for its other threads when it exits.
 
-    As many threads are kept as calls were ever under way. Whoever starts one waits until it has got a core, which takes
-    milliseconds where a CPU encoder uses them all.
+    As many threads are kept as calls were ever under way. Whoever starts one waits until it has got
+    a core, which takes milliseconds where a CPU encoder uses them all.
     """
     answer: Future[T] = Future()
     _BACKGROUND.submit(call, name, answer)
@@ -61,12 +64,15 @@ class _Background:
     """Threads that call what is submitted, and wait for more."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], str, Future[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], str, Future[Any]]] = (
+            queue.SimpleQueue()
+        )
         self._free = threading.Semaphore(0)  # threads that wait, less the calls that wait for them
 
     def submit(self, call: Callable[[], T], name: str, answer: Future[T]) -> None:
         if not self._free.acquire(blocking=False):
-            threading.Thread(target=self._run, name=_IDLE, daemon=True).start()  # first: it may be refused
+            # first: it may be refused
+            threading.Thread(target=self._run, name=_IDLE, daemon=True).start()
         self._calls.put((call, name, answer))
 
     def _run(self) -> None:
@@ -78,7 +84,8 @@ class _Background:
             except BaseException as error:
                 result, failed = None, error
             thread.name = _IDLE
-            self._free.release()  # first, so that the next call of whoever waits for the answer finds this thread
+            # first, so that the next call of whoever waits for the answer finds this thread
+            self._free.release()
             if failed is None:
                 answer.set_result(result)
             else:
@@ -134,7 +141,9 @@ def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[Non
             try:
                 call()
             except Exception as error:
-                log.warning("%s: %s: %s; it goes on in %g s", name, type(error).__name__, error, seconds)
+                log.warning(
+                    "%s: %s: %s; it goes on in %g s", name, type(error).__name__, error, seconds
+                )
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
@@ -153,7 +162,8 @@ class StopSignal:
 
     Attributes:
         stopping: set when no further SuperBatch is begun, for whatever reason.
-        over: set when no thread waits for the store any longer: it is down, or the grace time has passed.
+        over: set when no thread waits for the store any longer: it is down, or the grace time has
+            passed.
         requested_at: when the run was asked to stop, on the monotonic clock; None where it was not.
         abandoned: whether the caller no longer waits for the run.
     """
@@ -177,7 +187,8 @@ class StopSignal:
         self.over.set()
 
     def seconds_left(self, share: float = 1.0) -> float | None:
-        """Seconds until this share of the grace time has passed; None as long as the run was not asked to stop."""
+        """Seconds until this share of the grace time has passed; None as long as the run was not
+        asked to stop."""
         if self.abandoned:
             return 0.0
         if self.requested_at is None:

@@ -1,12 +1,14 @@
-"""A table or query of BigQuery as a `Source`: listed by one query, read by the Storage Read API in several streams.
+"""A table or query of BigQuery as a `Source`: listed by one query, read by the Storage Read API in
+several streams.
 
     one aggregate query ──► key, rows, bytes and version of each partition
     one query of the needed columns, at the first session ──► a result table, which BigQuery keeps for a day
     read sessions on it, each for the next few keys ──► rows in memory, sorted by id ──► partitions
 
-BigQuery's rows have no order, so a partition's are sorted by id. Reading the result table costs nothing, and it does
-not change while it is read. As long as partitions are read one after the other, a session is for twice as many as the
-last one; a partition that is larger than a session may hold is sorted by BigQuery and streamed.
+BigQuery's rows have no order, so a partition's are sorted by id. Reading the result table costs
+nothing, and it does not change while it is read. As long as partitions are read one after the
+other, a session is for twice as many as the last one; a partition that is larger than a session may
+hold is sorted by BigQuery and streamed.
 """
 
 from __future__ import annotations
@@ -48,9 +50,11 @@ _ROLES = {
     "readsessions": "roles/bigquery.readSessionUser",
 }
 _ALL_ROLES = "{}, {} and {}".format(*_ROLES.values())
-_LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
+# by query: a sensor lists a table every 30 seconds
+_LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}
 _KEPT_LISTINGS = 16
-_LOOKED_SECONDS = 10.0  # in which a table is not looked at again: partitions are published one by one
+# in which a table is not looked at again: partitions are published one by one
+_LOOKED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,12 @@ class BigQueryCatalog:
     """A table or query, divided by columns.
 
     Args:
-        source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` beside a query.
+        source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` beside
+            a query.
         query: whose rows are the catalog, in the place of a table.
-        updated_at: a column that grows when a row changes: its maximum and the number of rows are a partition's
-            version. Without it, the version is a fingerprint of the rows, for which BigQuery reads the texts.
+        updated_at: a column that grows when a row changes: its maximum and the number of rows are a
+            partition's version. Without it, the version is a fingerprint of the rows, for which
+            BigQuery reads the texts.
         open_storage: opens the client of the Storage Read API, at the first read.
     """
 
@@ -101,7 +107,9 @@ class BigQueryCatalog:
         self._is_query = query is not None
         self.url = "the query of BigQuery" if self._is_query else f"{BIGQUERY_SCHEME}{table}"
         if not partition_by:
-            raise ConfigError(f"{self.url} needs the setting partition_by: the column whose values are the partitions.")
+            raise ConfigError(
+                f"{self.url} needs the setting partition_by: the column whose values are the partitions."
+            )
         self.selection = selection or Selection()
         self._client = client
         self._open_storage = open_storage
@@ -149,12 +157,17 @@ class BigQueryCatalog:
         return listing
 
     def _last_change(self) -> datetime | None:
-        """When the table was modified, which is free of charge; None where BigQuery does not say it."""
+        """When the table was modified, which is free of charge; None where BigQuery does not say
+        it."""
         if self._is_query:
             return None
         with _errors(self.url):
             table = self._client.get_table(self._table)
-        return table.modified if table.table_type == "TABLE" and table.streaming_buffer is None else None
+        return (
+            table.modified
+            if table.table_type == "TABLE" and table.streaming_buffer is None
+            else None
+        )
 
     def _listing_query(self) -> str:
         keys = ", ".join(self._key_names)
@@ -175,7 +188,9 @@ class BigQueryCatalog:
             for record in self._client.query_and_wait(sql):
                 values, rows = tuple(record[name] for name in self._key_names), record["surge_rows"]
                 version = f"{rows}-{record['surge_version']}"
-                listing.append(_Listed(self._key(values), values, rows, record["surge_bytes"] or 0, version))
+                listing.append(
+                    _Listed(self._key(values), values, rows, record["surge_bytes"] or 0, version)
+                )
         return sorted(listing, key=lambda listed: listed.key.encode())
 
     def _key(self, values: Sequence[str | None]) -> str:
@@ -183,7 +198,8 @@ class BigQueryCatalog:
         return joined_key({name: NO_KEY_NAME if value is None else value for name, value in named})
 
     def _current(self, key: str, version: str) -> str | None:
-        """The version that a partition has now, None where it is gone; that of a query is not looked up again."""
+        """The version that a partition has now, None where it is gone; that of a query is not
+        looked up again."""
         if self._is_query:
             return version
         if self._clock() - self._looked > _LOOKED_SECONDS:
@@ -194,12 +210,18 @@ class BigQueryCatalog:
     def _read(self, listing: Sequence[_Listed], place: int) -> Iterator[RowBatch]:
         listed = listing[place]
         if None in listed.values:
-            empty = [name for name, value in zip(self._partition_by, listed.values, strict=True) if value is None]
+            empty = [
+                name
+                for name, value in zip(self._partition_by, listed.values, strict=True)
+                if value is None
+            ]
             raise without_key(listed.key, listed.rows, empty)
         with _errors(self.url, listed.key):
             if self._rows is None or self._rows.listed is not listing:
                 self._rows = _Rows(self._client, self._storage(), self._rows_query(), listing)
-            yield from self.selection.rows(listed.key, self._rows.of(place, self.selection, self._sorted_query))
+            yield from self.selection.rows(
+                listed.key, self._rows.of(place, self.selection, self._sorted_query)
+            )
 
     def _rows_query(self) -> str:
         return f"SELECT {self._keys}, {self._columns}\nFROM {self._from}"
@@ -222,7 +244,8 @@ def open_bigquery(
     query: str | None = None,
     updated_at: str | None = None,
 ) -> BigQueryCatalog:
-    """Open a table or a query with the project and the credentials of `gcp`. The source of a query names the project.
+    """Open a table or a query with the project and the credentials of `gcp`. The source of a query
+    names the project.
 
     Importing Google's clients takes two seconds.
     """
@@ -257,7 +280,9 @@ def open_bigquery(
 class _Rows:
     """The rows of one listing, out of a result table."""
 
-    def __init__(self, client: Client, storage: BigQueryReadClient, sql: str, listed: Sequence[_Listed]) -> None:
+    def __init__(
+        self, client: Client, storage: BigQueryReadClient, sql: str, listed: Sequence[_Listed]
+    ) -> None:
         self._client = client
         self._storage = storage
         self.listed = listed
@@ -265,12 +290,17 @@ class _Rows:
         self._next = 0  # the place behind the last session
         self._keys = 1  # of the last session
         self._sql = sql
-        self._result: Any = None  # of a query that is billed for all rows: made for the first session
+        # of a query that is billed for all rows: made for the first session
+        self._result: Any = None
 
-    def of(self, place: int, selection: Selection, sorted_query: Callable[[_Listed], str]) -> Iterator[pa.RecordBatch]:
+    def of(
+        self, place: int, selection: Selection, sorted_query: Callable[[_Listed], str]
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, sorted by id."""
         if self.listed[place].bytes > _SESSION_BYTES:
-            yield from self._streams(self._run(sorted_query(self.listed[place])), selection.columns, "", 1)
+            yield from self._streams(
+                self._run(sorted_query(self.listed[place])), selection.columns, "", 1
+            )
             return
         if place not in self._held:
             self._hold(place, selection)
@@ -292,39 +322,59 @@ class _Rows:
         wanted = [self.listed[other] for other in together if None not in self.listed[other].values]
         keys = [f"surge_k{number}" for number in range(len(wanted[0].values))]
         batches, read = list[pa.RecordBatch](), 0
-        for batch in self._streams(self._result, [*keys, *selection.columns], _filter(wanted), _STREAMS):
+        for batch in self._streams(
+            self._result, [*keys, *selection.columns], _filter(wanted), _STREAMS
+        ):
             batches.append(batch)
             read += batch.nbytes
             if read > 4 * _SESSION_BYTES:
-                raise TransientError("BigQuery gave more rows than it listed: the source was changed. Run again.")
+                raise TransientError(
+                    "BigQuery gave more rows than it listed: the source was changed. Run again."
+                )
         if not batches:
-            raise TransientError("BigQuery gave no rows of what it listed: the source was changed. Run again.")
+            raise TransientError(
+                "BigQuery gave no rows of what it listed: the source was changed. Run again."
+            )
         table = pa.Table.from_batches(batches)
-        table = table.sort_by([(name, "ascending") for name in dict.fromkeys((*keys, selection.id))])
+        table = table.sort_by(
+            [(name, "ascending") for name in dict.fromkeys((*keys, selection.id))]
+        )
         runs, begin = dict[tuple[str | None, ...], tuple[int, int]](), 0
         for values, rows in groupby(tuple(row.values()) for row in table.select(keys).to_pylist()):
             runs[values] = begin, sum(1 for _ in rows)
             begin += runs[values][1]
         for other in together:
-            self._held[other] = table.slice(*runs.get(self.listed[other].values, (0, 0))).select(selection.columns)
+            self._held[other] = table.slice(*runs.get(self.listed[other].values, (0, 0))).select(
+                selection.columns
+            )
 
     def _run(self, sql: str) -> Any:
         job = self._client.query(sql)
         job.result()
         return job.destination
 
-    def _streams(self, table: Any, columns: Sequence[str], rows: str, streams: int) -> Iterator[pa.RecordBatch]:
+    def _streams(
+        self, table: Any, columns: Sequence[str], rows: str, streams: int
+    ) -> Iterator[pa.RecordBatch]:
         """Rows of a table; with more than one stream in any order."""
         from google.cloud.bigquery_storage_v1 import types
 
-        options = types.ReadSession.TableReadOptions(selected_fields=list(columns), row_restriction=rows)
+        options = types.ReadSession.TableReadOptions(
+            selected_fields=list(columns), row_restriction=rows
+        )
         name = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
         session = self._storage.create_read_session(
             parent=f"projects/{self._client.project}",
-            read_session=types.ReadSession(table=name, data_format=types.DataFormat.ARROW, read_options=options),
+            read_session=types.ReadSession(
+                table=name, data_format=types.DataFormat.ARROW, read_options=options
+            ),
             max_stream_count=streams,
         )
-        schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema)) if session.streams else None
+        schema = (
+            pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
+            if session.streams
+            else None
+        )
 
         def read(stream: types.ReadStream) -> Iterator[pa.RecordBatch]:
             for message in self._storage.read_rows(stream.name):
@@ -344,18 +394,24 @@ def _filter(listed: Sequence[_Listed]) -> str:
     if len(listed[0].values) == 1:
         return f"surge_k0 IN ({', '.join(_literal(each.values[0]) for each in listed)})"
     return " OR ".join(
-        "(" + " AND ".join(f"surge_k{n} = {_literal(value)}" for n, value in enumerate(each.values)) + ")"
+        "("
+        + " AND ".join(f"surge_k{n} = {_literal(value)}" for n, value in enumerate(each.values))
+        + ")"
         for each in listed
     )
 
 
 def _literal(value: str | None) -> str:
-    escaped = "".join(mark if mark.isalnum() or mark in " -_./:" else f"\\U{ord(mark):08x}" for mark in value or "")
+    escaped = "".join(
+        mark if mark.isalnum() or mark in " -_./:" else f"\\U{ord(mark):08x}"
+        for mark in value or ""
+    )
     return f"'{escaped}'"
 
 
 def _key_value(column: str) -> str:
-    """A value of a key as a string; null where it is empty, or is the name that stands for rows without a key."""
+    """A value of a key as a string; null where it is empty, or is the name that stands for rows
+    without a key."""
     return f"NULLIF(NULLIF(CAST({_quoted(column)} AS STRING), ''), '{NO_KEY_NAME}')"
 
 
@@ -375,19 +431,26 @@ def _errors(url: str, key: str | None = None) -> Iterator[None]:
         yield
     except google.FailedPrecondition as error:
         raise TransientError(
-            f"{where}: the read session ended ({first_line(error)}); one lives for six hours. Run again.", key
+            f"{where}: the read session ended ({first_line(error)}); one lives for six hours. Run again.",
+            key,
         ) from error
     except (google.Forbidden, google.Unauthorized) as error:
         reason = first_line(error)
-        role = next((role for what, role in _ROLES.items() if f"bigquery.{what}." in reason), _ALL_ROLES)
-        raise ConfigError(f"{where} cannot be read ({reason}). Grant the account {role}, then run again.") from error
+        role = next(
+            (role for what, role in _ROLES.items() if f"bigquery.{what}." in reason), _ALL_ROLES
+        )
+        raise ConfigError(
+            f"{where} cannot be read ({reason}). Grant the account {role}, then run again."
+        ) from error
     except (google.BadRequest, google.NotFound) as error:
         raise ConfigError(
             f"{where} cannot be read ({first_line(error)}). The table and its columns must exist, as the settings "
             "source or query, partition_by, updated_at, id and text name them."
         ) from error
     except (google.GoogleAPIError, RequestException, TransportError) as error:
-        raise TransientError(f"{where}: BigQuery does not answer ({first_line(error)}). Run again.", key) from error
+        raise TransientError(
+            f"{where}: BigQuery does not answer ({first_line(error)}). Run again.", key
+        ) from error
     except GoogleAuthError as error:
         raise ConfigError(
             f"{where}: no credentials for BigQuery ({first_line(error)}). Run `gcloud auth application-default login`, "

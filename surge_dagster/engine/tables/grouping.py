@@ -1,11 +1,12 @@
-"""Grouping the rows of a table by their key without sorting them, in bounded memory; order within a key is kept.
+"""Grouping the rows of a table by their key without sorting them, in bounded memory; order within a
+key is kept.
 
     blocks of rows ──► 128 spill files, by key ──► one file of groups for each, and what is known of each group
 
-Keys are numbered as they appear, and a key's number says its file: each file gets as many keys as the others. A file
-that is small enough is grouped in memory; a larger one is divided again by the next digits of the numbers, and one of a
-single key is grouped already. A table whose equal keys stand together needs none of this: `groups_in_order` finds where
-each of its groups begins.
+Keys are numbered as they appear, and a key's number says its file: each file gets as many keys as
+the others. A file that is small enough is grouped in memory; a larger one is divided again by the
+next digits of the numbers, and one of a single key is grouped already. A table whose equal keys
+stand together needs none of this: `groups_in_order` finds where each of its groups begins.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import pyarrow as pa
 from surge_dagster.engine.sources.content import ContentDigest
 
 _FILES = 128
-_FILE_BYTES = 32 * 1024 * 1024  # of a spill file that is grouped in memory; three copies are alive while it is
+# of a spill file that is grouped in memory; three copies are alive while it is
+_FILE_BYTES = 32 * 1024 * 1024
 _WORKERS = 2  # files that are grouped concurrently
 _PIECE_BYTES = 2 * 1024 * 1024  # of a batch in a file of groups
 _WRITE_BUFFER = 64 * 1024
@@ -37,7 +39,8 @@ _Writers = dict[int, pa.ipc.RecordBatchStreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive rows of a table, of which `rows` has the columns that are kept, of the same types in every block.
+    """Consecutive rows of a table, of which `rows` has the columns that are kept, of the same types
+    in every block.
 
     Attributes:
         keys: the different keys of the rows, in the order of their first rows.
@@ -55,8 +58,8 @@ class Group(NamedTuple):
 
     Attributes:
         digest: of their columns.
-        file, first_batch, batches: where a spill folder has them; -1, 0 and 0 where they follow each other in the
-            table.
+        file, first_batch, batches: where a spill folder has them; -1, 0 and 0 where they follow
+            each other in the table.
     """
 
     key: str
@@ -83,11 +86,14 @@ class Gathered:
         self._bytes += rows.nbytes
 
     def group(self, *place: int) -> Group:
-        return Group(self._key, self.first_row, self._rows, self._bytes, self._digest.hexdigest(), *place)
+        return Group(
+            self._key, self.first_row, self._rows, self._bytes, self._digest.hexdigest(), *place
+        )
 
 
 def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
-    """The groups of a table whose equal keys stand together; None for any other, as soon as a key comes again."""
+    """The groups of a table whose equal keys stand together; None for any other, as soon as a key
+    comes again."""
     codes: dict[str, int] = {}
     groups: list[Group] = []
     gathered: Gathered | None = None
@@ -113,7 +119,9 @@ def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
 
 def codes_of_rows(block: Block, codes: dict[str, int]) -> np.ndarray:
     """The numbers of the rows' keys, in the order of first rows; those of new keys are added."""
-    return np.array([codes.setdefault(key, len(codes)) for key in block.keys], np.int32)[block.places]
+    return np.array([codes.setdefault(key, len(codes)) for key in block.keys], np.int32)[
+        block.places
+    ]
 
 
 def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
@@ -122,11 +130,16 @@ def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
     keys = _spill(blocks, folder)
     with ThreadPoolExecutor(_WORKERS) as pool:
         files = range(min(_FILES, len(keys)))
-        return [group for groups in pool.map(lambda file: _group_file(folder, file, keys), files) for group in groups]
+        return [
+            group
+            for groups in pool.map(lambda file: _group_file(folder, file, keys), files)
+            for group in groups
+        ]
 
 
 def open_groups(folder: Path, file: int) -> pa.ipc.RecordBatchFileReader:
-    """Open a file of groups, which can be read to its end when the folder is removed; its batches go to `rows_of`."""
+    """Open a file of groups, which can be read to its end when the folder is removed; its batches
+    go to `rows_of`."""
     return pa.ipc.open_file(pa.OSFile(str(folder / f"groups-{file}.arrow")), options=_READ)
 
 
@@ -142,14 +155,24 @@ def _spill(blocks: Iterable[Block], folder: Path) -> list[str]:
         writers: _Writers = {}
         for block in _ahead(blocks):
             if len(block.places):
-                rows = np.arange(block.first_row, block.first_row + len(block.places), dtype=np.int64)
-                columns = [pa.array(codes_of_rows(block, codes)), pa.array(rows), *block.rows.columns]
-                numbered = pa.RecordBatch.from_arrays(columns, schema=pa.schema([*_HEAD, *block.rows.schema]))
+                rows = np.arange(
+                    block.first_row, block.first_row + len(block.places), dtype=np.int64
+                )
+                columns = [
+                    pa.array(codes_of_rows(block, codes)),
+                    pa.array(rows),
+                    *block.rows.columns,
+                ]
+                numbered = pa.RecordBatch.from_arrays(
+                    columns, schema=pa.schema([*_HEAD, *block.rows.schema])
+                )
                 _divide(numbered, 1, folder / "spill", writers, opened)
     return list(codes)
 
 
-def _divide(rows: pa.RecordBatch, divisor: int, prefix: Path, writers: _Writers, opened: ExitStack) -> None:
+def _divide(
+    rows: pa.RecordBatch, divisor: int, prefix: Path, writers: _Writers, opened: ExitStack
+) -> None:
     """Write each row to the file that its number over the divisor says."""
     files = (rows.column(0).to_numpy() // divisor % _FILES).astype(np.uint8)
     order = np.argsort(files, kind="stable")  # a radix sort for so few values
@@ -159,8 +182,12 @@ def _divide(rows: pa.RecordBatch, divisor: int, prefix: Path, writers: _Writers,
     for file, end in enumerate(ends):
         if end > begin:
             if file not in writers:
-                sink = opened.enter_context(pa.output_stream(f"{prefix}-{file}.arrow", buffer_size=_WRITE_BUFFER))
-                writers[file] = opened.enter_context(pa.ipc.new_stream(sink, rows.schema, options=_LZ4))
+                sink = opened.enter_context(
+                    pa.output_stream(f"{prefix}-{file}.arrow", buffer_size=_WRITE_BUFFER)
+                )
+                writers[file] = opened.enter_context(
+                    pa.ipc.new_stream(sink, rows.schema, options=_LZ4)
+                )
             writers[file].write_batch(by_file.slice(begin, end - begin))
         begin = end
 
@@ -184,7 +211,8 @@ class _GroupWriter:
         self._batches = 0
 
     def group(self, path: Path, codes: range, divisor: int) -> list[Group]:
-        """The groups of a spill file with keys of these numbers, whose next digits the divisor gives to `_divide`."""
+        """The groups of a spill file with keys of these numbers, whose next digits the divisor
+        gives to `_divide`."""
         if len(codes) == 1:
             read = (batch.select(range(1, batch.num_columns)) for batch in _batches(path))
             return [self._add(codes[0], (piece for batch in read for piece in _pieces(batch)))]
@@ -195,7 +223,9 @@ class _GroupWriter:
         rows = pa.concat_batches(held)
         held.clear()
         of_rows = (rows.column(0).to_numpy() - codes.start) // codes.step
-        order = np.argsort(of_rows.astype(np.uint16) if len(codes) < 1 << 16 else of_rows, kind="stable")
+        order = np.argsort(
+            of_rows.astype(np.uint16) if len(codes) < 1 << 16 else of_rows, kind="stable"
+        )
         rows = rows.select(range(1, rows.num_columns)).take(pa.array(order))
         ends = np.cumsum(np.bincount(of_rows, minlength=len(codes))).tolist()
         begins = [0, *ends[:-1]]
@@ -222,7 +252,9 @@ class _GroupWriter:
         gathered, first_batch = Gathered(self._keys[code], -1), self._batches
         for piece in pieces:
             if self._writer is None:
-                self._writer = self._opened.enter_context(pa.ipc.new_file(self._sink, piece.schema, options=_LZ4))
+                self._writer = self._opened.enter_context(
+                    pa.ipc.new_file(self._sink, piece.schema, options=_LZ4)
+                )
             columns, rows = rows_of(piece)
             if self._batches == first_batch:
                 gathered.first_row = rows[0].as_py()

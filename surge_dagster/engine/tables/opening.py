@@ -1,4 +1,5 @@
-"""One opener for every kind of source that a URL can name: folders, patterns, buckets, tables of files, BigQuery."""
+"""One opener for every kind of source that a URL can name: folders, patterns, buckets, tables of
+files, BigQuery."""
 
 from __future__ import annotations
 
@@ -26,21 +27,24 @@ def open_source(
     storage_options: StorageOptions | None = None,
     **columns: Unpack[FileColumnSettings],
 ) -> Source:
-    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, single files, a table.
+    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`,
+    single files, a table.
 
     Args:
-        url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
-            `bigquery://project.dataset.table`.
-        partition_by: columns whose values are the key of a row; then all files together are one table, whose rows
-            stand in any order.
+        url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a
+            table as `bigquery://project.dataset.table`.
+        partition_by: columns whose values are the key of a row; then all files together are one
+            table, whose rows stand in any order.
         query, updated_at: see `BigQueryCatalog`.
-        columns: what is taken of its columns, as in the settings: `id="sku", text="{title}. {description}"`; a
-            `selection` says the same.
+        columns: what is taken of its columns, as in the settings: `id="sku", text="{title}.
+            {description}"`; a `selection` says the same.
     """
     selection, partition_by = selected(selection, columns), column_names(partition_by)
     if str(url).startswith(BIGQUERY_SCHEME):
         gcp = (storage_options or StorageOptions()).gcp
-        return open_bigquery(str(url), partition_by, selection, gcp, query=query, updated_at=updated_at)
+        return open_bigquery(
+            str(url), partition_by, selection, gcp, query=query, updated_at=updated_at
+        )
     require_no_bigquery(str(url), query=query, updated_at=updated_at)
     if partition_by:
         return TableSource(open_files(url, storage_options), partition_by, selection)

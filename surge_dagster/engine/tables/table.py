@@ -1,13 +1,16 @@
-"""A table of one or many files, whose rows stand in any order: each key of its columns is a partition.
+"""A table of one or many files, whose rows stand in any order: each key of its columns is a
+partition.
 
-The first listing of a table reads it once, and groups its rows in a folder where equal keys do not stand together. What
-was found is kept in the cache, so that later listings of the same files, in this process or another one, read nothing.
-The version of a partition is the digest of its rows, and so is what is compared when it is read: rows that came from a
-file that has changed, or from a damaged folder, are never published.
+The first listing of a table reads it once, and groups its rows in a folder where equal keys do not
+stand together. What was found is kept in the cache, so that later listings of the same files, in
+this process or another one, read nothing. The version of a partition is the digest of its rows, and
+so is what is compared when it is read: rows that came from a file that has changed, or from a
+damaged folder, are never published.
 
-The folder lies in the cache, because processes share it and other users must not read it. One process makes it while
-the others wait for its lock, and `TableSource.close` removes it: a process that has its files open reads on, one that
-comes later groups the table again. What a crash left is removed by the next that groups the table.
+The folder lies in the cache, because processes share it and other users must not read it. One
+process makes it while the others wait for its lock, and `TableSource.close` removes it: a process
+that has its files open reads on, one that comes later groups the table again. What a crash left is
+removed by the next that groups the table.
 """
 
 from __future__ import annotations
@@ -36,11 +39,19 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import UNREADABLE
-from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
+from surge_dagster.engine.tables.grouping import (
+    Group,
+    grouped,
+    groups_in_order,
+    open_groups,
+    rows_of,
+)
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows, without_key
 
-_LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
-_Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
+# in which the files are not listed again: thousands of partitions are published one by one
+_LOOKED_SECONDS = 1.0
+# columns, and what says which row of the table each of them is
+_Rows = tuple[pa.RecordBatch, Callable[[int], int]]
 _READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
 
 
@@ -64,7 +75,8 @@ class _Index:
 
 
 class TableSource:
-    """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they stand in the table."""
+    """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they
+    stand in the table."""
 
     def __init__(
         self,
@@ -77,11 +89,16 @@ class TableSource:
         self._partition_by = tuple(partition_by)
         self._selection = selection
         self._clock = clock
-        described = json.dumps([files.identity, self._partition_by, selection.columns, selection.encoding])
-        self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+        described = json.dumps(
+            [files.identity, self._partition_by, selection.columns, selection.encoding]
+        )
+        self._name = (
+            f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+        )
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
-        self._opened: tuple[str, list[pa.ipc.RecordBatchFileReader]] = ("", [])  # the grouped rows of a version
+        # the grouped rows of a version
+        self._opened: tuple[str, list[pa.ipc.RecordBatchFileReader]] = ("", [])
         self._cursor: _Cursor | None = None
         self._lock = threading.RLock()
 
@@ -90,7 +107,8 @@ class TableSource:
         return self._files.url
 
     def __iter__(self) -> Iterator[Partition]:
-        """Yield the partitions; reads the table where these versions of its files were not read before."""
+        """Yield the partitions; reads the table where these versions of its files were not read
+        before."""
         index = self._index()
         suffix = self._selection.version_suffix
         for group in index.groups:
@@ -110,10 +128,12 @@ class TableSource:
         with self._lock, contextlib.suppress(OSError):
             self._opened, self._cursor = ("", []), None
             if self._known is not None and (folder := self._folder(self._known.version)).exists():
-                with FileLock(self._lock_path, timeout=0):  # whoever holds it makes the rows of a newer version
+                # whoever holds it makes the rows of a newer version
+                with FileLock(self._lock_path, timeout=0):
                     unfinished = folder.with_suffix(".unfinished")
                     shutil.rmtree(unfinished, ignore_errors=True)
-                    folder.rename(unfinished)  # a process that is killed meanwhile leaves no folder with a part of them
+                    # a process that is killed meanwhile leaves no folder with a part of them
+                    folder.rename(unfinished)
                     shutil.rmtree(unfinished)
 
     def _listed(self) -> tuple[list[SourceFile], str]:
@@ -129,7 +149,11 @@ class TableSource:
         now = self._looked[1]
         if not now:
             return None
-        return version if now == index.version else f"unknown, since files of the table changed ({now})"
+        return (
+            version
+            if now == index.version
+            else f"unknown, since files of the table changed ({now})"
+        )
 
     def _folder(self, version: str) -> Path:
         return disk_cache.place(f"{self._name}/rows/{version}")
@@ -174,7 +198,8 @@ class TableSource:
         with self._alone():
             if (index := self._cached(version)) is not None:  # another process was first
                 return index
-            shutil.rmtree(self._folder(version).parent, ignore_errors=True)  # rows of earlier versions
+            # rows of earlier versions
+            shutil.rmtree(self._folder(version).parent, ignore_errors=True)
             rows = TableRows(files, self._partition_by, self._selection)
             groups = groups_in_order(rows.blocks())
             if groups is None:
@@ -182,7 +207,9 @@ class TableSource:
                 # A table in order is read as it stands.
                 groups.sort(key=lambda group: encode_key(group.key or NO_KEY_NAME))
             if self._listed()[1] != version:
-                raise TransientError(f"the files of the table {self.url!r} changed while they were read. Run again.")
+                raise TransientError(
+                    f"the files of the table {self.url!r} changed while they were read. Run again."
+                )
             index = _Index(version, groups, [file.shown for file in files], rows.file_rows)
             document = {"groups": groups, "files": index.files, "file_rows": rows.file_rows}
             disk_cache.write_json(f"{self._name}/index.json", {"version": version, **document})
@@ -216,7 +243,9 @@ class TableSource:
     def _rows(self, index: _Index) -> TableRows:
         files, version = self._listed()
         if version != index.version:
-            raise TransientError(f"the files of the table {self.url!r} changed after they were listed. Run again.")
+            raise TransientError(
+                f"the files of the table {self.url!r} changed after they were listed. Run again."
+            )
         return TableRows(files, self._partition_by, self._selection)
 
     def _read(self, index: _Index, group: Group) -> Iterator[RowBatch]:
@@ -228,12 +257,16 @@ class TableSource:
                 digest.update_raw(columns)
                 try:
                     yield from self._selection.row_batches(
-                        group.key, columns, row, lambda row, *, first=row, of=table_row: index.shown(of(row - first))
+                        group.key,
+                        columns,
+                        row,
+                        lambda row, *, first=row, of=table_row: index.shown(of(row - first)),
                     )
                 except DataError:
                     for rest, _ in read:
                         digest.update_raw(rest)
-                    self._require(group, digest)  # what is refused is a row of the table, and no damage of a copy
+                    # what is refused is a row of the table, and no damage of a copy
+                    self._require(group, digest)
                     raise
                 row += len(columns)
         self._require(group, digest)
@@ -254,7 +287,10 @@ class TableSource:
             reader = self._grouped_rows(index)[group.file]
             for place in range(group.first_batch, group.first_batch + group.batches):
                 columns, rows = rows_of(reader.get_batch(place))
-                yield columns.select(self._selection.columns), lambda row, rows=rows: rows[row].as_py()
+                yield (
+                    columns.select(self._selection.columns),
+                    lambda row, rows=rows: rows[row].as_py(),
+                )
         except (*UNREADABLE, KeyError, ValueError) as error:
             self.close()  # what is damaged is made again
             raise TransientError(
@@ -264,11 +300,13 @@ class TableSource:
             ) from error
 
     def _in_order(self, index: _Index, group: Group) -> Generator[_Rows]:
-        with self._lock:  # a partition that is read after the one before it goes on where that one ended
+        # a partition that is read after the one before it goes on where that one ended
+        with self._lock:
             cursor, self._cursor = self._cursor, None
         if cursor is None or cursor.index is not index or cursor.row > group.first_row:
             cursor = _Cursor(index, self._rows(index), group.first_row)
-        with contextlib.suppress(GeneratorExit):  # the next partition goes on here, where a part was read
+        # the next partition goes on here, where a part was read
+        with contextlib.suppress(GeneratorExit):
             for first_row, columns in cursor.read(group.first_row, group.first_row + group.rows):
                 yield columns, lambda row, first=first_row: first + row
         with self._lock:

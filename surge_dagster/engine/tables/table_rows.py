@@ -1,4 +1,5 @@
-"""The rows of a table's files, one behind the other, with the same types in every file, and the key of each row."""
+"""The rows of a table's files, one behind the other, with the same types in every file, and the key
+of each row."""
 
 from __future__ import annotations
 
@@ -17,15 +18,19 @@ from surge_dagster.engine.support.keys import is_text, joined_key
 from surge_dagster.engine.tables.grouping import Block
 
 NO_KEY = ""  # stands for every value that cannot be a key
-NO_KEY_NAME = "__HIVE_DEFAULT_PARTITION__"  # what hive writers call the partition of rows without a key
+# what hive writers call the partition of rows without a key
+NO_KEY_NAME = "__HIVE_DEFAULT_PARTITION__"
 _BLOCK_BYTES = 16 * 1024 * 1024
 _BLOCK_ROWS = 256 * 1024
 
 
 class TableRows:
-    """The rows of a table, of which the selected columns are kept; `file_rows` counts those of each file read."""
+    """The rows of a table, of which the selected columns are kept; `file_rows` counts those of each
+    file read."""
 
-    def __init__(self, files: Sequence[SourceFile], partition_by: Sequence[str], selection: Selection) -> None:
+    def __init__(
+        self, files: Sequence[SourceFile], partition_by: Sequence[str], selection: Selection
+    ) -> None:
         self.file_rows: list[int] = []
         self._files = files
         self._partition_by = partition_by
@@ -36,7 +41,9 @@ class TableRows:
         """All rows in large blocks, with their keys."""
         first_row = 0
         for rows in together(self._all(), _BLOCK_BYTES, _BLOCK_ROWS):
-            keys, places = keys_of([(name, rows.column(f"\0{name}")) for name in self._partition_by])
+            keys, places = keys_of(
+                [(name, rows.column(f"\0{name}")) for name in self._partition_by]
+            )
             yield Block(first_row, rows.select(list(self._columns)), keys, places)
             first_row += len(rows)
 
@@ -54,18 +61,27 @@ class TableRows:
     def columns(self, first_file: int) -> Iterator[pa.RecordBatch]:
         """The kept columns of all rows from a file on, without keys."""
         if first_file:  # the columns have the types of the first file
-            self._uniform(self._files[0], next(batches(self._files[0], self._columns, encoding=self._encoding)))
+            self._uniform(
+                self._files[0],
+                next(batches(self._files[0], self._columns, encoding=self._encoding)),
+            )
         for file in self._files[first_file:]:
             for raw in batches(file, self._columns, encoding=self._encoding):
                 if len(raw):
                     yield self._uniform(file, raw).select(list(self._columns))
 
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """The kept columns in the types of the first file, then those of the key as strings, after a NUL in name."""
-        columns = {name: self._in_type(file, name, without_dictionary(raw.column(name))) for name in self._columns}
+        """The kept columns in the types of the first file, then those of the key as strings, after
+        a NUL in name."""
+        columns = {
+            name: self._in_type(file, name, without_dictionary(raw.column(name)))
+            for name in self._columns
+        }
         for name in self._partition_by:
             if name in raw.schema.names:
-                columns[f"\0{name}"] = _key_strings(file, name, without_dictionary(raw.column(name)))
+                columns[f"\0{name}"] = _key_strings(
+                    file, name, without_dictionary(raw.column(name))
+                )
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
@@ -81,7 +97,9 @@ class TableRows:
 
 def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
     kind = column.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_text = (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
     is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
     if not (is_text or is_plain or pa.types.is_null(kind)):
         raise ConfigError(
@@ -103,13 +121,16 @@ def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") ->
 
 
 def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
-    """The different keys of the rows in the order of their first rows, and for each row the place of its key."""
+    """The different keys of the rows in the order of their first rows, and for each row the place
+    of its key."""
     encoded: list[Any] = [column.dictionary_encode(null_encoding="encode") for _, column in columns]
     values = [_texts(each.dictionary) for each in encoded]
     codes, combinations = encoded[0].indices.to_numpy(), [(value,) for value in values[0]]
     for each, column in zip(encoded[1:], values[1:], strict=True):
         # Numbered again after each column: numbers of all possible combinations may not fit.
-        both: Any = pa.array(codes.astype(np.int64) * len(column) + each.indices.to_numpy()).dictionary_encode()
+        both: Any = pa.array(
+            codes.astype(np.int64) * len(column) + each.indices.to_numpy()
+        ).dictionary_encode()
         pairs = (divmod(number, len(column)) for number in both.dictionary.to_pylist())
         codes = both.indices.to_numpy()
         combinations = [(*combinations[first], column[second]) for first, second in pairs]
@@ -119,7 +140,11 @@ def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndar
 
 def _joined(names: Sequence[str], values: Sequence[str | None]) -> str:
     # The name of the partition of rows without a key is no key of another one.
-    given = {name: value for name, value in zip(names, values, strict=True) if value and value != NO_KEY_NAME}
+    given = {
+        name: value
+        for name, value in zip(names, values, strict=True)
+        if value and value != NO_KEY_NAME
+    }
     return joined_key(given) if len(given) == len(names) else NO_KEY
 
 
@@ -128,5 +153,8 @@ def _texts(values: pa.Array) -> list[str | None]:
     try:
         return values.to_pylist()
     except UnicodeDecodeError:
-        escaped = (raw and raw.decode("utf-8", "surrogateescape") for raw in values.cast(pa.binary()).to_pylist())
+        escaped = (
+            raw and raw.decode("utf-8", "surrogateescape")
+            for raw in values.cast(pa.binary()).to_pylist()
+        )
         return [text if text and is_text(text) else None for text in escaped]

@@ -1,8 +1,10 @@
-"""The check of one output file: what it states about itself, and its rows beside those of its source.
+"""The check of one output file: what it states about itself, and its rows beside those of its
+source.
 
-The first fault ends the check, and it is the one that explains most: vectors of another dimension, then another number
-of rows, then the first row that differs. Dimension and rows are those of the columns that the file really has, whatever
-its metadata promise, because another program may have written it. Only what remains is "damaged".
+The first fault ends the check, and it is the one that explains most: vectors of another dimension,
+then another number of rows, then the first row that differs. Dimension and rows are those of the
+columns that the file really has, whatever its metadata promise, because another program may have
+written it. Only what remains is "damaged".
 """
 
 from __future__ import annotations
@@ -35,7 +37,17 @@ from surge_dagster.engine.verify.reencoding import SampledRows
 
 Samples = SampledRows | DerivedRows
 _FileKind = Literal[
-    "missing", "refused", "damaged", "space", "stale", "rows", "dimension", "source", "unread", "orphan", "unused"
+    "missing",
+    "refused",
+    "damaged",
+    "space",
+    "stale",
+    "rows",
+    "dimension",
+    "source",
+    "unread",
+    "orphan",
+    "unused",
 ]
 Kind = _FileKind | Literal["ids", "texts", "columns", "finite", "length", "vectors"]
 _RUN_AGAIN = "Run again."
@@ -60,10 +72,14 @@ class Fault(Exception):
     remedy: str | None = None
 
 
-def compare_with_source(partition: Partition, store: Store, space: Space, samples: Samples | None) -> FileFacts:
-    """The facts of a partition's file, if the file holds exactly the rows of its source; else raises a `Fault`.
+def compare_with_source(
+    partition: Partition, store: Store, space: Space, samples: Samples | None
+) -> FileFacts:
+    """The facts of a partition's file, if the file holds exactly the rows of its source; else
+    raises a `Fault`.
 
-    Invalid rows of the source are a `DataError`. `samples` gets the rows that are to be encoded again.
+    Invalid rows of the source are a `DataError`. `samples` gets the rows that are to be encoded
+    again.
     """
     name = file_name(space.name, partition.key)
     location = store.location(name)
@@ -72,7 +88,9 @@ def compare_with_source(partition: Partition, store: Store, space: Space, sample
             facts = reader.facts
             if status_of(facts, space.name, partition.key, partition.source_version) == "stale":
                 if partition.current_source_version() != partition.source_version:
-                    changed = f"partition {partition.key!r}: its source changed after it was listed."
+                    changed = (
+                        f"partition {partition.key!r}: its source changed after it was listed."
+                    )
                     raise TransientError(changed, partition.key)
                 raise Fault(
                     "stale",
@@ -94,13 +112,19 @@ def compare_with_source(partition: Partition, store: Store, space: Space, sample
 
 
 @contextlib.contextmanager
-def opened(store: Store, space: Space, name: str, partition: Partition | None = None) -> Iterator[OutputFile]:
-    """A file of the space whose facts are right for its partition, where the source has one; damage is a `Fault`."""
+def opened(
+    store: Store, space: Space, name: str, partition: Partition | None = None
+) -> Iterator[OutputFile]:
+    """A file of the space whose facts are right for its partition, where the source has one; damage
+    is a `Fault`."""
     try:
         with open_published(store, space, name) as reader:
             facts = reader.facts
-            if partition is not None and facts.partition_key != partition.key:  # long keys may share a name
-                raise InvalidFile(f"it is the file of partition {facts.partition_key!r}", "place", reader.location)
+            # long keys may share a name
+            if partition is not None and facts.partition_key != partition.key:
+                raise InvalidFile(
+                    f"it is the file of partition {facts.partition_key!r}", "place", reader.location
+                )
             if facts.precision not in LOWEST_COSINE:
                 reason = f"its metadata name an unknown precision {facts.precision!r}"
                 raise InvalidFile(reason, location=reader.location)
@@ -112,8 +136,11 @@ def opened(store: Store, space: Space, name: str, partition: Partition | None = 
         raise _fault_of(error, store, space, name, partition) from error
 
 
-def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partition: Partition | None) -> Fault:
-    """The fault of a file that is not valid: what its columns and its number of rows show, else the error."""
+def _fault_of(
+    error: InvalidFile, store: Store, space: Space, name: str, partition: Partition | None
+) -> Fault:
+    """The fault of a file that is not valid: what its columns and its number of rows show, else the
+    error."""
     location = store.location(name)
     remedy = remedy_of(space, error.flaw)
     fault = Fault(_KINDS[error.flaw], f"{error}.", remedy)
@@ -126,7 +153,10 @@ def _fault_of(error: InvalidFile, store: Store, space: Space, name: str, partiti
         return fault
     if "embedding" not in columns.names:
         return fault
-    vectors, expected = columns.field("embedding").type, embedding_type(space.dimension, space.dtype)
+    vectors, expected = (
+        columns.field("embedding").type,
+        embedding_type(space.dimension, space.dtype),
+    )
     is_list = pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(vectors)
     if vectors.list_size != space.dimension if is_list else vectors != expected:
         finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
@@ -157,7 +187,9 @@ def _refuse_invalid(partition: Partition) -> None:
         raise Fault("refused", finding, error.remedy) from error
 
 
-def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples: Samples | None) -> None:
+def _compare_rows(
+    partition: Partition, file: OutputFile, space: Space, samples: Samples | None
+) -> None:
     facts, digest, ids = file.facts, ContentDigest(), IdSet()
     row = 0
 
@@ -174,7 +206,9 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
         _require_equal("ids", "id", row, stored.column("id"), expected.ids)
         if "text" in stored.schema.names:
             _require_equal("texts", "text", row, stored.column("text"), expected.texts)
-        _require_equal("texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts))
+        _require_equal(
+            "texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts)
+        )
         _require_carried(row, stored, expected.carried)
         matrix = matrix_of(stored)
         invalid = invalid_row(matrix, normalized=space.normalize)
@@ -185,28 +219,41 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
             samples.add(facts, row, expected.texts, matrix)
         row += len(expected)
     if row != facts.rows:
-        raise Fault("rows", f"{row:,} rows could be read of the {facts.rows:,} that the file states.")
+        raise Fault(
+            "rows", f"{row:,} rows could be read of the {facts.rows:,} that the file states."
+        )
     if digest.hexdigest() != facts.content_digest:
         raise Fault("texts", "its content digest is not that of the source's rows.")
     refuse_repeated_id(partition, ids.repeated())
 
 
-def _require_carried(first_row: int, stored: pa.RecordBatch, expected: pa.RecordBatch | None) -> None:
+def _require_carried(
+    first_row: int, stored: pa.RecordBatch, expected: pa.RecordBatch | None
+) -> None:
     names = expected.schema.names if expected is not None else []
     stored_names = [name for name in stored.schema.names if name not in OWN_COLUMNS]
     if stored_names != names:
-        raise Fault("columns", f"the file carries the columns {stored_names}; the source's are {names}.")
+        raise Fault(
+            "columns", f"the file carries the columns {stored_names}; the source's are {names}."
+        )
     for name in names:
         _require_equal("columns", name, first_row, stored.column(name), expected.column(name))  # pyright: ignore
 
 
-def _require_equal(kind: Kind, what: str, first_row: int, stored: pa.Array, expected: pa.Array) -> None:
+def _require_equal(
+    kind: Kind, what: str, first_row: int, stored: pa.Array, expected: pa.Array
+) -> None:
     if stored.equals(expected):
         return
     if stored.type != expected.type:
-        raise Fault(kind, f"the {what} column has type {stored.type}; the source's has {expected.type}.")
-    for row, (value, wanted) in enumerate(zip(stored.to_pylist(), expected.to_pylist(), strict=True), first_row):
-        if value != wanted and repr(value) != repr(wanted):  # a number that is not a number equals no other
+        raise Fault(
+            kind, f"the {what} column has type {stored.type}; the source's has {expected.type}."
+        )
+    for row, (value, wanted) in enumerate(
+        zip(stored.to_pylist(), expected.to_pylist(), strict=True), first_row
+    ):
+        # a number that is not a number equals no other
+        if value != wanted and repr(value) != repr(wanted):
             finding = f"row {row}: the file has the {what} {_short(value)} and the source {_short(wanted)}."
             raise Fault(kind, finding)
 
@@ -214,8 +261,12 @@ def _require_equal(kind: Kind, what: str, first_row: int, stored: pa.Array, expe
 def _aligned(
     source: Iterator[RowBatch], file: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[RowBatch | None, pa.RecordBatch | None]]:
-    """Both streams cut into batches of equal length; the last pair has None for a stream that ended early."""
-    source, file = (batch for batch in source if len(batch)), (batch for batch in file if batch.num_rows)
+    """Both streams cut into batches of equal length; the last pair has None for a stream that ended
+    early."""
+    source, file = (
+        (batch for batch in source if len(batch)),
+        (batch for batch in file if batch.num_rows),
+    )
     ours, theirs = next(source, None), next(file, None)
     while ours is not None and theirs is not None:
         rows = min(len(ours), theirs.num_rows)

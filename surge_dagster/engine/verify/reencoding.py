@@ -35,7 +35,8 @@ class SampledRows:
     Args:
         pool: of the same space.
         rows: how many rows of each partition are drawn; None is all.
-        seed: the same seed draws the same rows of a partition; as an attribute None where all rows are compared.
+        seed: the same seed draws the same rows of a partition; as an attribute None where all rows
+            are compared.
     """
 
     def __init__(self, pool: EncoderPool, space: Space, rows: int | None, seed: int) -> None:
@@ -52,8 +53,11 @@ class SampledRows:
         self._wrong: dict[str, str] = {}
         self._reported: set[str] = set()
 
-    def add(self, facts: FileFacts, first_row: int, texts: pa.LargeStringArray, matrix: np.ndarray) -> None:
-        """Keep the drawn rows among consecutive rows of a file; `matrix` has their stored vectors, [n, dimension]."""
+    def add(
+        self, facts: FileFacts, first_row: int, texts: pa.LargeStringArray, matrix: np.ndarray
+    ) -> None:
+        """Keep the drawn rows among consecutive rows of a file; `matrix` has their stored vectors,
+        [n, dimension]."""
         drawn = self._drawn_rows(facts)
         lowest = min(LOWEST_COSINE[facts.precision], LOWEST_COSINE[self._pool.precision])
         for offset in range(len(matrix)):
@@ -63,7 +67,9 @@ class SampledRows:
             size = int(value_lengths(text)[0])
             if len(self._waiting) == _MAX_TEXTS or self._bytes + size > _MAX_BYTES:
                 self.compare()
-            row = _SampledRow(facts.partition_key, first_row + offset, lowest, text, matrix[offset].copy())
+            row = _SampledRow(
+                facts.partition_key, first_row + offset, lowest, text, matrix[offset].copy()
+            )
             self._waiting.append(row)
             self._bytes += size
 
@@ -74,7 +80,9 @@ class SampledRows:
         self._space.require_tokenizer(self._pool.start().tokenizer)
         again = self._pool.vectors(pa.concat_arrays([row.text for row in waiting]))  # pyright: ignore[reportArgumentType]
         self.compared += len(waiting)
-        for row, cosine in zip(waiting, cosines(np.stack([row.vector for row in waiting]), again), strict=True):
+        for row, cosine in zip(
+            waiting, cosines(np.stack([row.vector for row in waiting]), again), strict=True
+        ):
             if not cosine >= row.lowest and row.key not in self._reported:
                 self._reported.add(row.key)
                 self._wrong[row.key] = (
@@ -83,7 +91,8 @@ class SampledRows:
                 )
 
     def wrong(self) -> dict[str, str]:
-        """The partitions found since the last call, each with the first row whose vectors differ too much."""
+        """The partitions found since the last call, each with the first row whose vectors differ
+        too much."""
         wrong, self._wrong = self._wrong, {}
         return wrong
 
@@ -91,6 +100,8 @@ class SampledRows:
         if self._rows is None or self._rows >= facts.rows:
             return range(facts.rows)
         if self._drawn is None or self._drawn[0] != facts.partition_key:
-            drawn = random.Random(f"{self.seed}:{facts.partition_key}").sample(range(facts.rows), self._rows)
+            drawn = random.Random(f"{self.seed}:{facts.partition_key}").sample(
+                range(facts.rows), self._rows
+            )
             self._drawn = facts.partition_key, frozenset(drawn)
         return self._drawn[1]

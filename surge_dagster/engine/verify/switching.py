@@ -1,9 +1,9 @@
 """Switching the current space: only to a space that is complete and verified.
 
-First the footers are compared with the catalog, which takes seconds and finds what is missing. Then every file is read
-side by side with its source, which takes as long as reading the whole catalog and output. The result holds for the
-catalog as it was listed at the start. The switch itself replaces one small object; readers that have
-opened a space stay with it.
+First the footers are compared with the catalog, which takes seconds and finds what is missing. Then
+every file is read side by side with its source, which takes as long as reading the whole catalog
+and output. The result holds for the catalog as it was listed at the start. The switch itself
+replaces one small object; readers that have opened a space stay with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _INCOMPLETE: dict[str, tuple[Kind, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The result of a switch; `changed` is False when the space was current already: it was not verified then."""
+    """The result of a switch; `changed` is False when the space was current already: it was not
+    verified then."""
 
     current: CurrentSpace
     changed: bool
@@ -58,10 +59,12 @@ class SwitchRefused(SurgeError):
 def switch_space(source: Source, store: Store, space: Space) -> Switched:
     """Make a space the one that readers use, if it is complete and every file in it is valid.
 
-    Nothing is encoded, and no model is needed. Files of partitions that the source no longer has do not count.
+    Nothing is encoded, and no model is needed. Files of partitions that the source no longer has do
+    not count.
 
     Raises:
-        SwitchRefused: partitions are missing, stale, refused or damaged, or files are not what the source says.
+        SwitchRefused: partitions are missing, stale, refused or damaged, or files are not what the
+            source says.
         SwitchedMeanwhile: another switch took place during the verification.
     """
     seen = read_current(store)
@@ -77,7 +80,9 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
         if freshness.status in _INCOMPLETE:
             violations.append(Violation(partition.key, *_INCOMPLETE[freshness.status]))
     if not partitions:
-        raise ConfigError("the source has no partitions, so no space can be complete. Give the right source.")
+        raise ConfigError(
+            "the source has no partitions, so no space can be complete. Give the right source."
+        )
     if violations:
         raise SwitchRefused(space.name, violations, partitions)
     verified = rows = 0

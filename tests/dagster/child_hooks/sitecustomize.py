@@ -1,9 +1,10 @@
 """What Python processes that tests start do first, where this folder is on their path.
 
-Dagster's daemons look every second instead of every 5 or 30: Dagster has no settings for it, and the tests of one
-server would spend minutes waiting. Dagster stores that a run failed before it stores the run's status, and the daemon
-looks at each failure once: where it looks between the two, no run is launched again. Here it waits for the status.
-With GATED_BACKEND set, encoder pools use the backend of `gated_backend`, and any text is worth a run of its own.
+Dagster's daemons look every second instead of every 5 or 30: Dagster has no settings for it, and
+the tests of one server would spend minutes waiting. Dagster stores that a run failed before it
+stores the run's status, and the daemon looks at each failure once: where it looks between the two,
+no run is launched again. Here it waits for the status. With GATED_BACKEND set, encoder pools use
+the backend of `gated_backend`, and any text is worth a run of its own.
 """
 
 import os
@@ -15,7 +16,9 @@ if "dagster._daemon" in sys.orig_argv:
 
     import dagster._daemon.controller
     from dagster import RunsFilter
-    from dagster._daemon.auto_run_reexecution.auto_run_reexecution import consume_new_runs_for_automatic_reexecution
+    from dagster._daemon.auto_run_reexecution.auto_run_reexecution import (
+        consume_new_runs_for_automatic_reexecution,
+    )
     from dagster._daemon.auto_run_reexecution.event_log_consumer import EventLogConsumerDaemon
     from dagster._daemon.daemon import IntervalDaemon
 
@@ -36,7 +39,10 @@ if "dagster._daemon" in sys.orig_argv:
 
     EventLogConsumerDaemon.handle_updated_runs_fns = property(lambda self: [_relaunch_ended])  # pyright: ignore[reportAttributeAccessIssue]
 
-if os.environ.get("GATED_BACKEND") and "surge_dagster.engine.encoder.worker.main" not in sys.orig_argv:
+if (
+    os.environ.get("GATED_BACKEND")
+    and "surge_dagster.engine.encoder.worker.main" not in sys.orig_argv
+):
     from gated_backend import use_gated_backend
 
     use_gated_backend()

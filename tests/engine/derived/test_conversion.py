@@ -18,15 +18,21 @@ def vectors(rows: int = 300) -> np.ndarray:
 
 
 def test_int8_and_binary_are_those_of_sentence_transformers() -> None:
-    quantization = pytest.importorskip("sentence_transformers.util.quantization", reason="not installed: the extra cpu")
+    quantization = pytest.importorskip(
+        "sentence_transformers.util.quantization", reason="not installed: the extra cpu"
+    )
     given, beyond = vectors(), vectors() * 1.5  # beyond the ranges: clipped
     ranges = np.vstack([given.min(0), given.max(0)])
     int8 = PARENT.derive("int8", ranges=(tuple(ranges[0].tolist()), tuple(ranges[1].tolist())))
     for matrix in (given, beyond):
         stored = convert(matrix, int8)
-        np.testing.assert_array_equal(stored, quantization.quantize_embeddings(matrix, "int8", ranges=ranges))
+        np.testing.assert_array_equal(
+            stored, quantization.quantize_embeddings(matrix, "int8", ranges=ranges)
+        )
         restored = quantization._dequantize_embeddings(stored, "int8", ranges)
-        np.testing.assert_allclose(comparable(stored.view(np.uint8), int8), restored, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            comparable(stored.view(np.uint8), int8), restored, rtol=1e-5, atol=1e-7
+        )
         bits = convert(matrix, PARENT.derive("binary"))
         np.testing.assert_array_equal(bits, quantization.quantize_embeddings(matrix, "ubinary"))
         np.testing.assert_array_equal(comparable(bits, PARENT.derive("binary")) > 0, matrix > 0)
@@ -40,5 +46,6 @@ def test_cut_vectors_have_length_one_again_where_the_space_normalizes() -> None:
     np.testing.assert_allclose(made, given[:, :16] / np.where(lengths, lengths, 1), rtol=1e-6)
     assert not made[3].any(), "there is no direction to keep"
     assert cut(given, PARENT.derive("float16")) is given
-    given.flags.writeable = False  # as the memory of a file is; of one row, the leading part is contiguous
+    # as the memory of a file is; of one row, the leading part is contiguous
+    given.flags.writeable = False
     np.testing.assert_array_equal(cut(given[:1], short), made[:1])

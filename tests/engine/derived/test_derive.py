@@ -1,4 +1,5 @@
-"""A derived space follows its parent: only what is missing or stale is computed, and never from a damaged file."""
+"""A derived space follows its parent: only what is missing or stale is computed, and never from a
+damaged file."""
 
 from __future__ import annotations
 
@@ -32,14 +33,21 @@ def made(three_spaces: Spaces, tmp_path: Path) -> Spaces:
     return three_spaces.copy_to(tmp_path, (MODEL,))
 
 
-def run(made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None, **options) -> DeriveRun:
+def run(
+    made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None, **options
+) -> DeriveRun:
     return DeriveRun(made.store, made.of(MODEL), dtype, dimension, **options)
 
 
-def derive(made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None, **options) -> dict[str, str]:
+def derive(
+    made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None, **options
+) -> dict[str, str]:
     """What became of each partition: "derived", "fresh", or why it failed."""
     derived = run(made, dtype, dimension, **options)
-    return {event.key: event.reason if isinstance(event, Failure) else event.action for event in derived.events()}
+    return {
+        event.key: event.reason if isinstance(event, Failure) else event.action
+        for event in derived.events()
+    }
 
 
 def file_of(made: Spaces, space: Space, key: str) -> Path:
@@ -49,12 +57,16 @@ def file_of(made: Spaces, space: Space, key: str) -> Path:
 def matrix_in(path: Path, dtype: str) -> np.ndarray:
     column = pq.read_table(path)["embedding"].combine_chunks()
     if dtype in ("int8", "binary"):
-        return np.frombuffer(column.buffers()[1], np.int8 if dtype == "int8" else np.uint8).reshape(len(column), -1)
+        return np.frombuffer(column.buffers()[1], np.int8 if dtype == "int8" else np.uint8).reshape(
+            len(column), -1
+        )
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
-def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(made: Spaces, dtype: DerivedDtype) -> None:
+def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(
+    made: Spaces, dtype: DerivedDtype
+) -> None:
     derived = run(made, dtype, 8)
     assert [event.key for event in derived.events()] == list(KEYS)
     for key in KEYS:
@@ -66,7 +78,9 @@ def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(made: Spac
     assert derived.report.rows == ROWS * len(KEYS)
 
 
-def test_only_partitions_whose_parent_has_other_rows_and_damaged_ones_are_derived_again(made: Spaces) -> None:
+def test_only_partitions_whose_parent_has_other_rows_and_damaged_ones_are_derived_again(
+    made: Spaces,
+) -> None:
     assert derive(made) == dict.fromkeys(KEYS, "derived")
     before = file_of(made, run(made).space, "a").stat().st_mtime_ns
     assert derive(made) == dict.fromkeys(KEYS, "fresh")
@@ -84,9 +98,14 @@ def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> N
     made.file(MODEL, "c").write_bytes(b"nothing")
     outcomes = derive(made, "float16")
     assert outcomes["a"] == "derived"
-    assert "b.parquet' cannot be read because its pages are damaged" in outcomes["b"] and "embed" in outcomes["b"]
+    assert (
+        "b.parquet' cannot be read because its pages are damaged" in outcomes["b"]
+        and "embed" in outcomes["b"]
+    )
     assert "c.parquet' cannot be read because it does not end with PAR1" in outcomes["c"]
-    assert [path.name for path in file_of(made, run(made, "float16").space, "a").parent.glob("*.p*")] == ["a.parquet"]
+    assert [
+        path.name for path in file_of(made, run(made, "float16").space, "a").parent.glob("*.p*")
+    ] == ["a.parquet"]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
@@ -105,7 +124,9 @@ def test_file_of_the_parent_that_cannot_be_read_fails_its_partition_alone(
     assert "Permission denied" in derive(made, dtype)["b"], "whether it is fresh is not known"
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), TransientError("disk is full")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), TransientError("disk is full")]
+)
 def test_file_that_cannot_be_written_fails_its_partition_by_key(
     made: Spaces, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -126,7 +147,10 @@ def test_vector_that_is_zero_in_the_kept_dimensions_is_refused_with_its_row(made
 
     rewrite(made.file(MODEL, "b"), lambda table: with_vectors(table, empty_the_beginning))
     outcomes = derive(made, "float32", 8)
-    assert outcomes["b"].startswith("partition 'b', row 5: its vector has length 0.0000") and outcomes["a"] == "derived"
+    assert (
+        outcomes["b"].startswith("partition 'b', row 5: its vector has length 0.0000")
+        and outcomes["a"] == "derived"
+    )
 
 
 def test_files_of_partitions_removed_from_the_parent_are_reported_or_deleted(made: Spaces) -> None:
@@ -147,7 +171,10 @@ def test_ranges_are_found_once_and_are_part_of_the_space(made: Spaces) -> None:
     list(first.events())
     vectors = np.concatenate([matrix_in(made.file(MODEL, key), "float32") for key in KEYS])
     assert first.space.derived
-    assert first.space.derived.ranges == (tuple(vectors.min(0).tolist()), tuple(vectors.max(0).tolist()))
+    assert first.space.derived.ranges == (
+        tuple(vectors.min(0).tolist()),
+        tuple(vectors.max(0).tolist()),
+    )
     made.file(MODEL, "c").unlink()
     assert run(made).space == first.space, "later rows do not move them"
     other = made.of(MODEL).derive("int8", ranges=((-1.0,) * 16, (1.0,) * 16))
@@ -164,7 +191,9 @@ def test_second_of_two_concurrent_first_runs_takes_the_ranges_of_the_other(
         claim_derived(made.store, of_other_run)
         return find_ranges(*arguments)
 
-    monkeypatch.setattr("surge_dagster.engine.derived.derive.find_ranges", find_as_another_run_begins)
+    monkeypatch.setattr(
+        "surge_dagster.engine.derived.derive.find_ranges", find_as_another_run_begins
+    )
     assert run(made).space == of_other_run
     assert [space.name for space in list_spaces(made.store) if space.derived] == [of_other_run.name]
 
@@ -189,7 +218,9 @@ def test_embedding_never_finds_a_derived_space(made: Spaces) -> None:
         ("int4", None, "is one of float32, float16, int8, binary"),
     ],
 )
-def test_conversion_that_cannot_be_is_refused(made: Spaces, dtype, dimension: int | None, message: str) -> None:
+def test_conversion_that_cannot_be_is_refused(
+    made: Spaces, dtype, dimension: int | None, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         run(made, dtype, dimension)
 

@@ -44,30 +44,42 @@ def derived(made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = 
 
 
 def violations(made: Spaces, space: Space) -> list[Violation]:
-    return [event for event in verify(made.source, made.store, space) if isinstance(event, Violation)]
+    return [
+        event for event in verify(made.source, made.store, space) if isinstance(event, Violation)
+    ]
 
 
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
 def test_best_hit_of_a_text_in_a_derived_space_is_its_own_row(
     made: Spaces, hash_pool: EncoderPool, dtype: DerivedDtype
 ) -> None:
-    space, text = derived(made, dtype, 16 if dtype == "binary" else 8), numbered_rows("b", ROWS)[17][1]
+    space, text = (
+        derived(made, dtype, 16 if dtype == "binary" else 8),
+        numbered_rows("b", ROWS)[17][1],
+    )
     [hits] = search(made.store, hash_pool, [text], 3, space)
     assert (hits[0].key, hits[0].id, hits[0].text) == ("b", "id-17", text)
     least = {"binary": 0.6, "int8": 0.999}.get(dtype, 0.99999)
     assert least < hits[0].score < 1.00001
 
 
-def test_query_of_another_model_is_refused(three_spaces: Spaces, made: Spaces, hash_pool: EncoderPool) -> None:
+def test_query_of_another_model_is_refused(
+    three_spaces: Spaces, made: Spaces, hash_pool: EncoderPool
+) -> None:
     space = derived(made)
     assert space.derived
-    other = replace(space, derived=replace(space.derived, parent_sha256=three_spaces.of("hash://24").spec_sha256))
+    other = replace(
+        space,
+        derived=replace(space.derived, parent_sha256=three_spaces.of("hash://24").spec_sha256),
+    )
     with pytest.raises(ConfigError, match="which are none of"):
         search(made.store, hash_pool, ["any"], 3, other)
 
 
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
-def test_loading_gives_the_stored_vectors(tmp_path: Path, hash_pool: EncoderPool, dtype: DerivedDtype) -> None:
+def test_loading_gives_the_stored_vectors(
+    tmp_path: Path, hash_pool: EncoderPool, dtype: DerivedDtype
+) -> None:
     run = make_run(hash_pool, in_memory({"a": numbered_rows("a", 30)}), tmp_path / "out")
     finish(run)
     deriving = DeriveRun(run._store, run.space, dtype, 8)
@@ -77,7 +89,9 @@ def test_loading_gives_the_stored_vectors(tmp_path: Path, hash_pool: EncoderPool
     assert frame["embedding"].dtype == pl.Array(POLARS[dtype], 1 if dtype == "binary" else 8)
     stored = opened.dataset().to_table()["embedding"].combine_chunks()
     if pa.types.is_fixed_size_binary(stored.type):
-        values = np.frombuffer(b"".join(stored.to_pylist()), np.int8 if dtype == "int8" else np.uint8)
+        values = np.frombuffer(
+            b"".join(stored.to_pylist()), np.int8 if dtype == "int8" else np.uint8
+        )
     else:
         values = stored.flatten().to_numpy(zero_copy_only=False)
     np.testing.assert_array_equal(frame["embedding"].to_numpy(), values.reshape(30, -1))
@@ -87,7 +101,9 @@ def test_loading_gives_the_stored_vectors(tmp_path: Path, hash_pool: EncoderPool
 def test_complete_derived_space_is_verified_and_can_become_current(made: Spaces) -> None:
     space = derived(made, "binary")
     *_, compared = verify(made.source, made.store, space)
-    assert violations(made, space) == [] and compared == Compared(ROWS * len(KEYS), len(KEYS), 0, None)
+    assert violations(made, space) == [] and compared == Compared(
+        ROWS * len(KEYS), len(KEYS), 0, None
+    )
     assert switch_space(made.source, made.store, space).current.space == space.name
     assert open_embeddings(made.store).space.name == space.name
 
@@ -108,10 +124,16 @@ def change_vector(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "finding"),
     [
-        (lambda parent, own: change_vector(own), "row 9: its vector is not the one that follows from hash-16-"),
+        (
+            lambda parent, own: change_vector(own),
+            "row 9: its vector is not the one that follows from hash-16-",
+        ),
         (lambda parent, own: parent.unlink(), "has no file of it"),
         (lambda parent, own: parent.write_bytes(b"nothing"), "cannot be read because"),
-        (lambda parent, own: rewrite(parent, lambda table: table, rows_version="0" * 32), "from earlier rows of hash"),
+        (
+            lambda parent, own: rewrite(parent, lambda table: table, rows_version="0" * 32),
+            "from earlier rows of hash",
+        ),
     ],
 )
 def test_vectors_that_do_not_follow_from_the_parent_are_found(

@@ -25,7 +25,10 @@ def clusters(rows: int = 2000) -> np.ndarray:
     draw = np.random.default_rng(11)
     weights = np.linspace(2.0, 0.1, 64, dtype=np.float32)
     centres = draw.standard_normal((40, 64), np.float32) * weights
-    drawn = centres[np.arange(rows) % 40] + 0.35 * draw.standard_normal((rows, 64), np.float32) * weights
+    drawn = (
+        centres[np.arange(rows) % 40]
+        + 0.35 * draw.standard_normal((rows, 64), np.float32) * weights
+    )
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
@@ -34,11 +37,14 @@ def space(matrix: np.ndarray, dtype: DerivedDtype, dimension: int = 64) -> Space
     if dtype != "int8":
         return derived
     kept = cut(matrix, derived)
-    return PARENT.derive(dtype, dimension, (tuple(kept.min(0).tolist()), tuple(kept.max(0).tolist())))
+    return PARENT.derive(
+        dtype, dimension, (tuple(kept.min(0).tolist()), tuple(kept.max(0).tolist()))
+    )
 
 
 def brute_force(matrix: np.ndarray, other: np.ndarray) -> float:
-    """The share of the ten nearest rows of each query that are among the ten nearest by other vectors."""
+    """The share of the ten nearest rows of each query that are among the ten nearest by other
+    vectors."""
     shares = []
     for query in QUERIES:
         near = [np.argsort(-(each @ each[query]), kind="stable") for each in (matrix, other)]
@@ -52,7 +58,9 @@ def test_recall_of_fewer_dimensions_is_that_of_brute_force() -> None:
     for dimension in (48, 8):
         found, rescored = recall_of(matrix, QUERIES, space(matrix, "float32", dimension))
         assert rescored is None
-        assert found == pytest.approx(brute_force(matrix, cut(matrix, space(matrix, "float32", dimension))), abs=0.002)
+        assert found == pytest.approx(
+            brute_force(matrix, cut(matrix, space(matrix, "float32", dimension))), abs=0.002
+        )
 
 
 def test_recall_falls_with_what_a_conversion_loses() -> None:
@@ -85,12 +93,21 @@ def test_sample_takes_from_many_files_and_says_what_it_took(
     three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent, store = three_spaces.of("hash://16"), three_spaces.store
-    files = [usable_file(store, parent, *each) for each in OutputState(store, parent.name).files().items()]
+    files = [
+        usable_file(store, parent, *each)
+        for each in OutputState(store, parent.name).files().items()
+    ]
     int8 = parent.derive("int8", ranges=((-1.0,) * 16, (1.0,) * 16))
     whole = measure_recall(store, parent, int8, files)
-    assert whole and (whole.queries, whole.rows, whole.partitions) == (120, len(KEYS) * ROWS, len(KEYS))
+    assert whole and (whole.queries, whole.rows, whole.partitions) == (
+        120,
+        len(KEYS) * ROWS,
+        len(KEYS),
+    )
     monkeypatch.setattr(recall, "_SAMPLE_BYTES", 80 * 16 * 4)
     part = measure_recall(store, parent, int8, files)
-    assert part and (part.rows, part.partitions, part.total_rows) == (30, 3, 120), "an eighth of 80 rows of each file"
+    assert part and (part.rows, part.partitions, part.total_rows) == (30, 3, 120), (
+        "an eighth of 80 rows of each file"
+    )
     assert part == measure_recall(store, parent, int8, files), "the same rows again"
     assert measure_recall(store, parent, int8, []) is None

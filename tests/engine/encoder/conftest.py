@@ -18,12 +18,15 @@ HERE = Path(__file__).parent
 
 # Read and not imported: see `tiny_model`.
 _MAKERS = ast.parse((HERE / "tiny_models.py").read_text()).body
-TINY_MODELS = [one.name for one in _MAKERS if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+TINY_MODELS = [
+    one.name for one in _MAKERS if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")
+]
 
 
 def tiny_model(architecture: str, folder: Path) -> Path:
     """The folder of a model that a function of `tiny_models` makes, always with the same weights."""
-    # Ten seconds, which each process that collects tests would take; few of them run the tests that need it.
+    # Ten seconds, which each process that collects tests would take; few of them run the tests that
+    # need it.
     import torch
 
     from tests.engine.encoder import tiny_models

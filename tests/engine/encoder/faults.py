@@ -1,11 +1,11 @@
 """FaultyBackend: the hash backend, in which some texts kill, hang or fail their worker.
 
-`die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the second worker to meet
-the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once.
-`chatter once PATH` prints a line every few milliseconds without end.
-`babble` raises an error that is too long for a message; `panic` raises a `BaseException` in the tokenizer.
-`zero` gets a vector of zeros, as a text without tokens.
-`wait PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
+`die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the
+second worker to meet the text survives. `die always`, `hang always` and `fail always` do so every
+time. `fail once PATH` raises once. `chatter once PATH` prints a line every few milliseconds without
+end. `babble` raises an error that is too long for a message; `panic` raises a `BaseException` in
+the tokenizer. `zero` gets a vector of zeros, as a text without tokens. `wait PATH` blocks until
+PATH exists, and `seen PATH` creates it when the text is tokenized.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, LaunchedChunk, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import (
+    BackendSettings,
+    LaunchedChunk,
+    Progress,
+    Rows,
+)
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -68,7 +73,9 @@ class QueuingBackend(FaultyBackend):
     """Computes a chunk when it is waited for, after the next one was launched."""
 
     def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedChunk:
-        return LaunchedChunk(is_done=lambda: False, finish=partial(self.forward, prepared, rows, progress))
+        return LaunchedChunk(
+            is_done=lambda: False, finish=partial(self.forward, prepared, rows, progress)
+        )
 
 
 class RefusingBackend(HashBackend):
@@ -103,8 +110,8 @@ class ReportingBackend(FaultyBackend):
 class OnceBackend(FaultyBackend):
     """Starts a limited number of times; later workers die while they load.
 
-    `$FAULTS_STARTS` names a folder with a file for each start that is left. They are used in the order of their names;
-    one that ends in `refused` is used up by an error.
+    `$FAULTS_STARTS` names a folder with a file for each start that is left. They are used in the
+    order of their names; one that ends in `refused` is used up by an error.
     """
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:

@@ -1,4 +1,5 @@
-"""Pools whose workers run the backend of `faults.py`, and checks that nothing of them is left behind."""
+"""Pools whose workers run the backend of `faults.py`, and checks that nothing of them is left
+behind."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def no_leaks() -> Iterator[None]:
     assert open_descriptors() - before == set()
 
 
-def faulty_pool(devices: str = "cpu,cpu", backend: str = "FaultyBackend", **options: Any) -> EncoderPool:
+def faulty_pool(
+    devices: str = "cpu,cpu", backend: str = "FaultyBackend", **options: Any
+) -> EncoderPool:
     """A started pool with a backend of `faults.py`."""
     pool = EncoderPool(SPEC, devices=devices, backend=f"faults:{backend}", **options)
     pool.start()
@@ -84,7 +87,8 @@ def wait_for_end(pids: list[int]) -> None:
 
 
 def _children() -> list[int]:
-    """Worker processes of this process that serve a faulty backend's pool: all but those of shared fixtures."""
+    """Worker processes of this process that serve a faulty backend's pool: all but those of shared
+    fixtures."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

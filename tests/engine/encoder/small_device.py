@@ -1,4 +1,5 @@
-"""A backend whose device has little memory: real tokenization, real loop, and passes that are refused when too large.
+"""A backend whose device has little memory: real tokenization, real loop, and passes that are
+refused when too large.
 
 Vectors are a function of the token ids alone, so that a test can say what should have come out.
 """
@@ -32,7 +33,9 @@ def word_tokenizer() -> TextTokenizer:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": _WORDS, "unk_token": "[UNK]"},
     }
-    return TextTokenizer(TokenizerFacts(json.dumps(document)), EncodingSpec("hash://4", max_length=512).resolve())
+    return TextTokenizer(
+        TokenizerFacts(json.dumps(document)), EncodingSpec("hash://4", max_length=512).resolve()
+    )
 
 
 def expected_vectors(texts: list[str]) -> np.ndarray:
@@ -47,7 +50,8 @@ def _vector(ids: np.ndarray) -> list[float]:
 
 @dataclass(slots=True)
 class Device:
-    """What the device holds at most, in tokens, over all concurrent passes, and the passes that it got and refused."""
+    """What the device holds at most, in tokens, over all concurrent passes, and the passes that it
+    got and refused."""
 
     limit: int
     used: int = 0
@@ -84,7 +88,9 @@ class SmallDeviceBackend(PaddedBackend):
 
     def __init__(self, device: Device, *, token_budget: int, streams: int = 1) -> None:
         self.device = device
-        super().__init__(word_tokenizer(), token_budget=token_budget, pass_tokens=8, streams=streams)
+        super().__init__(
+            word_tokenizer(), token_budget=token_budget, pass_tokens=8, streams=streams
+        )
 
     @contextlib.contextmanager
     def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:

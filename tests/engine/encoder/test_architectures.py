@@ -1,6 +1,8 @@
-"""Every architecture gives the vectors of sentence-transformers: other poolings, paddings, tokenizers and modules.
+"""Every architecture gives the vectors of sentence-transformers: other poolings, paddings,
+tokenizers and modules.
 
-Each test converts a tiny model of random weights, which takes a few seconds: the tracing and not the size costs.
+Each test converts a tiny model of random weights, which takes a few seconds: the tracing and not
+the size costs.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from tests.engine.encoder.conftest import tiny_model
 pytestmark = pytest.mark.timeout(400)
 
 FLOOR = 0.99999
-# So small that texts of neighbouring lengths share passes with padding, and long ones have passes of their own.
+# So small that texts of neighbouring lengths share passes with padding, and long ones have passes
+# of their own.
 _SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=200)
 _WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__"]
 
@@ -45,7 +48,8 @@ class TinyModel:
 
 
 def _made(architecture: str, folder: Path) -> TinyModel:
-    from sentence_transformers import SentenceTransformer  # takes too long for those who only collect tests
+    # takes too long for those who only collect tests
+    from sentence_transformers import SentenceTransformer
 
     model = tiny_model(architecture, folder)
     space = EncodingSpec(str(model)).resolve()
@@ -65,7 +69,8 @@ def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, Co
     return matrix, flags, metrics
 
 
-# Each takes some 10 s, so those whose parts others have as well, tests below among them, are left to `make soak`.
+# Each takes some 10 s, so those whose parts others have as well, tests below among them, are left
+# to `make soak`.
 _ALSO_ELSEWHERE = (
     "bert_cls",
     "bert_several_poolings",
@@ -83,7 +88,9 @@ _ALSO_ELSEWHERE = (
         *(pytest.param(name, marks=pytest.mark.soak) for name in _ALSO_ELSEWHERE),
     ],
 )
-def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(name: str, tmp_path: Path) -> None:
+def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(
+    name: str, tmp_path: Path
+) -> None:
     model = _made(name, tmp_path)
     best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
     for requested, used in (("auto", best), ("torch", "torch")):
@@ -109,14 +116,21 @@ def test_vectors_and_flags_go_to_the_rows_of_their_texts_and_to_no_other(tmp_pat
     for backend in (*backends, ReferenceBackend(space, load_reference(space, "cpu"), "torch")):
         expected, flags, _ = _vectors(backend, space)
         places = np.flatnonzero(np.arange(3 * len(flags)) % 3 == 1)
-        matrix, truncated = np.full((3 * len(flags), 16), 7, np.float16), np.full(3 * len(flags), 7, np.uint8)
+        matrix, truncated = (
+            np.full((3 * len(flags), 16), 7, np.float16),
+            np.full(3 * len(flags), 7, np.uint8),
+        )
         backend.forward(backend.prepare(_texts()), Rows(matrix, truncated, places), lambda: None)
         assert np.array_equal(matrix[places], expected)
         assert truncated[places].tolist() == flags.tolist() and 0 < flags.sum() < len(flags)
-        assert (np.delete(matrix, places, axis=0) == 7).all() and (np.delete(truncated, places) == 7).all()
+        assert (np.delete(matrix, places, axis=0) == 7).all() and (
+            np.delete(truncated, places) == 7
+        ).all()
 
 
-def test_texts_with_names_of_special_tokens_equal_sentence_transformers_where_these_are_split(tmp_path: Path) -> None:
+def test_texts_with_names_of_special_tokens_equal_sentence_transformers_where_these_are_split(
+    tmp_path: Path,
+) -> None:
     folder = tiny_model("bert_cls", tmp_path)
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": True}))

@@ -38,7 +38,8 @@ def test_rows_are_unchanged_also_from_slices_and_in_several_steps(arena: Arena) 
 def test_small_and_large_texts_are_copied_alike() -> None:
     texts = ["short", "x" * 70_000, "", "ö" * 32_768, "y" * 65_537, "end"]
     with Arena(slots=2, max_texts=10, max_bytes=300_000, dimension=3, dtype="float32") as arena:
-        first, second = arena.acquire(), arena.acquire()  # what one slot holds must not show in the other one
+        # what one slot holds must not show in the other one
+        first, second = arena.acquire(), arena.acquire()
         for slot in (second, first):
             for text in texts:
                 rows = column(["left out", text])[1:]
@@ -64,7 +65,9 @@ def test_views_of_texts_and_vectors_share_the_slots_memory(arena: Arena) -> None
     assert vectors.values.buffers()[1].address == slot.matrix(2, 4).ctypes.data
 
 
-def test_rows_that_do_not_fit_or_are_null_are_refused_and_leave_the_slot_unchanged(arena: Arena) -> None:
+def test_rows_that_do_not_fit_or_are_null_are_refused_and_leave_the_slot_unchanged(
+    arena: Arena,
+) -> None:
     slot = arena.acquire()
     slot.append(column(TEXTS))
     for refused in (column(["x"] * 5), column(["x" * 200]), column(["x", None])):  # type: ignore[list-item]
@@ -86,7 +89,9 @@ def test_tail_moves_to_another_slot(arena: Arena) -> None:
         slot.move_tail(0, other)
 
 
-def test_slot_is_reused_only_after_release_and_after_every_worker_has_finished_with_it(arena: Arena) -> None:
+def test_slot_is_reused_only_after_release_and_after_every_worker_has_finished_with_it(
+    arena: Arena,
+) -> None:
     first, second = arena.acquire(), arena.acquire()
     with pytest.raises(Cancelled):
         arena.acquire(lambda: True)
@@ -130,7 +135,9 @@ def test_closing_wakes_waiting_threads_and_leaves_views_readable(arena: Arena) -
 
 
 def test_arena_uses_only_the_memory_that_was_written() -> None:
-    with Arena(slots=4, max_texts=1_000_000, max_bytes=1 << 30, dimension=1024, dtype="float32") as arena:
+    with Arena(
+        slots=4, max_texts=1_000_000, max_bytes=1 << 30, dimension=1024, dtype="float32"
+    ) as arena:
         slot = arena.acquire()
         slot.append(column(TEXTS))
         assert os.fstat(arena.fd).st_blocks * 512 < 1 << 20 < 16 << 30 < os.fstat(arena.fd).st_size

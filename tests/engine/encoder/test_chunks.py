@@ -1,4 +1,5 @@
-"""Chunks and quarantine: every row is encoded once, workers share rows by speed, failing texts are found."""
+"""Chunks and quarantine: every row is encoded once, workers share rows by speed, failing texts are
+found."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from surge_dagster.engine.encoder.calls import shared_seconds
 from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import Quarantine
-from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, Job, Schedule, chunk_end
+from surge_dagster.engine.encoder.schedule import (
+    LARGEST_CHUNK_TEXTS,
+    LARGEST_CHUNK_WEIGHT,
+    Job,
+    Schedule,
+    chunk_end,
+)
 
 
 @given(
@@ -38,7 +45,9 @@ def test_chunks_cover_all_rows_within_their_size_limits(
 
 
 def _job(rows: int, borders: list[int] | None = None) -> Job:
-    slot: Any = type("Slot", (), {"offsets": 47 * np.arange(rows + 1), "__len__": lambda self: rows})()
+    slot: Any = type(
+        "Slot", (), {"offsets": 47 * np.arange(rows + 1), "__len__": lambda self: rows}
+    )()
     return Job(slot, None if borders is None else np.array(borders))
 
 
@@ -76,7 +85,9 @@ def test_workers_that_queue_get_a_tenth_of_a_second_and_never_less_than_a_fiftie
     kinds = ((None, True), (rate, True), (rate, False))
     chunks = [job.take(1.0, 1, known, is_queue=is_queue) for known, is_queue in kinds]
     weights = [chunk.weight // weight_of_text for chunk in chunks if chunk is not None]
-    assert weights == [LARGEST_CHUNK_TEXTS, 30_000, LARGEST_CHUNK_TEXTS], "the speed is known, and work is queued"
+    assert weights == [LARGEST_CHUNK_TEXTS, 30_000, LARGEST_CHUNK_TEXTS], (
+        "the speed is known, and work is queued"
+    )
     absurd = _job(2_000_000).take(1.0, 1, 1e12, is_queue=True)
     assert absurd is not None and absurd.weight <= 8 * LARGEST_CHUNK_WEIGHT
     sizes = []
@@ -85,9 +96,12 @@ def test_workers_that_queue_get_a_tenth_of_a_second_and_never_less_than_a_fiftie
     assert (max(sizes), min(sizes[:-1])) == (LARGEST_CHUNK_TEXTS, 1_500)
 
 
-@pytest.mark.parametrize(("rate", "texts"), [(None, 300), (1e6, 300), (16_000.0, 202), (800.0, 103)])
+@pytest.mark.parametrize(
+    ("rate", "texts"), [(None, 300), (1e6, 300), (16_000.0, 202), (800.0, 103)]
+)
 def test_small_job_is_shared_among_slow_workers(rate: float | None, texts: int) -> None:
-    """300 texts take a fast worker less time than a message to another one; a slow one takes half a minute."""
+    """300 texts take a fast worker less time than a message to another one; a slow one takes half a
+    minute."""
     chunk = _job(300).take(0.5, 2, rate)
     assert chunk is not None
     assert chunk.stop == texts
@@ -104,7 +118,9 @@ def test_worker_that_was_slow_gets_small_chunks() -> None:
     assert later.stop - later.start < (first.stop - first.start) / 2
 
 
-def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A small last call is encoded while another worker is still busy with the call before."""
     now = 100.0
     monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
@@ -192,7 +208,8 @@ def test_group_with_two_failing_texts_fails_once() -> None:
 
 
 class Nvml:
-    """The management library on a machine with two GPUs, the second of which fails once `lost` is set."""
+    """The management library on a machine with two GPUs, the second of which fails once `lost` is
+    set."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -225,7 +242,9 @@ class TestGpuMonitor:
     def test_utilisation_is_averaged_and_memory_is_summed(self) -> None:
         assert GpuMonitor(["cuda:0", "cuda:1", "cuda:1"]).sample() == (0.9, 4 << 30)
 
-    def test_devices_are_numbered_by_cuda_visible_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_devices_are_numbered_by_cuda_visible_devices(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
         assert GpuMonitor(["cuda:0"]).sample() == (1.0, 1 << 30)
 

@@ -1,4 +1,5 @@
-"""Costs of encode calls: fitted to timed calls, kept with the calibration; B_min and the ramp follow from them."""
+"""Costs of encode calls: fitted to timed calls, kept with the calibration; B_min and the ramp
+follow from them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def test_costs_of_a_call_a_text_and_a_token_are_found_from_timed_calls() -> None
     costs = EncodeCosts.of(time_calls(simulated), [], workers=2)
     assert costs.call_seconds == pytest.approx(C_IPC)
     assert costs.superbatch_seconds == pytest.approx(C_IPC + 32 * C_LENGTH)
-    assert costs.text_seconds(10) == pytest.approx(2 * (C_TEXT + 10 * C_TOKEN))  # on one of two workers
+    # on one of two workers
+    assert costs.text_seconds(10) == pytest.approx(2 * (C_TEXT + 10 * C_TOKEN))
     assert costs.text_seconds(300) == pytest.approx(2 * (C_TEXT + 300 * C_TOKEN))
     assert costs.call_margin == pytest.approx(0, abs=1e-9)
 
@@ -54,17 +56,23 @@ def test_slow_model_is_measured_with_few_texts_that_still_tell_a_call_from_its_t
 
     costs = EncodeCosts.of(time_calls(encode), [], workers=1)
     assert max(calls) == 4 and len(calls) == 10
-    assert costs.seconds(np.array([2]), np.array([20])) == pytest.approx(1_000 * call(2, 10).seconds)
+    assert costs.seconds(np.array([2]), np.array([20])) == pytest.approx(
+        1_000 * call(2, 10).seconds
+    )
 
 
 @pytest.mark.parametrize("first", range(0, 40, 2))
-def test_machine_that_is_stopped_or_busy_for_a_moment_does_not_make_b_min_run_away(first: int) -> None:
+def test_machine_that_is_stopped_or_busy_for_a_moment_does_not_make_b_min_run_away(
+    first: int,
+) -> None:
     count = itertools.count()
 
     def encode(texts: list[str]) -> tuple[float, float]:
         tokens, seconds = simulated(texts)
         number = next(count)
-        return tokens, 5 * seconds + (1.0 if number == first else 0.3 if first < number <= first + 3 else 0.0)
+        return tokens, 5 * seconds + (
+            1.0 if number == first else 0.3 if first < number <= first + 3 else 0.0
+        )
 
     costs, exact = EncodeCosts.of(time_calls(encode), [], workers=1), 5 * (C_IPC + 32 * C_LENGTH)
     assert costs.superbatch_seconds <= 2 * exact
@@ -86,10 +94,15 @@ def test_confidence_interval_holds_the_true_costs_in_nineteen_of_twenty_fits() -
     rng = np.random.default_rng(7)
     held = 0
     for _ in range(200):
-        exact = [call(texts, tokens) for texts in (1, 8, 64, 512, 4_096) for tokens in (10, 200)] * 2
+        exact = [
+            call(texts, tokens) for texts in (1, 8, 64, 512, 4_096) for tokens in (10, 200)
+        ] * 2
         seconds = np.array([one.seconds for one in exact])
         noisy = seconds + rng.normal(0, 0.01 * np.sqrt(seconds))
-        calls = [Call(one.texts, one.text_bytes, one.tokens, time) for one, time in zip(exact, noisy, strict=True)]
+        calls = [
+            Call(one.texts, one.text_bytes, one.tokens, time)
+            for one, time in zip(exact, noisy, strict=True)
+        ]
         costs = EncodeCosts.of(calls, [], workers=1)
         margin = costs.text_margin(100)
         assert margin is not None
@@ -105,21 +118,33 @@ def test_costs_are_never_negative_and_unobserved_ones_are_zero() -> None:
 
 
 def test_long_runs_outweigh_the_short_measurement() -> None:
-    costs = EncodeCosts.of(time_calls(simulated), [call(2_000, pace=1.2) for _ in range(50)], workers=1)
+    costs = EncodeCosts.of(
+        time_calls(simulated), [call(2_000, pace=1.2) for _ in range(50)], workers=1
+    )
     predicted = costs.seconds(np.array([2_000]), np.array([24_000]))
     assert predicted == pytest.approx(call(2_000, pace=1.2).seconds, rel=0.01)
 
 
 def test_calls_of_a_machine_that_changes_its_speed_add_up_to_what_they_took() -> None:
-    calls = [call(1_000 + 10 * number, pace=pace) for number, pace in enumerate((0.2, 1.8, 0.02, 1.98) * 3)]
+    calls = [
+        call(1_000 + 10 * number, pace=pace)
+        for number, pace in enumerate((0.2, 1.8, 0.02, 1.98) * 3)
+    ]
     costs = EncodeCosts.of(calls, [], workers=1)
-    texts, tokens = (np.array([getattr(each, name) for each in calls]) for name in ("texts", "tokens"))
-    assert costs.seconds(texts, tokens).sum() == pytest.approx(sum(each.seconds for each in calls), rel=0.01)
+    texts, tokens = (
+        np.array([getattr(each, name) for each in calls]) for name in ("texts", "tokens")
+    )
+    assert costs.seconds(texts, tokens).sum() == pytest.approx(
+        sum(each.seconds for each in calls), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("stalled_seconds", [5.0, 600.0])
 def test_one_stalled_call_does_not_make_plans_much_longer(stalled_seconds: float) -> None:
-    measured = [call(texts, tokens) for texts, tokens in itertools.product((1, 4, 16, 64, 256), (10.0, 80.0))]
+    measured = [
+        call(texts, tokens)
+        for texts, tokens in itertools.product((1, 4, 16, 64, 256), (10.0, 80.0))
+    ]
     of_runs = [call(5_000 + 10 * number) for number in range(8)]
     of_runs[3] = replace(of_runs[3], seconds=of_runs[3].seconds + stalled_seconds)
     costs = EncodeCosts.of(measured, of_runs, workers=1)
@@ -127,9 +152,13 @@ def test_one_stalled_call_does_not_make_plans_much_longer(stalled_seconds: float
 
 
 def test_new_calls_outweigh_those_of_minutes_ago() -> None:
-    slow, fast = ([call(20_000, pace=pace) for _ in range(count)] for count, pace in ((6, 2.0), (12, 1.0)))
+    slow, fast = (
+        [call(20_000, pace=pace) for _ in range(count)] for count, pace in ((6, 2.0), (12, 1.0))
+    )
     for runs, pace in ((slow + fast, 1.0), (fast + slow, 2.0)):  # as many seconds of each
-        [predicted] = EncodeCosts.of([], runs, workers=1).seconds(np.array([20_000]), np.array([240_000]))
+        [predicted] = EncodeCosts.of([], runs, workers=1).seconds(
+            np.array([20_000]), np.array([240_000])
+        )
         assert predicted / call(20_000).seconds == pytest.approx(pace, abs=0.3)
 
 
@@ -142,24 +171,39 @@ def test_mean_length_is_that_of_the_texts_of_runs() -> None:
 def test_bytes_that_the_model_does_not_read_do_not_make_its_tokens_dear() -> None:
     """Texts of 1 MB, cut at 256 tokens, are copied and hashed whole."""
     of_byte = 1e-9
-    cut = [Call(n, n * 1e6, n * 256.0, call(n, 256).seconds + n * (1e6 - 16 * 256) * of_byte) for n in (20, 60)]
+    cut = [
+        Call(n, n * 1e6, n * 256.0, call(n, 256).seconds + n * (1e6 - 16 * 256) * of_byte)
+        for n in (20, 60)
+    ]
     costs = EncodeCosts.of(time_calls(simulated), cut, workers=1)
     assert costs.text_seconds(60) == pytest.approx(C_TEXT + 60 * C_TOKEN)
-    assert costs.seconds(np.array([20]), np.array([20 * 256]), np.array([2e7])) == pytest.approx(cut[0].seconds)
+    assert costs.seconds(np.array([20]), np.array([20 * 256]), np.array([2e7])) == pytest.approx(
+        cut[0].seconds
+    )
 
 
-@pytest.mark.parametrize(("texts_per_second", "b_min"), [(1, 1_000), (300, 1_500), (19_000, 95_000), (1e9, 100_000)])
-def test_b_min_is_the_texts_of_five_seconds_within_limits(texts_per_second: float, b_min: int) -> None:
+@pytest.mark.parametrize(
+    ("texts_per_second", "b_min"), [(1, 1_000), (300, 1_500), (19_000, 95_000), (1e9, 100_000)]
+)
+def test_b_min_is_the_texts_of_five_seconds_within_limits(
+    texts_per_second: float, b_min: int
+) -> None:
     assert derived_b_min(texts_per_second) == b_min
 
 
-@pytest.mark.parametrize(("texts_per_second", "b_min"), [(1.0, 5_000), (1_500.0, 7_500), (1e9, 20_000)])
-def test_b_min_at_most_halves_or_doubles_from_run_to_run(texts_per_second: float, b_min: int) -> None:
+@pytest.mark.parametrize(
+    ("texts_per_second", "b_min"), [(1.0, 5_000), (1_500.0, 7_500), (1e9, 20_000)]
+)
+def test_b_min_at_most_halves_or_doubles_from_run_to_run(
+    texts_per_second: float, b_min: int
+) -> None:
     assert derived_b_min(texts_per_second, previous=10_000) == b_min
 
 
 def test_one_record_that_took_no_time_does_not_move_b_min() -> None:
-    of_runs = [Call(texts, 40.0 * texts, 10.0 * texts, texts / 300) for texts in (1_000, 1_200, 900, 1_100)]
+    of_runs = [
+        Call(texts, 40.0 * texts, 10.0 * texts, texts / 300) for texts in (1_000, 1_200, 900, 1_100)
+    ]
     untrue = Call(1_000, 40_000.0, 10_000.0, 1e-6)
 
     costs = EncodeCosts.of([call(100)], [*of_runs, untrue], workers=1)
@@ -193,7 +237,9 @@ def test_without_superbatches_b_min_follows_from_the_timed_calls() -> None:
 
 def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:
     for call_seconds, length_seconds in ((0.1, 0.0), (0.1, 0.003), (0.01, 0.001)):
-        costs = EncodeCosts(Fit(np.array([call_seconds, length_seconds, 0.001, 0.0001, 0.0])), workers=2)
+        costs = EncodeCosts(
+            Fit(np.array([call_seconds, length_seconds, 0.001, 0.0001, 0.0])), workers=2
+        )
         found = costs.break_even_texts(10)
         assert call_seconds + length_seconds * min(32, found) == pytest.approx(0.002 * found)
 
@@ -201,7 +247,8 @@ def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:
 def test_b_min_and_its_ramp_can_be_set() -> None:
     assert Thresholds().resolve(3_200).first_b_min == 200
     assert Thresholds(first_b_min=500).resolve(3_200).first_b_min == 500
-    assert Thresholds(first_b_min=9_000).resolve(3_200).first_b_min == 3_200  # no larger than what follows
+    # no larger than what follows
+    assert Thresholds(first_b_min=9_000).resolve(3_200).first_b_min == 3_200
     assert Thresholds(b_min=4_000).resolve(3_200).first_b_min == 4_000
     assert Thresholds(b_min=4_000, first_b_min=10).resolve(3_200).b_min_of(2) == 40
 
@@ -210,7 +257,9 @@ class TestWhatIsKept:
     """Timed calls live in the document that also holds the answer of the parity check."""
 
     @pytest.fixture(autouse=True)
-    def own_cache(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_cache(
+        self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
     def test_calls_are_timed_once(self) -> None:
@@ -229,10 +278,16 @@ class TestWhatIsKept:
         assert {one.seconds for one in measured} == {1.0}
 
     @pytest.mark.parametrize(("devices", "largest"), [("cpu", 16_384), ("cuda:0,cuda:1", 262_144)])
-    def test_gpu_is_timed_with_calls_as_large_as_its_superbatches(self, devices: str, largest: int) -> None:
-        speedy, _ = timed_calls(Calibration("calibration/five.json"), devices, lambda texts: (len(texts), 1e-9))
+    def test_gpu_is_timed_with_calls_as_large_as_its_superbatches(
+        self, devices: str, largest: int
+    ) -> None:
+        speedy, _ = timed_calls(
+            Calibration("calibration/five.json"), devices, lambda texts: (len(texts), 1e-9)
+        )
         assert max(one.texts for one in speedy) == largest
-        slow, _ = timed_calls(Calibration("calibration/six.json"), devices, lambda texts: (1, len(texts) / 100_000))
+        slow, _ = timed_calls(
+            Calibration("calibration/six.json"), devices, lambda texts: (1, len(texts) / 100_000)
+        )
         assert max(one.texts for one in slow) == 16_384
 
     def test_measuring_anew_forgets_what_runs_have_shown(self) -> None:
@@ -246,6 +301,8 @@ class TestWhatIsKept:
     def test_only_the_newest_observations_are_kept(self) -> None:
         calibration = Calibration("calibration/four.json")
         for start in range(0, 500, 100):
-            calibration.observe("runs cpu", [[float(number)] for number in range(start, start + 100)])
+            calibration.observe(
+                "runs cpu", [[float(number)] for number in range(start, start + 100)]
+            )
         kept = calibration.observations("runs cpu")
         assert len(kept) == 256 and kept[-1] == [499.0]

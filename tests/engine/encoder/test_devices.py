@@ -9,7 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from surge_dagster.engine.encoder import devices
-from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, fallback_precision, hardware
+from surge_dagster.engine.encoder.devices import (
+    choose_devices,
+    choose_precision,
+    fallback_precision,
+    hardware,
+)
 from surge_dagster.engine.encoder.pool import EncoderPool, _common_precision
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -27,7 +32,9 @@ def test_auto_takes_every_visible_gpu(two_gpus: None) -> None:
     assert choose_precision("auto", choose_devices("auto")) == "fp16"
 
 
-@pytest.mark.parametrize(("visible", "count"), [("0,-1,1", 1), (" 2, 0", 2), ("GPU-8932f937,MIG-1,,3", 2)])
+@pytest.mark.parametrize(
+    ("visible", "count"), [("0,-1,1", 1), (" 2, 0", 2), ("GPU-8932f937,MIG-1,,3", 2)]
+)
 def test_gpus_are_counted_up_to_the_first_invalid_one(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch, visible: str, count: int
 ) -> None:
@@ -35,7 +42,9 @@ def test_gpus_are_counted_up_to_the_first_invalid_one(
     assert len(choose_devices("cuda").devices) == count
 
 
-def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     choice = choose_devices("auto")
     assert choice.devices == ("cpu",)
@@ -54,20 +63,27 @@ def test_gpus_are_counted_by_the_management_library_where_it_answers(
     monkeypatch.setattr(devices, "_GPUS", tmp_path)
     (tmp_path / "0000:1a:00.0").mkdir()
     for nvml, expected in [
-        (SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2), ("cuda:0", "cuda:1")),
+        (
+            SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2),
+            ("cuda:0", "cuda:1"),
+        ),
         (SimpleNamespace(), ("cuda:0",)),
     ]:
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         assert choose_devices("auto").devices == expected
 
 
-def test_hardware_is_named_for_people(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_is_named_for_people(
+    two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(devices, "_GPUS", tmp_path / "gpus")
     monkeypatch.setattr(devices, "usable_cores", lambda: 16)
     assert [hardware(choose_devices(name)) for name in ("cpu", "cuda")] == ["16 CPU cores", ""]
     for bus in ("0000:1a:00.0", "0000:3b:00.0"):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
-        (tmp_path / "gpus" / bus / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n")
+        (tmp_path / "gpus" / bus / "information").write_text(
+            "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n"
+        )
     names = [hardware(choose_devices(name)) for name in ("cuda", "cuda:1")]
     assert names == ["2 x NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
 
@@ -81,7 +97,9 @@ def test_hardware_is_named_for_people(two_gpus: None, tmp_path: Path, monkeypatc
         (["cuda:1", "cuda:1"], ("cuda:1", "cuda:1")),
     ],
 )
-def test_explicit_lists_are_kept(two_gpus: None, requested: str | list[str], expected: tuple[str, ...]) -> None:
+def test_explicit_lists_are_kept(
+    two_gpus: None, requested: str | list[str], expected: tuple[str, ...]
+) -> None:
     assert choose_devices(requested).devices == expected
 
 
@@ -91,7 +109,9 @@ def test_missing_devices_and_mixed_kinds_are_refused(two_gpus: None, requested: 
         choose_devices(requested)
 
 
-def test_bf16_may_take_the_place_of_fp16_on_gpus_where_no_precision_was_requested(two_gpus: None) -> None:
+def test_bf16_may_take_the_place_of_fp16_on_gpus_where_no_precision_was_requested(
+    two_gpus: None,
+) -> None:
     gpus, cpu = choose_devices("cuda"), choose_devices("cpu")
     assert (choose_precision("auto", gpus), fallback_precision("auto", gpus)) == ("fp16", "bf16")
     assert [fallback_precision("fp16", gpus), fallback_precision("auto", cpu)] == [None, None]
@@ -99,7 +119,9 @@ def test_bf16_may_take_the_place_of_fp16_on_gpus_where_no_precision_was_requeste
 
 def test_workers_of_two_precisions_are_refused() -> None:
     assert _common_precision([{"precision": "bf16"}, {"precision": "bf16"}]) == "bf16"
-    with pytest.raises(ConfigError, match="in bf16 on some devices and in fp16 on others; set precision"):
+    with pytest.raises(
+        ConfigError, match="in bf16 on some devices and in fp16 on others; set precision"
+    ):
         _common_precision([{"precision": "fp16"}, {"precision": "bf16"}])
 
 
@@ -116,19 +138,29 @@ def test_workers_of_gpus_leave_cores_to_launching_and_keep_what_they_compile(
             settings = devices.worker_environment(choose_devices("cuda"))
             assert [settings[one] for one in names] == ["backend:cudaMallocAsync"] * 2
     settings = devices.worker_environment(choose_devices("cuda"))
-    assert (settings["RAYON_NUM_THREADS"], settings["OMP_NUM_THREADS"], settings["OMP_WAIT_POLICY"]) == (
+    assert (
+        settings["RAYON_NUM_THREADS"],
+        settings["OMP_NUM_THREADS"],
+        settings["OMP_WAIT_POLICY"],
+    ) == (
         "6",
         "4",
         "PASSIVE",
     )
-    assert settings["PYTORCH_ALLOC_CONF"] == settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert (
+        settings["PYTORCH_ALLOC_CONF"]
+        == settings["PYTORCH_CUDA_ALLOC_CONF"]
+        == "expandable_segments:True"
+    )
     assert settings["TORCHINDUCTOR_CACHE_DIR"].startswith(str(disk_cache.cache_root()))
     on_cpu = devices.worker_environment(choose_devices("cpu"))
     assert (on_cpu["RAYON_NUM_THREADS"], on_cpu["OMP_NUM_THREADS"]) == ("16", "16")
     assert not {"OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"} & set(on_cpu)
 
 
-@pytest.mark.parametrize("setting", [{"precision": "int4"}, {"precision": "fp16"}, {"backend": "tensorflow"}])
+@pytest.mark.parametrize(
+    "setting", [{"precision": "int4"}, {"precision": "fp16"}, {"backend": "tensorflow"}]
+)
 def test_invalid_settings_are_refused_before_a_worker_starts(setting: dict) -> None:
     with pytest.raises(ConfigError):
         EncoderPool(EncodingSpec("hash://8"), devices="cpu", **setting)

@@ -1,7 +1,8 @@
-"""Faults that programs of this kind have had, put into the encoder one at a time: no start accepts any of them.
+"""Faults that programs of this kind have had, put into the encoder one at a time: no start accepts
+any of them.
 
-Each is put where it would arise: the tokenizer's settings, the gathering of padded batches, the modules. The reference
-of the parity check stays as it is.
+Each is put where it would arise: the tokenizer's settings, the gathering of padded batches, the
+modules. The reference of the parity check stays as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def spaces(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Space]:
 
     def space_of(name: str) -> Space:
         if name not in made:
-            made[name] = EncodingSpec(str(tiny_model(name, tmp_path_factory.mktemp(name)))).resolve()
+            made[name] = EncodingSpec(
+                str(tiny_model(name, tmp_path_factory.mktemp(name)))
+            ).resolve()
         return made[name]
 
     return space_of
@@ -62,8 +65,12 @@ def _in_space(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
     def inject(patch: pytest.MonkeyPatch) -> None:
         tokenizer, embedder = ours.TextTokenizer, ours.embedder
-        patch.setattr(ours, "TextTokenizer", lambda facts, space: tokenizer(facts, replace(space, **changes)))
-        patch.setattr(ours, "embedder", lambda model, space, n: embedder(model, replace(space, **changes), n))
+        patch.setattr(
+            ours, "TextTokenizer", lambda facts, space: tokenizer(facts, replace(space, **changes))
+        )
+        patch.setattr(
+            ours, "embedder", lambda model, space, n: embedder(model, replace(space, **changes), n)
+        )
 
     return inject
 
@@ -98,7 +105,9 @@ def _in_tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[pytest.
     return inject
 
 
-def _in_batches(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[pytest.MonkeyPatch], None]:
+def _in_batches(
+    change: Callable[[Any, Any], tuple[Any, Any]],
+) -> Callable[[pytest.MonkeyPatch], None]:
     """Changes ids and mask of the batches that have padding."""
 
     def inject(patch: pytest.MonkeyPatch) -> None:
@@ -115,7 +124,9 @@ def _in_batches(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[pyte
 
 def _without(kind: str) -> Callable[[Any], None]:
     def change(model: Any) -> None:
-        for name in [name for name, module in model.named_children() if type(module).__name__ == kind]:
+        for name in [
+            name for name, module in model.named_children() if type(module).__name__ == kind
+        ]:
             delattr(model, name)
 
     return change
@@ -132,7 +143,10 @@ def _features(place: int, **values: Callable[[dict[str, Any]], Any]) -> Callable
 
 def _on_the_left(ids: Any, mask: Any) -> tuple[Any, Any]:
     for row, length in enumerate(mask.sum(1).tolist()):
-        ids[row], mask[row] = ids[row].roll(mask.shape[1] - length), mask[row].roll(mask.shape[1] - length)
+        ids[row], mask[row] = (
+            ids[row].roll(mask.shape[1] - length),
+            mask[row].roll(mask.shape[1] - length),
+        )
     return ids, mask
 
 
@@ -199,7 +213,9 @@ def _ones(features: dict[str, Any]) -> Any:
 def _reverse_vocabulary(tokenizer: dict[str, Any]) -> None:
     vocabulary = tokenizer["model"]["vocab"]
     last = len(vocabulary) - 1
-    tokenizer["model"]["vocab"] = {token: n if n < 4 else last + 4 - n for token, n in vocabulary.items()}
+    tokenizer["model"]["vocab"] = {
+        token: n if n < 4 else last + 4 - n for token, n in vocabulary.items()
+    }
 
 
 FAULTS = (
@@ -210,20 +226,33 @@ FAULTS = (
     Fault("padding on the other side", _in_batches(_on_the_left)),
     Fault("attention mask left out", _in_batches(lambda ids, mask: (ids, None))),
     Fault("mean over the padding of a batch", _in_modules(_features(1, attention_mask=_ones))),
-    Fault("last token of the padded row", _in_modules(_features(1, attention_mask=_ones)), "qwen3_last_token"),
+    Fault(
+        "last token of the padded row",
+        _in_modules(_features(1, attention_mask=_ones)),
+        "qwen3_last_token",
+    ),
     Fault("positions shifted", _in_modules(_shift_positions)),
     Fault("segment of a second text", _in_modules(_features(0, token_type_ids=_ones))),
     Fault(
         "normalization left out",
-        lambda patch: (_in_space(normalize=False)(patch), _in_modules(_without("Normalize"))(patch))[0],
+        lambda patch: (
+            _in_space(normalize=False)(patch),
+            _in_modules(_without("Normalize"))(patch),
+        )[0],
     ),
     Fault("normalization too many", _in_space(normalize=True), "bert_several_poolings"),
     Fault("special tokens cut off", _cut_without_special_tokens),
     Fault("words put together with another end", _with_another_end),
-    Fault("special tokens never added", _in_tokenizer(lambda document: document.update(post_processor=None))),
+    Fault(
+        "special tokens never added",
+        _in_tokenizer(lambda document: document.update(post_processor=None)),
+    ),
     Fault("truncation at the other end", _truncated_on_the_left),
     Fault("other limit of tokens", _in_space(max_length=48)),
-    Fault("lower-casing lost", _in_tokenizer(lambda document: document["normalizer"].update(lowercase=False))),
+    Fault(
+        "lower-casing lost",
+        _in_tokenizer(lambda document: document["normalizer"].update(lowercase=False)),
+    ),
     Fault("tokenizer of another model", _in_tokenizer(_reverse_vocabulary)),
     Fault("other activation", _in_modules(_other_activation)),
     Fault("dropout left on", _in_modules(lambda model: model.train())),
@@ -243,12 +272,16 @@ def test_start_refuses_an_encoder_with_a_fault(
 
 
 @pytest.mark.parametrize("model", sorted({fault.model for fault in FAULTS}))
-def test_start_accepts_the_same_encoder_without_a_fault(model: str, spaces: Callable[[str], Space]) -> None:
+def test_start_accepts_the_same_encoder_without_a_fault(
+    model: str, spaces: Callable[[str], Space]
+) -> None:
     loaded = load_backend(spaces(model), _SETTINGS, "torch")
     assert loaded.lowest_cosine is not None and loaded.lowest_cosine >= 0.99999
 
 
-def test_bf16_takes_the_place_of_fp16_where_that_overflows_and_a_note_says_so(spaces: Callable[[str], Space]) -> None:
+def test_bf16_takes_the_place_of_fp16_where_that_overflows_and_a_note_says_so(
+    spaces: Callable[[str], Space],
+) -> None:
     settings = replace(_SETTINGS, precision="fp16", fallback_precision="bf16")
     loaded = load_backend(spaces("gemma3_overflowing_fp16"), settings, "torch")
     assert loaded.precision == "bf16"

@@ -28,14 +28,18 @@ def _texts(count: int, seed: int = 0) -> list[str]:
     return [f"{seed} text {row} " + "ü" * int(rng.integers(0, 30)) for row in range(count)]
 
 
-def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     texts = _texts(3_000)
     expected = hash_vectors(["say: " + text for text in texts], 24)
     monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 97)
     monkeypatch.setattr(schedule, "SMALLEST_CHUNK_WEIGHT", 800)
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
-            EncoderPool(EncodingSpec("hash://24", document_prompt="say: "), devices=workers) as pool,
+            EncoderPool(
+                EncodingSpec("hash://24", document_prompt="say: "), devices=workers
+            ) as pool,
             filled_slot(pool, texts) as slot,
         ):
             metrics = pool.encode(slot)
@@ -43,10 +47,17 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
             costs = metrics.costs
             assert costs.texts_computed == 3_000
             assert costs.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
-            assert 0 < costs.forward_seconds < costs.work_seconds <= metrics.workers * costs.encode_seconds
+            assert (
+                0
+                < costs.forward_seconds
+                < costs.work_seconds
+                <= metrics.workers * costs.encode_seconds
+            )
 
 
-def test_workers_inherit_no_secrets_and_allocate_like_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_inherit_no_secrets_and_allocate_like_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
     secrets = {
         "AWS_SECRET_ACCESS_KEY": "s",
@@ -84,7 +95,9 @@ def test_all_threads_of_workers_have_the_niceness_of_the_pool() -> None:
 def test_vectors_have_the_type_of_the_space_and_truncated_rows_are_counted_where_they_are() -> None:
     texts = ["short", "x" * 400, "short", "y" * 4_000, ""]
     with (
-        EncoderPool(EncodingSpec("hash://16", max_length=100, dtype="float16"), devices="cpu") as pool,
+        EncoderPool(
+            EncodingSpec("hash://16", max_length=100, dtype="float16"), devices="cpu"
+        ) as pool,
         filled_slot(pool, texts) as slot,
     ):
         pool.encode(slot)
@@ -104,7 +117,9 @@ def test_concurrent_threads_get_their_own_results(hash_pool: EncoderPool) -> Non
                 slot = arena.acquire()
                 slot.append(column(texts))
                 hash_pool.encode(slot)
-                if not np.array_equal(slot.matrix(0, len(slot)), hash_vectors(texts, hash_pool.dimension)):
+                if not np.array_equal(
+                    slot.matrix(0, len(slot)), hash_vectors(texts, hash_pool.dimension)
+                ):
                     wrong.append(seed)
                 slot.release()
 
@@ -127,8 +142,12 @@ def test_empty_slot_costs_nothing_and_a_slot_can_be_extended(hash_pool: EncoderP
         assert np.array_equal(slot.matrix(0, 3), hash_vectors(["a", "b", ""], hash_pool.dimension))
 
 
-@pytest.mark.parametrize("use", [EncoderPool.start, EncoderPool.read_costs, lambda pool: encode(pool, ["a"])])
-def test_pool_starts_its_workers_once_at_the_first_use(use: Callable[[EncoderPool], object]) -> None:
+@pytest.mark.parametrize(
+    "use", [EncoderPool.start, EncoderPool.read_costs, lambda pool: encode(pool, ["a"])]
+)
+def test_pool_starts_its_workers_once_at_the_first_use(
+    use: Callable[[EncoderPool], object],
+) -> None:
     with EncoderPool(EncodingSpec("hash://8"), devices="cpu,cpu") as pool:
         assert (pool.space.dimension, pool.device, pool.workers) == (8, "cpu", 2)
         assert (pool.worker_pids, pool.start_seconds) == ([], 0)
@@ -182,7 +201,11 @@ def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path
 
 def test_arena_uses_no_dev_shm(hash_pool: EncoderPool) -> None:
     def mapped() -> set[str]:
-        areas = [area for pid in (os.getpid(), *hash_pool.worker_pids) for area in psutil.Process(pid).memory_maps()]
+        areas = [
+            area
+            for pid in (os.getpid(), *hash_pool.worker_pids)
+            for area in psutil.Process(pid).memory_maps()
+        ]
         return {area.path for area in areas if "/dev/shm/" in area.path}
 
     before = mapped()
@@ -193,10 +216,17 @@ def test_arena_uses_no_dev_shm(hash_pool: EncoderPool) -> None:
         assert mapped() == before
 
 
-def test_only_the_chosen_rows_are_encoded_and_the_others_keep_their_vectors(hash_pool: EncoderPool) -> None:
+def test_only_the_chosen_rows_are_encoded_and_the_others_keep_their_vectors(
+    hash_pool: EncoderPool,
+) -> None:
     texts = [f"text {row}" for row in range(5_000)]
     expected = hash_vectors(texts, 16)
-    for rows in (np.arange(0, 5_000, 3), np.arange(700, 900), np.array([4_999]), np.empty(0, np.intp)):
+    for rows in (
+        np.arange(0, 5_000, 3),
+        np.arange(700, 900),
+        np.array([4_999]),
+        np.empty(0, np.intp),
+    ):
         with filled_slot(hash_pool, texts) as slot:
             slot.matrix(0, 5_000)[:] = 7
             metrics = hash_pool.submit(slot, rows=rows).result()

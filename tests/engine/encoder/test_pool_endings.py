@@ -22,7 +22,9 @@ from tests.signals import interrupted_in_another_thread
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("faulty_workers", "no_leaks")]
 
 
-def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp_path: Path) -> None:
+def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(
+    tmp_path: Path,
+) -> None:
     first = [f"harmless {row}" for row in range(999)] + [f"hang once {tmp_path / 'hung'}"]
     second = [f"next {row}" for row in range(2_000)]
     with faulty_pool() as pool, pool.arena(slots=2, max_texts=2_000, max_bytes=1 << 20) as arena:
@@ -31,7 +33,8 @@ def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp
         slots[1].append(column(second))
         calls = [pool.submit(slot) for slot in slots]
         hung = tmp_path / "hung"
-        while not (hung.exists() and calls[1].encoded):  # by one worker, while the other hangs at the end of the first
+        # by one worker, while the other hangs at the end of the first
+        while not (hung.exists() and calls[1].encoded):
             assert calls[0].result(0.01) is None
         for pid in pool.worker_pids:
             os.kill(pid, signal.SIGKILL)
@@ -57,7 +60,9 @@ def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_abandoned", [True, False])
-def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(tmp_path: Path, is_abandoned: bool) -> None:
+def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(
+    tmp_path: Path, is_abandoned: bool
+) -> None:
     seen, gate = tmp_path / "seen", tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
     texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
@@ -78,7 +83,9 @@ def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(tmp_path: Path, i
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert (pool.worker_pids, pool.replays) == (pids, 0)
         both = 2 * LARGEST_CHUNK_TEXTS
-        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), "the chunk that waited is encoded, and no further one"
+        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), (
+            "the chunk that waited is encoded, and no further one"
+        )
         assert np.array_equal(slot.matrix(0, both), hash_vectors(texts[:both], 16))
 
 
@@ -138,7 +145,9 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(("ending", "fork"), [(signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGKILL, True)])
+@pytest.mark.parametrize(
+    ("ending", "fork"), [(signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGKILL, True)]
+)
 def test_workers_end_when_the_parent_is_killed_although_a_fork_of_it_may_live_on(
     tmp_path: Path, ending: signal.Signals, fork: bool
 ) -> None:
@@ -169,10 +178,13 @@ class _Parent(subprocess.Popen):
 
 
 def _start_parent(tmp_path: Path, *, fork: bool = False) -> _Parent:
-    """A process with a pool whose workers encode a text that hangs, and with a fork of itself if requested."""
+    """A process with a pool whose workers encode a text that hangs, and with a fork of itself if
+    requested."""
     hung = tmp_path / "hung"
     arguments = [sys.executable, "-c", _PARENT, f"hang once {hung}", "fork" if fork else ""]
-    parent = _Parent(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    parent = _Parent(
+        arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
     assert parent.stdout is not None
     parent.pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(parent.pids) == 2 + fork
@@ -186,7 +198,9 @@ def test_start_of_a_pool_is_interrupted_by_a_signal_to_another_thread() -> None:
         faulty_pool("cpu", "UnreadyBackend")
 
 
-def test_waiting_for_a_call_or_a_slot_is_interrupted_by_a_signal_to_another_thread(tmp_path: Path) -> None:
+def test_waiting_for_a_call_or_a_slot_is_interrupted_by_a_signal_to_another_thread(
+    tmp_path: Path,
+) -> None:
     with faulty_pool("cpu") as pool, filled_slot(pool, [f"wait {tmp_path / 'opened'}"]) as slot:
         with interrupted_in_another_thread():
             pool.encode(slot)

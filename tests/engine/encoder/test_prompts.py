@@ -1,4 +1,5 @@
-"""Documents are encoded as sentence-transformers' `encode_document` does, and queries as its `encode_query` does."""
+"""Documents are encoded as sentence-transformers' `encode_document` does, and queries as its
+`encode_query` does."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def _vectors(spec: EncodingSpec, task: Task, backend: str = "torch") -> np.ndarr
     return encode_texts(loaded.backend, TEXTS, space.dimension, space.dtype)[0]
 
 
-@pytest.mark.parametrize(("name", "backend"), [("bert_with_prompts", _BACKEND), ("router", "torch")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("bert_with_prompts", _BACKEND), ("router", "torch")]
+)
 def test_prompts_and_routes_of_documents_and_of_queries_are_those_of_sentence_transformers(
     name: str, backend: str, tmp_path: Path
 ) -> None:
@@ -61,7 +64,10 @@ def test_prompts_of_the_settings_take_the_place_of_the_models(tmp_path: Path) ->
     folder = tiny_model("bert_with_prompts", tmp_path)
     model = SentenceTransformer(str(folder), device="cpu")
     spec = EncodingSpec(str(folder), document_prompt="other: ", query_prompt="")
-    assert parity.lowest_cosine(_vectors(spec, "document"), model.encode(TEXTS, prompt="other: ")) >= FLOOR
+    assert (
+        parity.lowest_cosine(_vectors(spec, "document"), model.encode(TEXTS, prompt="other: "))
+        >= FLOOR
+    )
     assert parity.lowest_cosine(_vectors(spec, "query"), model.encode(TEXTS, prompt="")) >= FLOOR
 
 
@@ -70,7 +76,9 @@ def test_passage_prompt_counts_where_a_model_states_none_named_document(tmp_path
 
     folder = tiny_model("bert_with_prompts", tmp_path)
     own = json.loads((folder / CONFIG_FILE).read_text())
-    (folder / CONFIG_FILE).write_text(json.dumps(own | {"prompts": {"query": "query: ", "passage": "passage: "}}))
+    (folder / CONFIG_FILE).write_text(
+        json.dumps(own | {"prompts": {"query": "query: ", "passage": "passage: "}})
+    )
     model = SentenceTransformer(str(folder), device="cpu")
     expected = model.encode_document(TEXTS, prompt_name="passage")
     assert parity.lowest_cosine(_vectors(EncodingSpec(str(folder)), "document"), expected) >= FLOOR
@@ -92,9 +100,15 @@ def test_start_names_a_prompt_that_documents_do_not_get(tmp_path: Path) -> None:
 
 def test_pool_of_one_side_is_refused_where_the_other_is_needed(tmp_path: Path) -> None:
     spec = EncodingSpec("hash://8", query_prompt="query: ")
-    with EncoderPool(spec) as pool, pytest.raises(ConfigError, match='start the pool with task="query"'):
+    with (
+        EncoderPool(spec) as pool,
+        pytest.raises(ConfigError, match='start the pool with task="query"'),
+    ):
         search(open_store(str(tmp_path)), pool, ["a"])
-    with EncoderPool(spec, task="query") as pool, pytest.raises(ConfigError, match="the pool encodes queries"):
+    with (
+        EncoderPool(spec, task="query") as pool,
+        pytest.raises(ConfigError, match="the pool encodes queries"),
+    ):
         SampledRows(pool, pool.space, 3, 0)
 
 

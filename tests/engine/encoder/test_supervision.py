@@ -1,4 +1,5 @@
-"""Workers die, hang and fail: the pool replaces them, encodes their rows again, and never hangs or leaks a process."""
+"""Workers die, hang and fail: the pool replaces them, encodes their rows again, and never hangs or
+leaks a process."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_idle_worker_that_is_killed_is_replaced() -> None:
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
-@pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal", "while it goes on printing"])
+@pytest.mark.parametrize(
+    "kind", ["in its own code", "stopped by a signal", "while it goes on printing"]
+)
 def test_hung_worker_is_replaced_and_the_log_shows_its_stacks(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,7 +61,9 @@ def test_hung_worker_is_replaced_and_the_log_shows_its_stacks(
     assert re.search(rf"(?s)worker \d+ hung.*{words}", caplog.text)
 
 
-def test_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_that_no_signal_ends_is_given_up_and_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     texts = with_harm()
     with faulty_pool(hang_timeout_seconds=2.5, max_respawns=9) as pool:
         stuck, _ = pool.worker_pids
@@ -70,7 +75,9 @@ def test_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.LogC
     assert f"worker {stuck} on cpu was killed and does not end" in caplog.text
 
 
-def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeMetrics, np.ndarray]:
+def _submit(
+    pool: EncoderPool, texts: list[str], borders: list[int] | None = None
+) -> tuple[EncodeMetrics, np.ndarray]:
     """The metrics of a call in which texts may fail, and the matrix."""
     with filled_slot(pool, texts) as slot:
         metrics = pool.submit(slot, None if borders is None else np.array(borders)).result()
@@ -90,7 +97,9 @@ def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = Non
 )
 def test_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason: str) -> None:
     texts = with_harm(harm)[: 720 if harm == "hang always" else None]
-    with faulty_pool(hang_timeout_seconds=1.5 if harm == "hang always" else 120, max_respawns=1) as pool:
+    with faulty_pool(
+        hang_timeout_seconds=1.5 if harm == "hang always" else 120, max_respawns=1
+    ) as pool:
         metrics, found = _submit(pool, texts)
         assert [failed.row for failed in metrics.failed] == [700]
         assert re.search(reason, metrics.failed[0].reason)
@@ -116,8 +125,13 @@ def test_group_full_of_failing_texts_costs_no_more_than_one_failing_text() -> No
 
 def test_workers_that_run_out_of_memory_continue_with_a_smaller_budget() -> None:
     rng = np.random.default_rng(11)
-    texts = [" ".join(rng.choice(["one", "two", "three"], int(size))) for size in rng.integers(0, 60, 3_000)]
-    with EncoderPool(EncodingSpec("hash://4"), devices="cpu,cpu", backend="small_device:PooledBackend") as pool:
+    texts = [
+        " ".join(rng.choice(["one", "two", "three"], int(size)))
+        for size in rng.integers(0, 60, 3_000)
+    ]
+    with EncoderPool(
+        EncodingSpec("hash://4"), devices="cpu,cpu", backend="small_device:PooledBackend"
+    ) as pool:
         pool.start()
         pids = pool.worker_pids
         assert np.array_equal(encode(pool, texts), expected_vectors(texts))
@@ -131,7 +145,9 @@ def test_superbatch_that_ends_too_many_workers_fails_and_the_pool_continues(
 ) -> None:
     monkeypatch.setattr(dispatcher, "MAX_LOSSES", 2)
     with faulty_pool() as pool:
-        with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*2 workers in one SuperBatch.*the device is on fire"):
+        with pytest.raises(
+            EncoderError, match=r"(?s)SIGKILL.*2 workers in one SuperBatch.*the device is on fire"
+        ):
             encode(pool, ["die always"] * 2_000)
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
 
@@ -147,7 +163,9 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("starts")
 def test_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_output() -> None:
     with faulty_pool(backend="OnceBackend", max_respawns=2) as pool:
-        with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*3 times in a row; giving up.*the device is on fire"):
+        with pytest.raises(
+            EncoderError, match=r"(?s)SIGKILL.*3 times in a row; giving up.*the device is on fire"
+        ):
             encode(pool, with_harm("die always"))
         with pytest.raises(EncoderError, match="giving up"):
             encode(pool, ["harmless"])
@@ -196,7 +214,9 @@ def test_error_inside_the_pool_ends_every_call(
     caplog.clear()  # the logged traceback holds the arena
 
 
-def test_gpu_driver_that_never_answers_does_not_stop_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_driver_that_never_answers_does_not_stop_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Monitor:
         def __init__(self, devices: list[str]) -> None:
             threading.Event().wait()
@@ -240,7 +260,9 @@ def test_seeded_kills_over_many_calls_lose_nothing() -> None:
     with faulty_pool(max_respawns=20) as pool:
         for call in range(10):
             texts = [f"call {call} row {row}" for row in range(3_000)]
-            timer = threading.Timer(float(rng.uniform(0, 0.03)), _kill, [pool, int(rng.integers(2))])
+            timer = threading.Timer(
+                float(rng.uniform(0, 0.03)), _kill, [pool, int(rng.integers(2))]
+            )
             timer.start()
             found = encode(pool, texts)
             timer.join()

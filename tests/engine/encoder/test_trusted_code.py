@@ -48,7 +48,9 @@ def folder(tmp_path: Path) -> Path:
     model = tiny_model("bert_cls", tmp_path)
     config = json.loads((model / "config.json").read_text())
     mapped = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
-    (model / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": mapped}))
+    (model / "config.json").write_text(
+        json.dumps(config | {"model_type": "own", "auto_map": mapped})
+    )
     (model / "modeling_own.py").write_text(_CODE)
     return model
 
@@ -57,7 +59,10 @@ def trusted(folder: Path) -> EncodingSpec:
     """The request that the refusal says."""
     with pytest.raises(UntrustedCode) as refused:
         load_reference(EncodingSpec(str(folder)).resolve(), "cpu")
-    told = re.search(r"set trust_remote_code to the digest of its code, ([0-9a-f]{64}); or use", str(refused.value))
+    told = re.search(
+        r"set trust_remote_code to the digest of its code, ([0-9a-f]{64}); or use",
+        str(refused.value),
+    )
     assert told, refused.value
     return EncodingSpec(str(folder), trust_remote_code=told[1])
 
@@ -65,7 +70,9 @@ def trusted(folder: Path) -> EncodingSpec:
 def in_process(spec: EncodingSpec) -> tuple[np.ndarray, float | None]:
     space = spec.resolve()
     loaded = load_backend(space, BackendSettings("cpu", "fp32", 2, 500), "auto")
-    return encode_texts(loaded.backend, _TEXTS, space.dimension, space.dtype)[0], loaded.lowest_cosine
+    return encode_texts(loaded.backend, _TEXTS, space.dimension, space.dtype)[
+        0
+    ], loaded.lowest_cosine
 
 
 def in_a_worker(spec: EncodingSpec) -> tuple[np.ndarray, float | None]:
@@ -75,7 +82,9 @@ def in_a_worker(spec: EncodingSpec) -> tuple[np.ndarray, float | None]:
 
 
 @pytest.mark.usefixtures("cache_folder")
-@pytest.mark.parametrize("vectors_of", [in_process, pytest.param(in_a_worker, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "vectors_of", [in_process, pytest.param(in_a_worker, marks=pytest.mark.soak)]
+)
 def test_model_runs_with_the_code_that_its_refusal_names(
     folder: Path, vectors_of: Callable[[EncodingSpec], tuple[np.ndarray, float | None]]
 ) -> None:
@@ -94,23 +103,32 @@ def test_code_is_part_of_the_space_and_other_code_is_refused(folder: Path) -> No
     with pytest.raises(ConfigError, match="which is not run on the word of an output"):
         EncoderPool(space_from_json(space.to_json()), devices="cpu").start()
     (folder / "modeling_own.py").write_text(_CODE + "# changed")
-    with pytest.raises(ConfigError, match=rf"trust_remote_code is {spec.trust_remote_code}, and the code in .* is "):
+    with pytest.raises(
+        ConfigError, match=rf"trust_remote_code is {spec.trust_remote_code}, and the code in .* is "
+    ):
         spec.resolve()
     for wrong in ("main", "0a52fd1"):
         with pytest.raises(ConfigError, match="expected the full commit of the model's repository"):
             replace(spec, trust_remote_code=wrong).resolve()
 
 
-def test_snapshot_of_the_hub_is_trusted_by_its_commit_and_code_elsewhere_is_refused(folder: Path) -> None:
+def test_snapshot_of_the_hub_is_trusted_by_its_commit_and_code_elsewhere_is_refused(
+    folder: Path,
+) -> None:
     snapshot = folder.parent / "models--team--model" / "snapshots" / ("5" * 40)
     snapshot.parent.mkdir(parents=True)
     folder.rename(snapshot)
-    with pytest.raises(UntrustedCode, match=f"set trust_remote_code to the full commit of its repository, {'5' * 40}"):
+    with pytest.raises(
+        UntrustedCode,
+        match=f"set trust_remote_code to the full commit of its repository, {'5' * 40}",
+    ):
         load_reference(EncodingSpec(str(snapshot)).resolve(), "cpu")
     spec = EncodingSpec(str(snapshot), trust_remote_code="5" * 40)
     assert spec.resolve().name.startswith("model-")
     config = json.loads((snapshot / "config.json").read_text())
     config["auto_map"]["AutoModel"] = "team/code--modeling_own.OwnModel"
     (snapshot / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"names code in another repository \(team/code--modeling_own.OwnModel\)"):
+    with pytest.raises(
+        ConfigError, match=r"names code in another repository \(team/code--modeling_own.OwnModel\)"
+    ):
         spec.resolve()

@@ -1,7 +1,7 @@
 """Vectors equal those of sentence-transformers, whatever a text was batched with.
 
-The first test starts a pool with the real model, which imports torch in its worker, and sentence-transformers in this
-process: together up to half a minute on two cores with cold caches.
+The first test starts a pool with the real model, which imports torch in its worker, and
+sentence-transformers in this process: together up to half a minute on two cores with cold caches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tests.engine.odd_texts import odd_texts
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# Importing torch and converting the model take most of the time, several times more on a busy machine.
+# Importing torch and converting the model take most of the time, several times more on a busy
+# machine.
 pytestmark = pytest.mark.timeout(400)
 
 FLOOR = 0.99999
@@ -63,7 +64,9 @@ def test_vector_does_not_depend_on_the_texts_in_its_batch_or_on_the_chunks(
     together = encode(model_pool, texts)
     assert parity.lowest_cosine(together, encode(model_pool, texts[::-1])[::-1]) >= FLOOR
     for row in range(0, len(texts), 31):
-        assert parity.lowest_cosine(encode(model_pool, [texts[row]]), together[row : row + 1]) >= FLOOR
+        assert (
+            parity.lowest_cosine(encode(model_pool, [texts[row]]), together[row : row + 1]) >= FLOOR
+        )
     monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 7)
     assert parity.lowest_cosine(encode(model_pool, texts), together) >= FLOOR
 
@@ -82,15 +85,22 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     demo_folder: Path, reference: SentenceTransformer
 ) -> None:
     """All options of a spec together, on torch."""
-    spec = EncodingSpec(str(demo_folder), document_prompt="query: ", max_length=12, dimension=100, dtype="float16")
+    spec = EncodingSpec(
+        str(demo_folder), document_prompt="query: ", max_length=12, dimension=100, dtype="float16"
+    )
     texts, space = odd_texts(), spec.resolve()
     backend = load_torch(space, _SETTINGS)
-    found, flags = np.empty((len(texts), space.dimension), space.dtype), np.empty(len(texts), np.uint8)
+    found, flags = (
+        np.empty((len(texts), space.dimension), space.dtype),
+        np.empty(len(texts), np.uint8),
+    )
     backend.forward(backend.prepare(texts), Rows.of_all(found, flags), lambda: None)
     before = reference.max_seq_length
     try:
         reference.max_seq_length = 12
-        expected = reference.encode(texts, prompt="query: ", truncate_dim=100, normalize_embeddings=True)
+        expected = reference.encode(
+            texts, prompt="query: ", truncate_dim=100, normalize_embeddings=True
+        )
     finally:
         reference.max_seq_length = before
     assert found.dtype == np.float16
@@ -99,7 +109,9 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     assert flags.sum() > 50
 
 
-@pytest.mark.parametrize(("precision", "promised"), [("fp32", 0.99999), ("fp16", 0.999), ("bf16", 0.999)])
+@pytest.mark.parametrize(
+    ("precision", "promised"), [("fp32", 0.99999), ("fp16", 0.999), ("bf16", 0.999)]
+)
 def test_every_precision_has_its_own_promise(precision: str, promised: float) -> None:
     """No machine computes in all of them; the answer of the comparison is given."""
     settings = BackendSettings("cpu", precision, 1, None)
@@ -118,14 +130,16 @@ def test_every_precision_has_its_own_promise(precision: str, promised: float) ->
 def test_pool_below_the_promised_cosine_does_not_start(
     demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
-    # The cached answer says that this backend is wrong. Hidden files belong to other processes of the tests.
+    # The cached answer says that this backend is wrong. Hidden files belong to other processes of
+    # the tests.
     shutil.copytree(cache_folder, tmp_path / "cache", ignore=shutil.ignore_patterns(".*"))
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     cached = list((tmp_path / "cache" / "calibration").glob("*.json"))
     assert cached
     for file in cached:
         disk_cache.write_json(
-            f"calibration/{file.name}", {"lowest_cosine": 0.98, "length": 1.0, "folder": str(demo_folder)}
+            f"calibration/{file.name}",
+            {"lowest_cosine": 0.98, "length": 1.0, "folder": str(demo_folder)},
         )
     pytest.importorskip("openvino", reason="not installed: the extra 'cpu'")
     spec = EncodingSpec(str(demo_folder))
@@ -138,7 +152,9 @@ def test_pool_below_the_promised_cosine_does_not_start(
     assert lowest is not None and lowest >= FLOOR, "another folder is compared itself"
 
 
-def test_model_that_changed_after_its_digest_was_computed_is_refused(demo_folder: Path, tmp_path: Path) -> None:
+def test_model_that_changed_after_its_digest_was_computed_is_refused(
+    demo_folder: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(demo_folder, folder)
     space = EncodingSpec(str(folder)).resolve()

@@ -1,7 +1,9 @@
-"""A zoo of models: each gives sentence-transformers' vectors, alone and in company, in every precision of this CPU.
+"""A zoo of models: each gives sentence-transformers' vectors, alone and in company, in every
+precision of this CPU.
 
-The weights are random and the hidden sizes tiny; modules, tokenizers and configurations are real ones. All go through
-torch here, which takes some two seconds each; `test_architectures.py` converts some of them for OpenVINO.
+The weights are random and the hidden sizes tiny; modules, tokenizers and configurations are real
+ones. All go through torch here, which takes some two seconds each; `test_architectures.py` converts
+some of them for OpenVINO.
 """
 
 from __future__ import annotations
@@ -45,16 +47,38 @@ ALSO_ELSEWHERE = (
     "qwen2_last_token",
     "llama_weighted_mean",
 )
-_WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "[SEP]"]
+_WORDS = [
+    "steel",
+    "Größe",
+    "東京",
+    "don't",
+    "naïve",
+    "3.14",
+    "🚀",
+    "bottle,",
+    "(a)",
+    "__init__",
+    "[SEP]",
+]
 
 
 def texts() -> list[str]:
     rng = np.random.default_rng(7)
-    return ["", " ", "a", "word " * 80, *(" ".join(rng.choice(_WORDS, int(n))) for n in rng.integers(1, 40, 40))]
+    return [
+        "",
+        " ",
+        "a",
+        "word " * 80,
+        *(" ".join(rng.choice(_WORDS, int(n))) for n in rng.integers(1, 40, 40)),
+    ]
 
 
-@pytest.mark.parametrize("name", [*ZOO, *(pytest.param(name, marks=pytest.mark.soak) for name in ALSO_ELSEWHERE)])
-def test_model_gives_the_vectors_of_sentence_transformers_alone_and_in_company(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [*ZOO, *(pytest.param(name, marks=pytest.mark.soak) for name in ALSO_ELSEWHERE)]
+)
+def test_model_gives_the_vectors_of_sentence_transformers_alone_and_in_company(
+    name: str, tmp_path: Path
+) -> None:
     from sentence_transformers import SentenceTransformer
 
     folder = tiny_model(name, tmp_path)
@@ -68,28 +92,41 @@ def test_model_gives_the_vectors_of_sentence_transformers_alone_and_in_company(n
 
 def _compare(space: Space, encode: Callable[..., Any], precisions: tuple[str, ...]) -> None:
     # In one batch: sentence-transformers itself fails on a batch of one text without tokens.
-    expected = encode(texts(), batch_size=99, normalize_embeddings=space.normalize, show_progress_bar=False)
+    expected = encode(
+        texts(), batch_size=99, normalize_embeddings=space.normalize, show_progress_bar=False
+    )
     assert expected.shape == (len(texts()), space.dimension)
     for precision in precisions:
-        # So small that texts of neighbouring lengths share passes with padding, and long ones have their own.
+        # So small that texts of neighbouring lengths share passes with padding, and long ones have
+        # their own.
         settings = BackendSettings(device="cpu", precision=precision, threads=2, token_budget=200)
-        backend = load_backend(space, settings, "torch").backend if precision == "fp32" else load_torch(space, settings)
+        backend = (
+            load_backend(space, settings, "torch").backend
+            if precision == "fp32"
+            else load_torch(space, settings)
+        )
         floor = parity.LOWEST_COSINE[precision]
         found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
         assert parity.lowest_cosine(found, expected) >= floor
-        assert np.allclose(np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.02, atol=1e-4)
+        assert np.allclose(
+            np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.02, atol=1e-4
+        )
         for row in (1, 3, 20):
             alone, _ = encode_texts(backend, texts()[row : row + 1], space.dimension, space.dtype)
             assert parity.lowest_cosine(alone, expected[row : row + 1]) >= floor
 
 
 @pytest.mark.parametrize("name", ["bert_cls", "static_embedding"])
-def test_worker_states_the_tokens_of_the_tokenizer_that_the_libraries_loaded(name: str, tmp_path: Path) -> None:
+def test_worker_states_the_tokens_of_the_tokenizer_that_the_libraries_loaded(
+    name: str, tmp_path: Path
+) -> None:
     folder = tiny_model(name, tmp_path)
 
     def loaded() -> tuple[str, str]:
         space = EncodingSpec(str(folder)).resolve()
-        return space.name, loaded_tokenizer(space, load_torch(space, BackendSettings("cpu", "fp32", 1)))
+        return space.name, loaded_tokenizer(
+            space, load_torch(space, BackendSettings("cpu", "fp32", 1))
+        )
 
     space, tokenizer = loaded()
     assert " transformers-5." in tokenizer and loaded() == (space, tokenizer)

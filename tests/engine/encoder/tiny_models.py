@@ -1,6 +1,8 @@
-"""Models of many architectures, a few thousand random weights each, made on the spot as sentence-transformers folders.
+"""Models of many architectures, a few thousand random weights each, made on the spot as
+sentence-transformers folders.
 
-Random weights are a harder test than trained ones: nothing is smooth, so a wrong mask, position or special token shows.
+Random weights are a harder test than trained ones: nothing is smooth, so a wrong mask, position or
+special token shows.
 """
 
 from __future__ import annotations
@@ -29,16 +31,30 @@ _CORPUS = [
 
 
 def _words(texts: Iterable[str], splitter: pre_tokenizers.PreTokenizer) -> list[str]:
-    """The words of the texts, each once. A vocabulary is made of them, because trainers make another one each time."""
-    return list(dict.fromkeys(word for text in texts for word, _ in splitter.pre_tokenize_str(text)))
+    """The words of the texts, each once. A vocabulary is made of them, because trainers make
+    another one each time."""
+    return list(
+        dict.fromkeys(word for text in texts for word, _ in splitter.pre_tokenize_str(text))
+    )
 
 
 def _word_piece() -> transformers.PreTrainedTokenizerFast:
     """BERT's kind: [CLS] text [SEP]."""
-    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = (
+        normalizers.BertNormalizer(lowercase=True),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     words = _words(map(normalizer.normalize_str, _CORPUS), splitter)
     letters = sorted(set("".join(words)))
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters), *words]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        *words,
+    ]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
@@ -59,14 +75,23 @@ def _unigram(single: str, special: list[str], pad: str) -> transformers.PreTrain
     """sentencepiece's kind, as XLM-R and T5 have it."""
     splitter = pre_tokenizers.Metaspace()
     words = _words(_CORPUS, splitter)
-    scores = dict.fromkeys(special, 0.0) | dict.fromkeys(sorted(set("".join(words))), -9.0) | dict.fromkeys(words, -5.0)
+    scores = (
+        dict.fromkeys(special, 0.0)
+        | dict.fromkeys(sorted(set("".join(words))), -9.0)
+        | dict.fromkeys(words, -5.0)
+    )
     tokenizer = Tokenizer(models.Unigram(list(scores.items()), special.index("<unk>"), False))
     tokenizer.pre_tokenizer = splitter
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, special_tokens=[(token, special.index(token)) for token in special if token in single]
+        single=single,
+        special_tokens=[(token, special.index(token)) for token in special if token in single],
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, unk_token="<unk>", eos_token="</s>", model_max_length=64
+        tokenizer_object=tokenizer,
+        pad_token=pad,
+        unk_token="<unk>",
+        eos_token="</s>",
+        model_max_length=64,
     )
 
 
@@ -76,10 +101,14 @@ def _byte_level(padding_side: str) -> transformers.PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        _CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>"], initial_alphabet=alphabet)
+        _CORPUS,
+        trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>"], initial_alphabet=alphabet),
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<|end|>", padding_side=padding_side, model_max_length=64
+        tokenizer_object=tokenizer,
+        pad_token="<|end|>",
+        padding_side=padding_side,
+        model_max_length=64,
     )
 
 
@@ -94,7 +123,8 @@ def _saved(
 ) -> Path:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     model = make(config)
-    # Default weights are so small that every text would get nearly the same vector; larger ones make more of rounding.
+    # Default weights are so small that every text would get nearly the same vector; larger ones
+    # make more of rounding.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -102,7 +132,9 @@ def _saved(
     model.save_pretrained(folder / "transformer")
     tokenizer.save_pretrained(folder / "transformer")
     first = modules.Transformer(str(folder / "transformer"))
-    SentenceTransformer(modules=[first, *rest], device="cpu", **settings).save_pretrained(str(folder / "model"))
+    SentenceTransformer(modules=[first, *rest], device="cpu", **settings).save_pretrained(
+        str(folder / "model")
+    )
     return folder / "model"
 
 
@@ -123,7 +155,9 @@ def bert_truncated_on_the_left(folder: Path) -> Path:
     config = transformers.BertConfig(vocab_size=220, max_position_embeddings=64, **_ENCODER)
     tokenizer = _word_piece()
     tokenizer.truncation_side = "left"
-    return _saved(folder, tokenizer, config, transformers.BertModel, [_pooling("mean"), modules.Normalize()])
+    return _saved(
+        folder, tokenizer, config, transformers.BertModel, [_pooling("mean"), modules.Normalize()]
+    )
 
 
 def bert_matryoshka(folder: Path) -> Path:
@@ -132,7 +166,9 @@ def bert_matryoshka(folder: Path) -> Path:
 
 
 def mpnet_mean(folder: Path) -> Path:
-    config = transformers.MPNetConfig(vocab_size=220, max_position_embeddings=66, pad_token_id=1, **_ENCODER)
+    config = transformers.MPNetConfig(
+        vocab_size=220, max_position_embeddings=66, pad_token_id=1, **_ENCODER
+    )
     tokenizer = _unigram("<s> $A </s>", ["<s>", "<pad>", "</s>", "<unk>"], "<pad>")
     rest = [_pooling("mean"), modules.Normalize()]
     return _saved(folder, tokenizer, config, transformers.MPNetModel, rest)
@@ -157,7 +193,13 @@ def distilbert_mean(folder: Path) -> Path:
     config = transformers.DistilBertConfig(
         vocab_size=220, max_position_embeddings=64, dim=HIDDEN, n_layers=2, n_heads=2, hidden_dim=64
     )
-    return _saved(folder, _word_piece(), config, transformers.DistilBertModel, [_pooling("mean"), modules.Normalize()])
+    return _saved(
+        folder,
+        _word_piece(),
+        config,
+        transformers.DistilBertModel,
+        [_pooling("mean"), modules.Normalize()],
+    )
 
 
 def bert_several_poolings(folder: Path) -> Path:
@@ -170,39 +212,60 @@ def bert_prompt_left_out_of_the_mean(folder: Path) -> Path:
 
 
 def xlm_roberta_with_dense(folder: Path) -> Path:
-    config = transformers.XLMRobertaConfig(vocab_size=220, max_position_embeddings=66, pad_token_id=1, **_ENCODER)
+    config = transformers.XLMRobertaConfig(
+        vocab_size=220, max_position_embeddings=66, pad_token_id=1, **_ENCODER
+    )
     tokenizer = _unigram("<s> $A </s>", ["<s>", "<pad>", "</s>", "<unk>"], "<pad>")
     rest = [_pooling("mean"), modules.Dense(HIDDEN, 24), modules.Normalize()]
     return _saved(folder, tokenizer, config, transformers.XLMRobertaModel, rest)
 
 
 def t5_with_dense(folder: Path) -> Path:
-    config = transformers.T5Config(vocab_size=220, d_model=HIDDEN, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    config = transformers.T5Config(
+        vocab_size=220, d_model=HIDDEN, d_kv=16, d_ff=64, num_layers=2, num_heads=2
+    )
     tokenizer = _unigram("$A </s>", ["<pad>", "</s>", "<unk>"], "<pad>")
     dense = modules.Dense(HIDDEN, 24, bias=False, activation_function=torch.nn.Identity())
     rest = [_pooling("mean"), dense, modules.Normalize()]
     return _saved(folder, tokenizer, config, transformers.T5EncoderModel, rest)
 
 
-def _decoder_config(kind: Callable[..., transformers.PretrainedConfig]) -> transformers.PretrainedConfig:
-    return kind(vocab_size=400, max_position_embeddings=64, num_key_value_heads=2, pad_token_id=0, **_ENCODER)
+def _decoder_config(
+    kind: Callable[..., transformers.PretrainedConfig],
+) -> transformers.PretrainedConfig:
+    return kind(
+        vocab_size=400,
+        max_position_embeddings=64,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        **_ENCODER,
+    )
 
 
 def qwen2_last_token(folder: Path) -> Path:
     config = _decoder_config(transformers.Qwen2Config)
     rest = [_pooling("lasttoken"), modules.Normalize()]
-    # With larger weights sentence-transformers' own bf16 vectors have a cosine of 0.996 to those in fp32.
+    # With larger weights sentence-transformers' own bf16 vectors have a cosine of 0.996 to those in
+    # fp32.
     return _saved(folder, _byte_level("left"), config, transformers.Qwen2Model, rest, std=0.2)
 
 
 def qwen3_last_token(folder: Path) -> Path:
-    """Prompts as Qwen3's embedding models state them: an instruction before queries, nothing before documents."""
+    """Prompts as Qwen3's embedding models state them: an instruction before queries, nothing before
+    documents."""
     config = transformers.Qwen3Config(
-        vocab_size=400, max_position_embeddings=64, num_key_value_heads=1, head_dim=16, pad_token_id=0, **_ENCODER
+        vocab_size=400,
+        max_position_embeddings=64,
+        num_key_value_heads=1,
+        head_dim=16,
+        pad_token_id=0,
+        **_ENCODER,
     )
     prompts = {"query": "Instruct: find rows\nQuery:", "document": ""}
     rest = [_pooling("lasttoken"), modules.Normalize()]
-    return _saved(folder, _byte_level("left"), config, transformers.Qwen3Model, rest, std=0.1, prompts=prompts)
+    return _saved(
+        folder, _byte_level("left"), config, transformers.Qwen3Model, rest, std=0.1, prompts=prompts
+    )
 
 
 def gemma3_overflowing_fp16(folder: Path) -> Path:
@@ -222,26 +285,38 @@ def gemma3_overflowing_fp16(folder: Path) -> Path:
         heads[0].linear.weight.mul_(1e6)
     rest = [_pooling("mean"), *heads, modules.Normalize()]
     prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
-    return _saved(folder, _byte_level("right"), config, transformers.Gemma3TextModel, rest, prompts=prompts)
+    return _saved(
+        folder, _byte_level("right"), config, transformers.Gemma3TextModel, rest, prompts=prompts
+    )
 
 
 def llama_weighted_mean(folder: Path) -> Path:
     config = _decoder_config(transformers.LlamaConfig)
-    return _saved(folder, _byte_level("right"), config, transformers.LlamaModel, [_pooling("weightedmean")])
+    return _saved(
+        folder, _byte_level("right"), config, transformers.LlamaModel, [_pooling("weightedmean")]
+    )
 
 
 def bert_with_prompts(folder: Path) -> Path:
     rest = [_pooling("mean"), modules.Normalize()]
-    return _bert(folder, rest, prompts={"query": "query about: ", "document": "a passage of the index: "})
+    return _bert(
+        folder, rest, prompts={"query": "query about: ", "document": "a passage of the index: "}
+    )
 
 
 def router(folder: Path) -> Path:
     """Documents through BERT, queries through a table of their own, with prompts for both."""
-    queries: list[Any] = [modules.StaticEmbedding(_word_piece().backend_tokenizer, embedding_dim=HIDDEN)]
-    documents: list[Any] = list(SentenceTransformer(str(bert_cls(folder / "document")), device="cpu"))
+    queries: list[Any] = [
+        modules.StaticEmbedding(_word_piece().backend_tokenizer, embedding_dim=HIDDEN)
+    ]
+    documents: list[Any] = list(
+        SentenceTransformer(str(bert_cls(folder / "document")), device="cpu")
+    )
     routes = modules.Router.for_query_document(query_modules=queries, document_modules=documents)
     prompts = {"query": "query about: ", "document": "a passage of the index: "}
-    model = SentenceTransformer(modules=[routes, modules.Normalize()], device="cpu", prompts=prompts)
+    model = SentenceTransformer(
+        modules=[routes, modules.Normalize()], device="cpu", prompts=prompts
+    )
     model.save_pretrained(str(folder / "model"))
     return folder / "model"
 
@@ -249,5 +324,7 @@ def router(folder: Path) -> Path:
 def static_embedding(folder: Path) -> Path:
     tokenizer = _word_piece().backend_tokenizer
     first = modules.StaticEmbedding(tokenizer, embedding_dim=HIDDEN)
-    SentenceTransformer(modules=[first, modules.Normalize()], device="cpu").save_pretrained(str(folder / "model"))
+    SentenceTransformer(modules=[first, modules.Normalize()], device="cpu").save_pretrained(
+        str(folder / "model")
+    )
     return folder / "model"

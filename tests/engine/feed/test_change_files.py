@@ -29,7 +29,12 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def write(
-    store: LocalStore, before: str, after: str, operations: Sequence[int], deleted: Sequence[Any] = (), key: str = "p"
+    store: LocalStore,
+    before: str,
+    after: str,
+    operations: Sequence[int],
+    deleted: Sequence[Any] = (),
+    key: str = "p",
 ) -> None:
     """Write a change file of rows with the ids 0, 1, …"""
     ids = pa.array([str(row) for row in range(len(operations))])
@@ -37,7 +42,9 @@ def write(
     publish(store, changes, after, changes.wanted_ids(0, ids), key)
 
 
-def publish(store: LocalStore, changes: RowChanges, after: str, ids: pa.Array, key: str = "p") -> None:
+def publish(
+    store: LocalStore, changes: RowChanges, after: str, ids: pa.Array, key: str = "p"
+) -> None:
     feed = ChangeFeed(always=True)
     feed.begin(store, SPACE)
     feed.publishing(facts_of(key, SPACE, {}, after), changes, [ids])
@@ -58,7 +65,8 @@ def names(store: LocalStore) -> set[str]:
 def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: LocalStore) -> None:
     write(store, FIRST, SECOND, [0, 2, 1])
     write(store, SECOND, THIRD, [0, 0, 0], ["9"])
-    write(store, FIRST, FOURTH, [1])  # of a run that died before it published, or of another partition
+    # of a run that died before it published, or of another partition
+    write(store, FIRST, FOURTH, [1])
     files = ChangeFiles(store, SPACE)
     chain = files.chain(FIRST, THIRD)
     assert chain is not None
@@ -69,7 +77,9 @@ def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: Loca
 
 
 @pytest.mark.parametrize("fault", ["cut off", "flipped", "other partition", "renamed"])
-def test_change_file_that_is_not_what_its_name_says_is_refused(store: LocalStore, fault: str) -> None:
+def test_change_file_that_is_not_what_its_name_says_is_refused(
+    store: LocalStore, fault: str
+) -> None:
     write(store, FIRST, SECOND, [2] * 50, key="q" if fault == "other partition" else "p")
     [path] = store.root.rglob("*.parquet")
     content = bytearray(path.read_bytes())
@@ -86,7 +96,9 @@ def test_change_file_that_is_not_what_its_name_says_is_refused(store: LocalStore
         files.read(file, "p")
 
 
-def test_ids_of_two_types_or_too_many_changes_leave_a_gap(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_two_types_or_too_many_changes_leave_a_gap(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = RowChanges(np.ones(1, np.int8), pa.array([7]), FIRST)
     publish(store, changes, SECOND, pa.array(["7"]))
     monkeypatch.setattr(change_files, "MOST_IDS", 2)
@@ -114,7 +126,9 @@ def test_change_files_are_removed_once_every_consumer_has_passed_or_they_are_old
     assert names(store) == set()
 
 
-def test_feed_is_written_only_where_it_is_wanted_or_a_consumer_is_registered(store: LocalStore) -> None:
+def test_feed_is_written_only_where_it_is_wanted_or_a_consumer_is_registered(
+    store: LocalStore,
+) -> None:
     assert not ChangeFeed().begin(store, SPACE)
     assert ChangeFeed(always=True).begin(store, SPACE)
     confirm_versions(store, "another space", "shop", {})

@@ -1,4 +1,5 @@
-"""A consumer that applies the change feed has the rows of the files, whatever it missed and wherever it died."""
+"""A consumer that applies the change feed has the rows of the files, whatever it missed and
+wherever it died."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ def test_new_consumer_gets_everything_and_then_only_what_changed(output: Output)
     output.write("a", edited)
     feed = output.feed()
     assert not feed.is_new
-    assert sorted(apply(feed, target)) == [("add", "a", "new"), ("change", "a", "id-3"), ("delete", "a", "id-7")]
+    assert sorted(apply(feed, target)) == [
+        ("add", "a", "new"),
+        ("change", "a", "id-3"),
+        ("delete", "a", "id-7"),
+    ]
     assert target == output.expected()
     feed.confirm()
     assert apply(output.feed(), target) == []
@@ -60,7 +65,8 @@ def test_last_state_of_an_id_counts_over_several_versions(output: Output) -> Non
     output.write("a", {"1": "edited", "3": "three", "4": "four", "5": "five"})
     output.write("a", {"1": "one", "3": "three", "2": "again", "5": "edited"})
     came = apply(output.feed(), target)
-    # "4" came and went; it is deleted all the same, because the consumer may have applied the version between.
+    # "4" came and went; it is deleted all the same, because the consumer may have applied the
+    # version between.
     expected = [("add", "a", "5"), ("change", "a", "1"), ("change", "a", "2"), ("delete", "a", "4")]
     assert sorted(came) == expected
     assert target == output.expected()
@@ -176,7 +182,9 @@ def test_change_file_that_cannot_be_read_now_never_gives_a_whole_partition(
     output.write("a", {**TEXTS, "id-1": "edited"})
     make_unreadable(monkeypatch, "/rows/")
     [partition] = output.feed()
-    with pytest.raises(TransientError, match="partition 'a': a change file could not be read: Permission denied"):
+    with pytest.raises(
+        TransientError, match="partition 'a': a change file could not be read: Permission denied"
+    ):
         next(iter(partition))
     monkeypatch.undo()
     assert apply(output.feed(), {}) == [("change", "a", "id-1")]
@@ -223,7 +231,11 @@ def test_sample_has_rows_of_the_files_that_the_consumer_has(output: Output) -> N
     for sample in (Sample(rows=4, of_partition=2), None):
         rows = [(key, row) for key, batch in feed.vectors(sample) for row in batch.to_pylist()]  # pyright: ignore[reportAttributeAccessIssue]
         drawn = Counter(key for key, _ in rows)
-        assert set(drawn.values()) == {10} and len(drawn) == 3 if sample is None else max(drawn.values()) <= 2
+        assert (
+            set(drawn.values()) == {10} and len(drawn) == 3
+            if sample is None
+            else max(drawn.values()) <= 2
+        )
         assert sample is None or 4 <= len(rows) <= 5 or len(drawn) == 3
         for key, row in rows:
             assert row["embedding"] == list(memoryview(expected[key][row["id"]][1]).cast("f"))
@@ -242,7 +254,11 @@ def test_sample_goes_on_after_partitions_that_cannot_be_read_and_names_them(outp
     random.seed(3)
     for _ in range(9):
         sampled = dict(feed.vectors(Sample(rows=60, of_partition=20)))
-        errors |= {(type(each), key) for key, each in sampled.items() if isinstance(each, (DataError, TransientError))}
+        errors |= {
+            (type(each), key)
+            for key, each in sampled.items()
+            if isinstance(each, (DataError, TransientError))
+        }
         assert len(sampled["a"]) and len(sampled) == 3  # pyright: ignore[reportArgumentType]
     assert errors == {(DataError, "damaged"), (TransientError, "removed")}
 
@@ -258,13 +274,16 @@ STEPS = st.lists(STEP, max_size=20)
 
 
 def apply_random_feeds(folder: Path, steps: list[tuple]) -> None:
-    """Consumers look after any number of versions, and some die before they confirm; change files get lost."""
+    """Consumers look after any number of versions, and some die before they confirm; change files
+    get lost."""
     output = Output(folder)
     targets: dict[str, Applied] = {"one": {}, "two": {}}
     for step in [*steps, ("hand over", "one", True), ("hand over", "two", True)]:
         match step:
             case ("write", key, ids, edition):
-                output.write(key, {row: f"{row} {edition * (place % 2)}" for place, row in enumerate(ids)})
+                output.write(
+                    key, {row: f"{row} {edition * (place % 2)}" for place, row in enumerate(ids)}
+                )
             case ("remove", key) if key in output.rows:
                 output.remove(key)
             case ("lose a change file", number):

@@ -1,4 +1,5 @@
-"""Runs record which rows change, for whole partitions and for those that are written from several segments."""
+"""Runs record which rows change, for whole partitions and for those that are written from several
+segments."""
 
 from __future__ import annotations
 
@@ -13,14 +14,21 @@ from tests.engine.runs import completed, make_run
 from tests.small_catalogs import Rows, numbered_rows, partition_of
 
 
-def embed(pool: EncoderPool, output: Path, catalog: dict[str, Rows], version: str, **options: Any) -> None:
+def embed(
+    pool: EncoderPool, output: Path, catalog: dict[str, Rows], version: str, **options: Any
+) -> None:
     partitions = (partition_of(key, rows, version=version) for key, rows in catalog.items())
     run = completed(make_run(pool, partitions, output, **options))
     assert not run.failed
 
 
-def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    catalog: dict[str, Rows] = {"small": numbered_rows("small", 20), "split": numbered_rows("split", 350)}
+def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    catalog: dict[str, Rows] = {
+        "small": numbered_rows("small", 20),
+        "split": numbered_rows("split", 350),
+    }
     target: Applied = {}
     embed(hash_pool, tmp_path, catalog, "v1")
     assert not (tmp_path / ".changes").exists()
@@ -47,7 +55,8 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool:
     assert list(changes(tmp_path, "shop")) == []
     catalog["small"] = catalog["small"][:4]
     embed(hash_pool, tmp_path, catalog, "v4")
-    assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1  # those that the consumer has passed are removed
+    # those that the consumer has passed are removed
+    assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1
 
 
 def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
@@ -60,10 +69,14 @@ def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
     apply(feed, target)
     catalog["a"] = [*catalog["a"][:10], ("new", "added")]
     embed(hash_pool, tmp_path, catalog, "v2", changes=True)
-    assert len(apply(changes(tmp_path, since=feed.versions), target)) == 11 and target == rows_of(catalog)
+    assert len(apply(changes(tmp_path, since=feed.versions), target)) == 11 and target == rows_of(
+        catalog
+    )
 
 
-def test_old_change_files_of_a_forgotten_consumer_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_old_change_files_of_a_forgotten_consumer_are_removed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     catalog: dict[str, Rows] = {"a": numbered_rows("a", 5)}
     embed(hash_pool, tmp_path, catalog, "v1")
     hand_over(changes(tmp_path, "shop"), {})

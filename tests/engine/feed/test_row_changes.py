@@ -23,7 +23,8 @@ __all__ = ["output"]
 
 @pytest.fixture
 def row_changes(monkeypatch: pytest.MonkeyPatch) -> list[RowChanges | None]:
-    """What the runs of a test found out about changed rows, one entry for each reading of an old file."""
+    """What the runs of a test found out about changed rows, one entry for each reading of an old
+    file."""
     noted_changes: list[RowChanges | None] = []
     note_changes(monkeypatch, lambda _, changes: noted_changes.append(changes))
     return noted_changes
@@ -63,7 +64,9 @@ def test_rows_whose_old_vectors_are_not_trusted_have_changed(
     assert row_changes[-1] is not None and set(row_changes[-1].operations.tolist()) == {2}
 
 
-def test_consumer_gets_every_row_of_a_split_partition_whose_old_vectors_are_not_trusted(output: Output) -> None:
+def test_consumer_gets_every_row_of_a_split_partition_whose_old_vectors_are_not_trusted(
+    output: Output,
+) -> None:
     """Its first rows are staged before it is known how all of its rows have changed."""
     rows = numbered_rows("k", 450)
     output.embed(rows, changes=True)
@@ -71,25 +74,37 @@ def test_consumer_gets_every_row_of_a_split_partition_whose_old_vectors_are_not_
     before = changes(output.root, since={})
     assert sum(len(batch) for partition in before for batch in partition) == 451  # one clears
     output.embed(rows[:-1], changes=True)
-    operations = [op for partition in changes(output.root, since=before.versions) for op in _operations(partition)]
+    operations = [
+        op
+        for partition in changes(output.root, since=before.versions)
+        for op in _operations(partition)
+    ]
     assert operations == 449 * ["change"] + ["delete"]
 
 
-def test_rows_that_were_encoded_again_have_changed(output: Output, row_changes: list[RowChanges | None]) -> None:
+def test_rows_that_were_encoded_again_have_changed(
+    output: Output, row_changes: list[RowChanges | None]
+) -> None:
     output.embed(ROWS, changes=True)
     output.embed(ROWS, changes=True, force=True)
     assert row_changes[-1] is not None and set(row_changes[-1].operations.tolist()) == {2}
 
 
-def test_rows_of_a_split_partition_are_compared(output: Output, row_changes: list[RowChanges | None]) -> None:
+def test_rows_of_a_split_partition_are_compared(
+    output: Output, row_changes: list[RowChanges | None]
+) -> None:
     rows = numbered_rows("k", 450)
     output.embed(rows, changes=True)
     output.embed([*rows[:300], ("new", "new"), *rows[301:]], changes=True)
-    assert row_changes[-1] is not None and np.flatnonzero(row_changes[-1].operations).tolist() == [300]
+    assert row_changes[-1] is not None and np.flatnonzero(row_changes[-1].operations).tolist() == [
+        300
+    ]
     assert row_changes[-1].deleted.to_pylist() == ["id-300"]
 
 
-def test_rows_whose_carried_columns_differ_have_changed(output: Output, row_changes: list[RowChanges | None]) -> None:
+def test_rows_whose_carried_columns_differ_have_changed(
+    output: Output, row_changes: list[RowChanges | None]
+) -> None:
     def embed(prices: list[int | None]) -> Receipt:
         carried = pa.record_batch({"price": pa.array(prices, pa.int64())})
         batch = replace(row_batch_of(ROWS), carried=carried)
@@ -100,11 +115,18 @@ def test_rows_whose_carried_columns_differ_have_changed(output: Output, row_chan
 
     embed([1, None, None, *range(57)])
     assert embed([2, None, 5, *range(57)]).rows_reused == 60
-    assert row_changes[-1] is not None and row_changes[-1].operations.tolist() == [2, 0, 2] + 57 * [0]
+    assert row_changes[-1] is not None and row_changes[-1].operations.tolist() == [2, 0, 2] + 57 * [
+        0
+    ]
 
 
-def test_ids_of_another_type_are_not_compared(output: Output, row_changes: list[RowChanges | None]) -> None:
+def test_ids_of_another_type_are_not_compared(
+    output: Output, row_changes: list[RowChanges | None]
+) -> None:
     output.embed(ROWS, changes=True)
-    rewrite(output.path, lambda table: table.set_column(0, pa.field("id", pa.int64(), False), [list(range(60))]))
+    rewrite(
+        output.path,
+        lambda table: table.set_column(0, pa.field("id", pa.int64(), False), [list(range(60))]),
+    )
     assert output.embed(ROWS[1:], changes=True).rows_reused == 59
     assert row_changes[-1] is None

@@ -24,8 +24,12 @@ words = st.text(max_size=20)
 
 @settings(derandomize=True, deadline=None)
 @given(key=words, version=words, rows=st.integers(0, 10**9), truncated=st.integers(0, 100))
-def test_facts_are_read_back_as_they_were_written(key: str, version: str, rows: int, truncated: int) -> None:
-    facts = FileFacts(key, "space", "model", "fp32", version, "0" * 32, "1" * 32, rows, 384, truncated)
+def test_facts_are_read_back_as_they_were_written(
+    key: str, version: str, rows: int, truncated: int
+) -> None:
+    facts = FileFacts(
+        key, "space", "model", "fp32", version, "0" * 32, "1" * 32, rows, 384, truncated
+    )
     assert facts_of(guarded_metadata(facts, "1"), FileFacts, "1") == facts
 
 
@@ -47,7 +51,10 @@ def test_key_that_is_not_text_can_be_written_and_read() -> None:
 @pytest.mark.parametrize("name", entry_names(FileFacts))
 def test_changed_or_missing_entry_is_refused(name: bytes) -> None:
     written = guarded_metadata(FACTS, "1")
-    changed, missing = written | {name: written[name] + b"0"}, {each: written[each] for each in written if each != name}
+    changed, missing = (
+        written | {name: written[name] + b"0"},
+        {each: written[each] for each in written if each != name},
+    )
     for entries in (changed, missing):
         expected = "name the format" if name == b"surge.format" else "do not match their own digest"
         with pytest.raises(InvalidFile, match=expected):

@@ -18,8 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
-from surge_dagster.engine.files.formats import END_BYTES, PublishedFile, new_writer, read_published_file
-from surge_dagster.engine.files.parquet import PAGE_BYTES, STRING_COPIES, WRITE_BATCH_ROWS, piece_bytes, read_facts
+from surge_dagster.engine.files.formats import (
+    END_BYTES,
+    PublishedFile,
+    new_writer,
+    read_published_file,
+)
+from surge_dagster.engine.files.parquet import (
+    PAGE_BYTES,
+    STRING_COPIES,
+    WRITE_BATCH_ROWS,
+    piece_bytes,
+    read_facts,
+)
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
@@ -37,7 +48,9 @@ def file_of(facts: FileFacts, groups: int = 1) -> bytes:
             rows = facts.rows // groups
             texts = pa.array(["text"] * rows, pa.large_string())
             ids, matrix = [pa.array(["id"] * rows)], np.zeros((rows, 16), np.float32)
-            writer.append_table(FileRows(ids, pa.string(), texts, text_hashes(texts), matrix).table(COLUMNS))
+            writer.append_table(
+                FileRows(ids, pa.string(), texts, text_hashes(texts), matrix).table(COLUMNS)
+            )
         writer.close()
     return sink.getvalue().to_pybytes()
 
@@ -74,8 +87,14 @@ def test_end_of_a_file_gives_the_facts_and_columns_of_its_whole_footer(
     "facts",
     [
         replace(FACTS, partition_key="a\0b"),
-        *(replace(FACTS, source_version="v" * size) for size in (0, 1, 127, 128, 129, 5_000, 3 * END_BYTES)),
-        *(replace(FACTS, partition_key=key) for key in (IMITATION, f"a{IMITATION}b", "PAR1", "surge.space")),
+        *(
+            replace(FACTS, source_version="v" * size)
+            for size in (0, 1, 127, 128, 129, 5_000, 3 * END_BYTES)
+        ),
+        *(
+            replace(FACTS, partition_key=key)
+            for key in (IMITATION, f"a{IMITATION}b", "PAR1", "surge.space")
+        ),
     ],
 )
 def test_facts_of_any_length_and_of_misleading_content_are_read_from_the_end_of_the_file(
@@ -103,7 +122,9 @@ def test_flipped_bit_never_gives_other_facts(tmp_path: Path) -> None:
             harmless += 1
         except InvalidFile:
             continue
-        assert first < place < len(content) - 8, "the footer's beginning and what follows it are always refused"
+        assert first < place < len(content) - 8, (
+            "the footer's beginning and what follows it are always refused"
+        )
     assert harmless, "columns and row groups are not what this decides"
 
 
@@ -193,10 +214,14 @@ _SIZES = (
 
 def test_estimate_covers_the_memory_that_writing_takes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE_EACH_SIZE, str(tmp_path), json.dumps(_SIZES)]
-    peaks = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    peaks = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    )
     for (rows, dimension, text_bytes, dtype), peak in zip(_SIZES, peaks, strict=True):
         itemsize = np.dtype(dtype).itemsize
         strings = STRING_COPIES * min(rows * text_bytes, PAGE_BYTES + WRITE_BATCH_ROWS * text_bytes)
         # Columns are written one after the other.
-        covered = max(piece_bytes(rows, dimension, itemsize), piece_bytes(0, dimension, itemsize) + strings)
+        covered = max(
+            piece_bytes(rows, dimension, itemsize), piece_bytes(0, dimension, itemsize) + strings
+        )
         assert peak <= covered, (rows, dimension, text_bytes, dtype)

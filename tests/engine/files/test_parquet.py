@@ -1,4 +1,5 @@
-"""Parquet output files: exactly format 2, written by reference without a copy, and no damage passes unnoticed."""
+"""Parquet output files: exactly format 2, written by reference without a copy, and no damage passes
+unnoticed."""
 
 from __future__ import annotations
 
@@ -47,18 +48,24 @@ def write(
     pieces: int = 1,
 ) -> pa.Schema:
     rows, dimension = matrix.shape
-    column: Any = pa.array([f"id-{row}" for row in range(rows)], pa.string()) if ids is None else ids
+    column: Any = (
+        pa.array([f"id-{row}" for row in range(rows)], pa.string()) if ids is None else ids
+    )
     texts = pa.array([f"text {row} of many" for row in range(rows)], pa.large_string())
     columns = schema(column.type, dimension, str(matrix.dtype), include_text=include_text)
     with (
         pa.OSFile(str(path), "wb") as sink,
-        FileWriter(sink, columns, guarded_metadata(facts or facts_of(rows, dimension), FORMAT)) as writer,
+        FileWriter(
+            sink, columns, guarded_metadata(facts or facts_of(rows, dimension), FORMAT)
+        ) as writer,
     ):
         for part in np.array_split(np.arange(rows), pieces):
             if len(part):
                 cut = slice(int(part[0]), int(part[-1]) + 1)
                 kept = texts[cut] if include_text else None
-                rows_of_part = FileRows([column[cut]], column.type, kept, text_hashes(texts[cut]), matrix[cut])
+                rows_of_part = FileRows(
+                    [column[cut]], column.type, kept, text_hashes(texts[cut]), matrix[cut]
+                )
                 writer.append_table(rows_of_part.table(columns))
         writer.close()
     return columns
@@ -71,10 +78,16 @@ class TestFormat:
     def test_columns_are_those_of_format_2(
         self, tmp_path: Path, dtype: str, id_type: pa.DataType, include_text: bool
     ) -> None:
-        values: list[Any] = {pa.string(): ["a", "b"], pa.int64(): [1, 2], pa.binary(): [b"a", b"b"]}[id_type]
+        values: list[Any] = {
+            pa.string(): ["a", "b"],
+            pa.int64(): [1, 2],
+            pa.binary(): [b"a", b"b"],
+        }[id_type]
         matrix = unit_vectors(2, 3, dtype)
         write(tmp_path / "f", matrix, ids=pa.array(values, id_type), include_text=include_text)
-        item = pa.field("item", pa.float32() if dtype == "float32" else pa.float16(), nullable=False)
+        item = pa.field(
+            "item", pa.float32() if dtype == "float32" else pa.float16(), nullable=False
+        )
         expected = [
             pa.field("id", id_type, nullable=False),
             *([pa.field("text", pa.large_string(), nullable=False)] if include_text else []),
@@ -97,11 +110,15 @@ class TestFormat:
         embedding = columns["embedding.list.item"]
         assert (embedding.compression, columns["text"].compression) == ("UNCOMPRESSED", "ZSTD")
         assert columns["text_hash"].compression == "UNCOMPRESSED"
-        assert not any("DICTIONARY" in encoding for column in columns.values() for encoding in column.encodings)
+        assert not any(
+            "DICTIONARY" in encoding for column in columns.values() for encoding in column.encodings
+        )
         assert not any(column.is_stats_set for column in columns.values())
 
     @pytest.mark.parametrize(("dimension", "rows"), [(16, 70_000), (384, 30_000)])
-    def test_row_groups_are_bounded_in_rows_and_bytes(self, tmp_path: Path, dimension: int, rows: int) -> None:
+    def test_row_groups_are_bounded_in_rows_and_bytes(
+        self, tmp_path: Path, dimension: int, rows: int
+    ) -> None:
         write(tmp_path / "f", unit_vectors(rows, dimension))
         footer = pq.read_metadata(tmp_path / "f")
         sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
@@ -149,7 +166,9 @@ class TestDamage:
         assert error.value.flaw == "rows"
 
     @pytest.mark.parametrize("dimension", [8, -1])
-    def test_vectors_of_another_dimension_than_stated_are_refused(self, tmp_path: Path, dimension: int) -> None:
+    def test_vectors_of_another_dimension_than_stated_are_refused(
+        self, tmp_path: Path, dimension: int
+    ) -> None:
         write(tmp_path / "f", unit_vectors(5, 16))
         tamper(tmp_path / "f", lambda table: narrow(table, dimension))
 
@@ -165,7 +184,9 @@ class TestDamage:
         with pytest.raises(InvalidFile, match="no column embedding"):
             read_facts(pq.read_metadata(tmp_path / "f"))
 
-    def test_flipped_bit_never_gives_other_rows_or_fewer_and_is_noticed_in_most_places(self, tmp_path: Path) -> None:
+    def test_flipped_bit_never_gives_other_rows_or_fewer_and_is_noticed_in_most_places(
+        self, tmp_path: Path
+    ) -> None:
         """Page checksums cover neither the headers of pages nor the rows that the footer counts."""
         columns = write(tmp_path / "whole", unit_vectors(200, 4), pieces=3)
         content = (tmp_path / "whole").read_bytes()
@@ -183,7 +204,9 @@ class TestDamage:
                 continue
             if found.schema.equals(columns):
                 assert found.equals(table), f"bit {bit}"
-        assert noticed[True] > 2_200 and noticed[False] > 200, "of 2,400 in pages and 600 in the footer"
+        assert noticed[True] > 2_200 and noticed[False] > 200, (
+            "of 2,400 in pages and 600 in the footer"
+        )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +219,11 @@ class TestDamage:
         (HASHED.set(2, pa.field("text_hash", pa.binary(16))), 16, None),
         (schema(pa.float64(), 16, "float32", include_text=True), 16, "float32"),
         (HASHED.append(pa.field("x", pa.int8())), 16, "float32"),
-        (pa.schema([("id", pa.string()), ("embedding", pa.list_(pa.float32(), 16))]), 16, "float32"),
+        (
+            pa.schema([("id", pa.string()), ("embedding", pa.list_(pa.float32(), 16))]),
+            16,
+            "float32",
+        ),
     ],
 )
 def test_other_columns_are_refused(columns: pa.Schema, dimension: int, dtype: str | None) -> None:

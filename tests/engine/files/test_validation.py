@@ -1,4 +1,5 @@
-"""Vectors are checked before they are published: finite, and of length 1 where the space is normalized."""
+"""Vectors are checked before they are published: finite, and of length 1 where the space is
+normalized."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def test_valid_vectors_pass() -> None:
     assert invalid_row(unit_vectors(5000, 8, "float16"), normalized=True) is None
     assert invalid_row(np.zeros((0, 8), np.float32), normalized=True) is None
     assert invalid_row(unit_vectors(10, 8) * 7, normalized=False) is None
-    assert invalid_row(np.full((2, 8), 3e38, np.float32), normalized=False) is None, "finite, though its square is not"
+    assert invalid_row(np.full((2, 8), 3e38, np.float32), normalized=False) is None, (
+        "finite, though its square is not"
+    )
     largest = np.full((300, 8), 65_504, np.float16)
     largest[7] = 6e-8  # smaller than any normal number of that type
     assert invalid_row(largest, normalized=False) is None
@@ -40,12 +43,19 @@ def test_first_vector_of_wrong_length_is_found(row: int) -> None:
     matrix[20_000] = 0
     assert invalid_row(matrix, normalized=True) == (row, "its vector has length 1.0100; expected 1")
     matrix[20_000, 3] = np.nan
-    assert invalid_row(matrix, normalized=True) == (row, "its vector has length 1.0100; expected 1"), "the first"
+    assert invalid_row(matrix, normalized=True) == (
+        row,
+        "its vector has length 1.0100; expected 1",
+    ), "the first"
 
 
-@pytest.mark.parametrize(("dtype", "allowed", "refused"), [("float32", 9e-4, 1.1e-3), ("float16", 4e-3, 7e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "allowed", "refused"), [("float32", 9e-4, 1.1e-3), ("float16", 4e-3, 7e-3)]
+)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_length_may_differ_by_the_rounding_of_the_type(dtype: str, allowed: float, refused: float, sign: int) -> None:
+def test_length_may_differ_by_the_rounding_of_the_type(
+    dtype: str, allowed: float, refused: float, sign: int
+) -> None:
     for difference in (allowed, refused):
         matrix = unit_vectors(700, 384)
         matrix[699] *= 1 + sign * difference

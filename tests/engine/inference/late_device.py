@@ -1,4 +1,5 @@
-"""A device whose copies arrive as late as they may. Tests import it where they use it, because it imports torch."""
+"""A device whose copies arrive as late as they may. Tests import it where they use it, because it
+imports torch."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from surge_dagster.engine.inference.host_waits import NO
 
 
 class LateDevice(HostDevice):
-    """A device whose copies to the host happen when a mark behind them is waited for, as late as they may.
+    """A device whose copies to the host happen when a mark behind them is waited for, as late as
+    they may.
 
-    Until then their buffers hold nan, also after they held something else: a real device may write to them at any time.
+    Until then their buffers hold nan, also after they held something else: a real device may write
+    to them at any time.
 
     Attributes:
         queue: copies that have not happened yet.
@@ -88,7 +91,8 @@ class _Landing(torch.Tensor):
 
 
 class HostWaits(TorchDispatchMode):
-    """Collects the calls that would let the host wait for a GPU, and those that add up numbers in any order there."""
+    """Collects the calls that would let the host wait for a GPU, and those that add up numbers in
+    any order there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,9 +107,17 @@ class HostWaits(TorchDispatchMode):
         elif kind in (aten.index, aten.index_put, aten.index_put_):
             # A single value for the chosen places is filled in without counting them.
             is_filled = len(args) > 2 and args[2].numel() == 1
-            waits = not is_filled and any(one is not None and one.dtype is torch.bool for one in args[1])
+            waits = not is_filled and any(
+                one is not None and one.dtype is torch.bool for one in args[1]
+            )
         else:
-            waits = kind in (aten.nonzero, aten.masked_select, aten.unique_consecutive, aten._unique2, aten.index_add)
+            waits = kind in (
+                aten.nonzero,
+                aten.masked_select,
+                aten.unique_consecutive,
+                aten._unique2,
+                aten.index_add,
+            )
         if waits:
             self.found.append(str(func))
         return func(*args, **kwargs)

@@ -35,7 +35,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory) -> Space:
-    return EncodingSpec(str(tiny_model("static_embedding", tmp_path_factory.mktemp("static")))).resolve()
+    return EncodingSpec(
+        str(tiny_model("static_embedding", tmp_path_factory.mktemp("static")))
+    ).resolve()
 
 
 def _date_back(path: Path, days: int) -> None:
@@ -95,7 +97,8 @@ def test_refusal_of_one_folder_does_not_slow_another_with_the_same_digest(
 
 
 @pytest.mark.parametrize(
-    "passing", [MemoryError(), RuntimeError("std::bad_alloc"), OSError("disk full"), ImportError("torch")]
+    "passing",
+    [MemoryError(), RuntimeError("std::bad_alloc"), OSError("disk full"), ImportError("torch")],
 )
 def test_conversion_is_tried_again_after_a_temporary_failure(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch, passing: Exception
@@ -128,7 +131,12 @@ def test_models_unused_for_a_month_are_removed_when_another_is_converted(
         assert not half_made.exists()
         assert not refusal.exists()
         assert recent.exists()
-        assert {path.name for path in folder.iterdir()} == {"model.xml", "model.bin", "tokenizer.json", "facts.json"}
+        assert {path.name for path in folder.iterdir()} == {
+            "model.xml",
+            "model.bin",
+            "tokenizer.json",
+            "facts.json",
+        }
 
 
 @pytest.mark.parametrize("damaged", ["model.bin", "tokenizer.json", "facts.json"])
@@ -151,7 +159,9 @@ def test_damage_that_changes_no_time_and_no_size_is_found_at_the_next_start(
         assert (folder / damaged).read_bytes() == intact
 
 
-def test_use_of_a_model_is_noted(cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_of_a_model_is_noted(
+    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
     with converted_model(static) as folder:
         _date_back(folder / "facts.json", 40)

@@ -19,13 +19,19 @@ def test_waiting_for_a_gpu_does_not_spin_and_its_time_is_that_between_two_marks(
     made: list[Any] = []
 
     def event(**settings: Any) -> Any:
-        made.append(mock.Mock(spec=["record", "query", "synchronize", "elapsed_time"], settings=settings))
+        made.append(
+            mock.Mock(spec=["record", "query", "synchronize", "elapsed_time"], settings=settings)
+        )
         return made[-1]
 
     monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     device = CudaDevice("cuda:1")
-    assert (device.name, device.torch_device, device.queues) == ("GPU 1", torch.device("cuda:1"), True)
+    assert (device.name, device.torch_device, device.queues) == (
+        "GPU 1",
+        torch.device("cuda:1"),
+        True,
+    )
     earlier, later = device.mark(), device.mark()
     for one in made:
         assert one.settings == {"enable_timing": True, "blocking": True}
@@ -40,7 +46,9 @@ def test_waiting_for_a_gpu_does_not_spin_and_its_time_is_that_between_two_marks(
     made[1].synchronize.assert_called_once_with()
 
 
-def test_copies_to_and_from_a_gpu_go_through_pinned_memory_and_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_to_and_from_a_gpu_go_through_pinned_memory_and_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch
 
     from surge_dagster.engine.inference.device import CudaDevice
@@ -48,7 +56,9 @@ def test_copies_to_and_from_a_gpu_go_through_pinned_memory_and_do_not_wait(monke
     monkeypatch.setattr(torch.cuda, "get_device_name", str)
     device = CudaDevice("cuda:1")
     pinned = mock.create_autospec(torch.Tensor, instance=True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned if tensor.tolist() == [3, 4] else None)
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", lambda tensor: pinned if tensor.tolist() == [3, 4] else None
+    )
     assert device.upload(np.array([3, 4])) is pinned.to.return_value
     pinned.to.assert_called_once_with(torch.device("cuda:1"), non_blocking=True)
     empty = mock.Mock()
@@ -100,10 +110,19 @@ def test_flash_attention_is_given_what_its_arguments_are_named_for(
     borders = torch.empty(3, dtype=torch.int32)
     attended = packed_attention._init_fn(query, key, value, borders, 128, 0.3, is_causal, window)
     assert attended.shape == (1, 10, 6, 8)
-    assert [given.pop(name).shape for name in ("query", "key", "value")] == [(10, 6, 8), (10, 2, 8), (10, 3, 8)]
+    assert [given.pop(name).shape for name in ("query", "key", "value")] == [
+        (10, 6, 8),
+        (10, 2, 8),
+        (10, 3, 8),
+    ]
     assert given.pop("cum_seq_q") is borders and given.pop("cum_seq_k") is borders
     assert (given.pop("window_size_left", None), given.pop("window_size_right", None)) == (
         (None, None) if window < 0 else (4, 0 if is_causal else 4)
     )
     lengths = {"max_q": 128, "max_k": 128}
-    assert given == lengths | {"dropout_p": 0.0, "is_causal": is_causal, "return_debug_mask": False, "scale": 0.3}
+    assert given == lengths | {
+        "dropout_p": 0.0,
+        "is_causal": is_causal,
+        "return_debug_mask": False,
+        "scale": 0.3,
+    }

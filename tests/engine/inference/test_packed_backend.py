@@ -1,4 +1,5 @@
-"""Packed passes on the CPU: sentence-transformers' vectors, and no buffer used before the device is done with it."""
+"""Packed passes on the CPU: sentence-transformers' vectors, and no buffer used before the device is
+done with it."""
 
 from __future__ import annotations
 
@@ -36,9 +37,22 @@ pytestmark = pytest.mark.timeout(400)
 REFUSED = ("mpnet_mean", "t5_with_dense", "router", "static_embedding")
 PACKED = [name for name in TINY_MODELS if name not in REFUSED]
 COMPILES = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles with g++ or clang++"
+    not (shutil.which("g++") or shutil.which("clang++")),
+    reason="torch compiles with g++ or clang++",
 )
-_WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "[SEP]"]
+_WORDS = [
+    "steel",
+    "Größe",
+    "東京",
+    "don't",
+    "naïve",
+    "3.14",
+    "🚀",
+    "bottle,",
+    "(a)",
+    "__init__",
+    "[SEP]",
+]
 
 
 def texts(count: int = 59) -> list[str]:
@@ -60,7 +74,8 @@ def _settings(precision: str = "fp32", token_budget: int = 200) -> BackendSettin
 def _loaded(
     folder: Path, device: Device | None = None, *, is_compiled: bool = False
 ) -> tuple[PackedBackend, Space, np.ndarray]:
-    """The backend, on the CPU unless another device is given, its space, and sentence-transformers' own vectors."""
+    """The backend, on the CPU unless another device is given, its space, and sentence-transformers'
+    own vectors."""
     from surge_dagster.engine.inference.device import HostDevice
     from surge_dagster.engine.inference.packed_backend import PackedBackend
 
@@ -70,7 +85,9 @@ def _loaded(
     facts = tokenizer_facts(model, space)
     assert facts is not None
     return (
-        PackedBackend(space, _settings(), model, facts, device or HostDevice(), is_compiled=is_compiled),
+        PackedBackend(
+            space, _settings(), model, facts, device or HostDevice(), is_compiled=is_compiled
+        ),
         space,
         expected,
     )
@@ -97,7 +114,9 @@ def test_model_comes_to_its_device_in_the_precision_that_it_has_there(
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.matmul.allow_tf32
     assert loaded_on == ["cpu"]
-    assert {(weights.device.type, weights.dtype) for weights in model.parameters()} == {("meta", torch.float16)}
+    assert {(weights.device.type, weights.dtype) for weights in model.parameters()} == {
+        ("meta", torch.float16)
+    }
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -111,7 +130,9 @@ def test_packed_passes_give_the_vectors_of_sentence_transformers(name: str, tmp_
             found, costs = encode_texts(backend, texts(), space.dimension, space.dtype)
         assert waits.found == []
         assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
-        assert np.allclose(np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.001, atol=1e-4)
+        assert np.allclose(
+            np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.001, atol=1e-4
+        )
         assert costs.tokens <= costs.padded_tokens
 
 
@@ -142,9 +163,13 @@ def test_vectors_below_the_promise_are_tried_in_the_next_precision_by_every_back
         raise ConfigError("cannot be packed") if name == "packed" else LookupError(*notes)
 
     monkeypatch.setattr(loading, "_attempt", attempt)
-    settings = BackendSettings(device="cuda:0", precision="fp16", threads=1, fallback_precision="bf16")
+    settings = BackendSettings(
+        device="cuda:0", precision="fp16", threads=1, fallback_precision="bf16"
+    )
     with pytest.raises(LookupError) as raised:
-        loading.load_backend(EncodingSpec(str(tiny_model("bert_cls", tmp_path))).resolve(), settings, "auto")
+        loading.load_backend(
+            EncodingSpec(str(tiny_model("bert_cls", tmp_path))).resolve(), settings, "auto"
+        )
     assert tried == [("packed", "fp16"), ("torch", "fp16"), ("packed", "bf16"), ("torch", "bf16")]
     assert raised.value.args == (
         "bf16 is used instead of fp16: vectors overflow",
@@ -170,7 +195,9 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     def launch(first: int, places: np.ndarray) -> tuple[Callable[[], Any], np.ndarray, np.ndarray]:
         """Of the texts from `first` on and those before it; with their places and their vectors."""
         device.launching, ticks[0] = True, 0
-        chunk = backend.launch(backend.prepare(texts()[first:] + texts()[:first]), Rows(matrix, flags, places), tick)
+        chunk = backend.launch(
+            backend.prepare(texts()[first:] + texts()[:first]), Rows(matrix, flags, places), tick
+        )
         device.launching = False
         assert ticks[0] == 0, "a pass that is only queued is no progress"
         return chunk.finish, places, np.roll(expected, -first, axis=0)
@@ -196,7 +223,9 @@ def test_pooling_sums_the_tokens_of_each_text_in_order(monkeypatch: pytest.Monke
 
     from surge_dagster.engine.inference.host_waits import PackedPooling
 
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_: pytest.fail("lets the host wait"))
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda *_: pytest.fail("lets the host wait")
+    )
     numbers = torch.tensor([0, 0, 0, 2, 2, 4])
     values = torch.tensor([[1e8], [1.0], [-1e8], [2.0], [3.0], [5.0]])
     with PackedPooling(6, 6):
@@ -239,14 +268,18 @@ def test_layers_are_compiled_once_for_all_lengths(
     assert compiled <= 2, "one for texts in cells, and one for longer texts"
     rng = np.random.default_rng(3)
     for number in range(50):
-        drawn = ["steel " * int(n) for n in rng.integers(0, 60, int(rng.integers(1, 30)))] + ["oak " * (5 * number)]
+        drawn = ["steel " * int(n) for n in rng.integers(0, 60, int(rng.integers(1, 30)))] + [
+            "oak " * (5 * number)
+        ]
         encode_texts(backend, drawn, space.dimension, space.dtype)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
     found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
     assert parity.lowest_cosine(found, expected) > 0.999999
 
 
-def test_passes_that_do_not_fit_are_halved_and_lose_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_that_do_not_fit_are_halved_and_lose_no_vector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, space, expected = _loaded(tiny_model("bert_cls", tmp_path))
     embed, sizes = backend._embed, []
 
@@ -270,7 +303,8 @@ def test_passes_that_do_not_fit_are_halved_and_lose_no_vector(tmp_path: Path, mo
 def test_pool_answers_chunks_in_order_and_only_groups_with_a_bad_text_fail(
     faulty_workers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a backend that launches a chunk before the one before has ended, and fails when it waits for it."""
+    """With a backend that launches a chunk before the one before has ended, and fails when it waits
+    for it."""
     monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 5)
     good = [f"text {number}" for number in range(40)]
     bad = {7: "fail always", 23: "die always", 24: "fail always"}
@@ -292,7 +326,9 @@ def test_pool_answers_chunks_in_order_and_only_groups_with_a_bad_text_fail(
         assert pool.replays > 0
 
 
-def test_layers_that_do_not_compile_are_computed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_do_not_compile_are_computed_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     def fail(*_: Any, **__: Any) -> Any:

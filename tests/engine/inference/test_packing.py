@@ -1,4 +1,5 @@
-"""Which texts share a packed pass: every text once, no pass too large, and nothing but whole texts in a cell."""
+"""Which texts share a packed pass: every text once, no pass too large, and nothing but whole texts
+in a cell."""
 
 from __future__ import annotations
 
@@ -19,12 +20,16 @@ def _check(pack: Pack, lengths: np.ndarray) -> None:
     assert pack.longest >= pack.lengths.max()
     if pack.in_cells:
         ends = np.cumsum(pack.lengths)
-        assert np.array_equal((ends - 1) // CELL, (ends - pack.lengths) // CELL), "a text crosses the border of a cell"
+        assert np.array_equal((ends - 1) // CELL, (ends - pack.lengths) // CELL), (
+            "a text crosses the border of a cell"
+        )
 
 
 @example([10, 9, 1], 10, True)  # shared out evenly, the first pass would have 11
 @given(_LENGTHS, st.integers(1, 1_000_000), st.booleans())
-def test_every_text_with_tokens_is_in_one_pass_of_bounded_size(sizes: list[int], budget: int, cells: bool) -> None:
+def test_every_text_with_tokens_is_in_one_pass_of_bounded_size(
+    sizes: list[int], budget: int, cells: bool
+) -> None:
     lengths = np.array(sizes, np.int64)
     packs = pack_texts(lengths, budget, cells=cells)
     rows = [row for pack in packs for row in pack.rows.tolist()]
@@ -32,7 +37,9 @@ def test_every_text_with_tokens_is_in_one_pass_of_bounded_size(sizes: list[int],
     for pack in packs:
         _check(pack, lengths)
         assert pack.in_cells == (cells and lengths[pack.rows].max() <= LONGEST_IN_CELLS)
-        assert len(pack.rows) == 1 or pack.tokens <= budget, "a pass above the budget would be halved"
+        assert len(pack.rows) == 1 or pack.tokens <= budget, (
+            "a pass above the budget would be halved"
+        )
 
 
 @given(_LENGTHS, st.booleans())
@@ -47,8 +54,13 @@ def test_halves_of_a_pass_hold_its_texts(sizes: list[int], cells: bool) -> None:
 
 
 def test_titles_fill_cells_and_equal_chunks_get_equal_passes() -> None:
-    lengths = np.clip(np.random.default_rng(5).normal(11, 3, 20_000).round(), 3, 20).astype(np.int64)
+    lengths = np.clip(np.random.default_rng(5).normal(11, 3, 20_000).round(), 3, 20).astype(
+        np.int64
+    )
     packs, again = (pack_texts(lengths, 65_536, cells=True) for _ in range(2))
     assert 1 - lengths.sum() / sum(pack.padded_tokens for pack in packs) < 0.03
     assert len({pack.padded_tokens for pack in packs}) <= 2, "passes of nearly equal size"
-    assert all(np.array_equal(one.sequences, other.sequences) for one, other in zip(packs, again, strict=True))
+    assert all(
+        np.array_equal(one.sequences, other.sequences)
+        for one, other in zip(packs, again, strict=True)
+    )

@@ -12,7 +12,10 @@ from tests.engine.encoder.small_device import Device, SmallDeviceBackend, encode
 
 def _texts(count: int = 400, longest: int = 30) -> list[str]:
     rng = np.random.default_rng(11)
-    return [" ".join(rng.choice(["one", "two", "three"], int(size))) for size in rng.integers(0, longest, count)]
+    return [
+        " ".join(rng.choice(["one", "two", "three"], int(size)))
+        for size in rng.integers(0, longest, count)
+    ]
 
 
 def test_budget_beyond_memory_is_halved_until_passes_fit_and_stays_so() -> None:
@@ -61,7 +64,9 @@ def test_single_text_is_tried_again_when_no_other_pass_runs() -> None:
 def test_single_text_that_does_not_fit_is_a_clear_error(streams: int) -> None:
     device = Device(limit=50)
     backend = SmallDeviceBackend(device, token_budget=100, streams=streams)
-    with pytest.raises(EncoderError, match=r"a text of 60 tokens does not fit .* 1 row .*smaller max_length"):
+    with pytest.raises(
+        EncoderError, match=r"a text of 60 tokens does not fit .* 1 row .*smaller max_length"
+    ):
         encode(backend, ["one " * 60, *_texts()])
     assert backend.token_budget >= 1
     vectors, _ = encode(backend, _texts())
@@ -70,7 +75,9 @@ def test_single_text_that_does_not_fit_is_a_clear_error(streams: int) -> None:
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_other_errors_end_the_chunk_unchanged(streams: int) -> None:
-    backend = SmallDeviceBackend(Device(limit=1_000, error=KeyError("broken")), token_budget=50, streams=streams)
+    backend = SmallDeviceBackend(
+        Device(limit=1_000, error=KeyError("broken")), token_budget=50, streams=streams
+    )
     with pytest.raises(KeyError, match="broken"):
         encode(backend, _texts())
     assert backend.token_budget == 50
@@ -88,8 +95,12 @@ def test_texts_without_tokens_get_vectors() -> None:
         MemoryError(),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 128000000 bytes."),
-        RuntimeError("Exception from src/plugins/intel_cpu/src/node.cpp:794:\nFailed to allocate 786432000 bytes"),
+        RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 128000000 bytes."
+        ),
+        RuntimeError(
+            "Exception from src/plugins/intel_cpu/src/node.cpp:794:\nFailed to allocate 786432000 bytes"
+        ),
         RuntimeError("std::bad_alloc"),
     ],
 )
@@ -97,7 +108,9 @@ def test_out_of_memory_messages_of_libraries_are_recognized(error: BaseException
     assert is_out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), ValueError("out of memory")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: an illegal memory access"), ValueError("out of memory")]
+)
 def test_other_errors_are_not_recognized_as_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 

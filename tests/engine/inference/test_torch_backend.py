@@ -1,4 +1,5 @@
-"""The torch backend on a device that only queues its work, as a GPU does, and copies as late as it may."""
+"""The torch backend on a device that only queues its work, as a GPU does, and copies as late as it
+may."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from surge_dagster.engine.inference.torch_backend import TorchBackend, load_mode
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.conftest import TINY_MODELS, tiny_model
 
-TEXTS = ["", "a", "steel bottle", "word " * 80, *(f"oak table {'lamp ' * (number % 9)}" for number in range(40))]
+TEXTS = [
+    "",
+    "a",
+    "steel bottle",
+    "word " * 80,
+    *(f"oak table {'lamp ' * (number % 9)}" for number in range(40)),
+]
 PLACES = np.arange(len(TEXTS))[::-1] * 2 + 1
 
 
@@ -24,17 +31,28 @@ def late_backend(folder: Path) -> tuple[TorchBackend, Any, np.ndarray]:
     """The backend, its device, and sentence-transformers' own vectors."""
     from tests.engine.inference.late_device import LateDevice
 
-    space, settings = EncodingSpec(str(folder)).resolve(), BackendSettings("cpu", "fp32", 1, token_budget=60)
+    space, settings = (
+        EncodingSpec(str(folder)).resolve(),
+        BackendSettings("cpu", "fp32", 1, token_budget=60),
+    )
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
     assert facts is not None
     device = LateDevice()
-    return TorchBackend(space, settings, model, facts, device), device, reference_vectors(model, space, TEXTS)
+    return (
+        TorchBackend(space, settings, model, facts, device),
+        device,
+        reference_vectors(model, space, TEXTS),
+    )
 
 
 def encode(backend: TorchBackend, dimension: int, progress: Any = lambda: None) -> np.ndarray:
     """Into every second row, from the last one to the first."""
-    rows = Rows(np.full((2 * len(TEXTS), dimension), np.nan, np.float32), np.zeros(2 * len(TEXTS), np.uint8), PLACES)
+    rows = Rows(
+        np.full((2 * len(TEXTS), dimension), np.nan, np.float32),
+        np.zeros(2 * len(TEXTS), np.uint8),
+        PLACES,
+    )
     costs = backend.forward(backend.prepare(TEXTS), rows, progress)
     assert 0 < costs.tokens <= costs.padded_tokens
     assert np.isnan(rows.matrix[::2]).all()
@@ -42,7 +60,8 @@ def encode(backend: TorchBackend, dimension: int, progress: Any = lambda: None) 
 
 
 @pytest.mark.parametrize(
-    "name", ["mpnet_mean", "t5_with_dense", "bert_prompt_left_out_of_the_mean", "llama_weighted_mean"]
+    "name",
+    ["mpnet_mean", "t5_with_dense", "bert_prompt_left_out_of_the_mean", "llama_weighted_mean"],
 )
 def test_vectors_are_read_when_the_device_has_copied_them(name: str, tmp_path: Path) -> None:
     backend, device, expected = late_backend(tiny_model(name, tmp_path))
@@ -52,7 +71,8 @@ def test_vectors_are_read_when_the_device_has_copied_them(name: str, tmp_path: P
         assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
 
 
-# Decoders look whether positions are in a row, and pooling whether there is a prompt: to answer that would be a guess.
+# Decoders look whether positions are in a row, and pooling whether there is a prompt: to answer
+# that would be a guess.
 ASKING = {
     "bert_prompt_left_out_of_the_mean",
     "qwen2_last_token",
@@ -63,8 +83,12 @@ ASKING = {
 
 
 # What sentence-transformers encodes itself is not queued.
-@pytest.mark.parametrize("name", [name for name in TINY_MODELS if name not in ("router", "static_embedding")])
-def test_queued_passes_ask_the_device_for_no_value_where_they_need_not(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in TINY_MODELS if name not in ("router", "static_embedding")]
+)
+def test_queued_passes_ask_the_device_for_no_value_where_they_need_not(
+    name: str, tmp_path: Path
+) -> None:
     from tests.engine.inference.late_device import HostWaits
 
     space = EncodingSpec(str(tiny_model(name, tmp_path))).resolve()
@@ -82,7 +106,9 @@ def test_passes_are_queued_two_ahead_of_the_device(tmp_path: Path) -> None:
     assert len(ahead) > 5 and max(ahead) == 2
 
 
-def test_memory_of_the_device_is_freed_before_a_pass_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_device_is_freed_before_a_pass_is_halved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, _, expected = late_backend(tiny_model("bert_cls", tmp_path))
     freed: list[int] = []
     monkeypatch.setattr(backend, "_free_memory", lambda: freed.append(1))

@@ -18,9 +18,15 @@ def model_folder(folder: Path) -> Path:
         for i, (path, kind) in enumerate(modules)
     ]
     (folder / "modules.json").write_text(json.dumps(listing))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 16, "do_lower_case": false}')
-    (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 8, "max_position_embeddings": 32}')
-    (folder / "tokenizer.json").write_text('{"version": "1.0", "truncation": {"max_length": 9}, "model": {}}')
+    (folder / "sentence_bert_config.json").write_text(
+        '{"max_seq_length": 16, "do_lower_case": false}'
+    )
+    (folder / "config.json").write_text(
+        '{"model_type": "bert", "hidden_size": 8, "max_position_embeddings": 32}'
+    )
+    (folder / "tokenizer.json").write_text(
+        '{"version": "1.0", "truncation": {"max_length": 9}, "model": {}}'
+    )
     (folder / "1_Pooling" / "config.json").write_text(
         '{"word_embedding_dimension": 8, "pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}'
     )

@@ -1,4 +1,5 @@
-"""Models are located on this machine or downloaded from the hub, with the files that are needed and no others."""
+"""Models are located on this machine or downloaded from the hub, with the files that are needed and
+no others."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ _REVISION = "5" * 40
 _SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 _FILES = {
     "config.json": b"{}",
-    "model.safetensors.index.json": json.dumps({"weight_map": dict(zip("ab", _SHARDS, strict=True))}).encode(),
+    "model.safetensors.index.json": json.dumps(
+        {"weight_map": dict(zip("ab", _SHARDS, strict=True))}
+    ).encode(),
     _SHARDS[0]: b"a" * 1_000,
     _SHARDS[1]: b"b" * 100_000,
     "tokenizer.json": b'{"model": {}}',
@@ -34,12 +37,18 @@ _FILES = {
     "1_Custom/modeling_custom.py": b"never downloaded either",
     "onnx/model.onnx": b"not needed",
 }
-_NOT_NEEDED = ("pytorch_model.bin", "modeling_custom.py", "1_Custom/modeling_custom.py", "onnx/model.onnx")
+_NOT_NEEDED = (
+    "pytorch_model.bin",
+    "modeling_custom.py",
+    "1_Custom/modeling_custom.py",
+    "onnx/model.onnx",
+)
 
 
 @dataclass
 class Hub:
-    """A model hub with one model, `team/model`; it stops inside the file `stops_in` until `goes_on` is set.
+    """A model hub with one model, `team/model`; it stops inside the file `stops_in` until `goes_on`
+    is set.
 
     Where `token` is set the model is gated: only who sends that token gets its files.
     """
@@ -77,7 +86,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": _REVISION}
             return self._send(200, _FILES[path], headers, path)
 
-        def _send(self, status: int, content: bytes, headers: dict[str, str] | None = None, path: str = "") -> None:
+        def _send(
+            self, status: int, content: bytes, headers: dict[str, str] | None = None, path: str = ""
+        ) -> None:
             self.send_response(status)
             for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
@@ -99,7 +110,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_", "TQDM_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    progress = import_module("huggingface_hub.utils.tqdm")  # the package has a class of the same name
+    # the package has a class of the same name
+    progress = import_module("huggingface_hub.utils.tqdm")
     monkeypatch.setattr(progress, "HF_HUB_DISABLE_PROGRESS_BARS", None)
     monkeypatch.setattr(progress, "progress_bar_states", {})
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -124,7 +136,11 @@ def _etag(path: str) -> str:
 def _model(folder: Path) -> dict[str, bytes]:
     """The complete files of the model in the hub client's cache."""
     snapshot = folder / "hub" / "models--team--model" / "snapshots" / _REVISION
-    return {str(path.relative_to(snapshot)): path.read_bytes() for path in snapshot.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(snapshot)): path.read_bytes()
+        for path in snapshot.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_download_takes_no_file_that_is_not_needed_and_shows_progress(
@@ -139,7 +155,9 @@ def test_download_takes_no_file_that_is_not_needed_and_shows_progress(
     assert "Fetching" in capfd.readouterr().err
 
 
-def test_interrupted_download_is_not_used_and_the_next_one_requests_the_rest(hub: Hub, tmp_path: Path) -> None:
+def test_interrupted_download_is_not_used_and_the_next_one_requests_the_rest(
+    hub: Hub, tmp_path: Path
+) -> None:
     code = "from surge_dagster.engine.model.locating import find_model; find_model('team/model')"
     hub.stops_in = _SHARDS[1]
     with subprocess.Popen([sys.executable, "-c", code]) as process:
@@ -154,7 +172,9 @@ def test_interrupted_download_is_not_used_and_the_next_one_requests_the_rest(hub
     assert not kept.keys() & set(hub.requested)
 
 
-def test_model_on_this_machine_is_found_without_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_on_this_machine_is_found_without_the_hub(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = find_model("team/model")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert find_model("team/model") == folder
@@ -183,24 +203,34 @@ def test_gated_model_is_downloaded_with_the_token_and_refused_by_name_without(
 def test_token_that_the_hub_refuses_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.token = "hf_secret"
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    with pytest.raises(ConfigError, match=r"refuses the token(?s:.*)401(?s:.*)set HF_TOKEN to a token that may"):
+    with pytest.raises(
+        ConfigError, match=r"refuses the token(?s:.*)401(?s:.*)set HF_TOKEN to a token that may"
+    ):
         find_model("team/model")
 
 
-def test_code_of_a_model_is_downloaded_at_the_trusted_commit_alone(hub: Hub, tmp_path: Path) -> None:
+def test_code_of_a_model_is_downloaded_at_the_trusted_commit_alone(
+    hub: Hub, tmp_path: Path
+) -> None:
     find_model("team/model")
     assert not [path for path in _model(tmp_path) if path.endswith(".py")]
     hub.requested.clear()
     folder = find_model("team/model", _REVISION)
     code = {"modeling_custom.py", "1_Custom/modeling_custom.py"}
-    assert folder.name == _REVISION and set(hub.requested) == code and code < _model(tmp_path).keys()
+    assert (
+        folder.name == _REVISION and set(hub.requested) == code and code < _model(tmp_path).keys()
+    )
     hub.requested.clear()
     assert find_model("team/model", _REVISION) == folder and hub.requested == []
-    with pytest.raises(ConfigError, match=r"'team/model' is a model of the hub: expected the full commit"):
+    with pytest.raises(
+        ConfigError, match=r"'team/model' is a model of the hub: expected the full commit"
+    ):
         find_model("team/model", "a" * 64)
 
 
-def test_offline_setting_is_named_where_the_model_is_missing(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_setting_is_named_where_the_model_is_missing(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set; unset it"):
         find_model("team/model")

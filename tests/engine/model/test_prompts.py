@@ -1,4 +1,5 @@
-"""Prompts of a model: which one documents and queries take, and that both are part of the vector space."""
+"""Prompts of a model: which one documents and queries take, and that both are part of the vector
+space."""
 
 from __future__ import annotations
 
@@ -26,13 +27,28 @@ def _state(folder: Path, own: dict[str, Any]) -> EncodingSpec:
     [
         ({}, "", "", ()),
         ({"prompts": None, "default_prompt_name": None}, "", "", ()),
-        ({"prompts": {"query": "q: ", "document": "d: ", "passage": "p: ", "corpus": "c: "}}, "d: ", "q: ", ()),
+        (
+            {"prompts": {"query": "q: ", "document": "d: ", "passage": "p: ", "corpus": "c: "}},
+            "d: ",
+            "q: ",
+            (),
+        ),
         ({"prompts": {"query": "q: ", "corpus": "c: ", "passage": "p: "}}, "p: ", "q: ", ()),
         ({"prompts": {"corpus": "c: "}}, "c: ", "", ()),
         ({"prompts": {"query": "q: "}}, "", "q: ", ()),
         ({"prompts": {"s2p": "s: "}, "default_prompt_name": "s2p"}, "s: ", "s: ", ()),
-        ({"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": "passage"}, "p: ", "q: ", ()),
-        ({"prompts": {"query": "q: ", "document": None}, "default_prompt_name": "query"}, "", "q: ", ()),
+        (
+            {"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": "passage"},
+            "p: ",
+            "q: ",
+            (),
+        ),
+        (
+            {"prompts": {"query": "q: ", "document": None}, "default_prompt_name": "query"},
+            "",
+            "q: ",
+            (),
+        ),
         # As a current version of the library saves a model: what it states is empty counts.
         ({"prompts": {"query": "", "document": "", "passage": "p: "}}, "", "", ("passage",)),
         (
@@ -53,7 +69,10 @@ def test_prompts_follow_the_rule_of_sentence_transformers(
     [
         ({"prompts": ["query: "]}, "expected prompts as texts by name"),
         ({"prompts": {"query": 3}}, "expected prompts as texts by name"),
-        ({"prompts": {"query": "q: "}, "default_prompt_name": "passage"}, r"'passage' is not among.*\(query\)"),
+        (
+            {"prompts": {"query": "q: "}, "default_prompt_name": "passage"},
+            r"'passage' is not among.*\(query\)",
+        ),
     ],
 )
 def test_invalid_prompts_in_the_model_configuration_are_refused(
@@ -67,13 +86,19 @@ def test_prompts_of_a_model_are_part_of_its_space(small_model: Path) -> None:
     plain = EncodingSpec(str(small_model)).resolve()
     both = _state(small_model, {"prompts": {"query": "query: ", "document": "passage: "}}).resolve()
     assert (both.document_prompt, both.query_prompt) == ("passage: ", "query: ")
-    default = _state(small_model, {"prompts": {"passage": "passage: "}, "default_prompt_name": "passage"}).resolve()
+    default = _state(
+        small_model, {"prompts": {"passage": "passage: "}, "default_prompt_name": "passage"}
+    ).resolve()
     assert (default.document_prompt, default.query_prompt) == ("passage: ", "passage: ")
     queries_only = _state(small_model, {"prompts": {"query": "query: "}}).resolve()
     assert len({plain.name, both.name, default.name, queries_only.name}) == 4
     assert (both.to_json()["prompt"], both.to_json()["query_prompt"]) == ("passage: ", "query: ")
     read = space_from_json(json.loads(json.dumps(both.to_json())))
-    assert (read.document_prompt, read.query_prompt, read.name) == ("passage: ", "query: ", both.name)
+    assert (read.document_prompt, read.query_prompt, read.name) == (
+        "passage: ",
+        "query: ",
+        both.name,
+    )
 
 
 def test_settings_override_the_prompts_of_a_model(small_model: Path) -> None:

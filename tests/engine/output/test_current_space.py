@@ -41,7 +41,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     from tests.engine.store.object_server import BUCKET
 
     server: ObjectServer = request.getfixturevalue("object_server")
-    options = StorageOptions(endpoint=server.url, access_key_id="k", secret_access_key="s", region="us-east-1")
+    options = StorageOptions(
+        endpoint=server.url, access_key_id="k", secret_access_key="s", region="us-east-1"
+    )
     return open_object_store(f"s3://{BUCKET}/out", options)
 
 
@@ -68,7 +70,9 @@ def test_run_that_begins_another_space_leaves_readers_with_the_first(three_space
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_one_of_several_concurrent_switches_wins_and_the_others_are_refused(store: Store, first: bool) -> None:
+def test_one_of_several_concurrent_switches_wins_and_the_others_are_refused(
+    store: Store, first: bool
+) -> None:
     spaces = [claim_space(store, spec.resolve()).name for spec in SPECS]
     seen = None if first else write_current(store, spaces[0], seen=None)
     together = threading.Barrier(4)
@@ -99,7 +103,9 @@ def test_space_that_is_current_again_does_not_match_its_first_time(store: Store)
         write_current(store, z, seen=back)
 
 
-def test_open_embeddings_stay_with_their_space_after_a_switch(three_spaces: Spaces, tmp_path: Path) -> None:
+def test_open_embeddings_stay_with_their_space_after_a_switch(
+    three_spaces: Spaces, tmp_path: Path
+) -> None:
     made = three_spaces.copy_to(tmp_path)
     first, second, _ = made.names()
     seen = write_current(made.store, first, seen=None)
@@ -118,7 +124,10 @@ def test_open_embeddings_stay_with_their_space_after_a_switch(three_spaces: Spac
         ("[]", "cannot be used"),
         ('{"format": 2}', "cannot be used"),
         ('{"format": 1, "space": 3, "previous": null, "number": 1}', "cannot be used"),
-        ('{"format": 1, "space": "x", "previous": null, "number": 1}', "names the space 'x', and the output holds h"),
+        (
+            '{"format": 1, "space": "x", "previous": null, "number": 1}',
+            "names the space 'x', and the output holds h",
+        ),
     ],
 )
 def test_damaged_or_missing_current_space_is_refused_and_a_named_space_is_read(

@@ -38,7 +38,9 @@ def status(store: Store, key: str = "k", version: str = "v1") -> str:
     return OutputState(store, "s").freshness(partition_of(key, [], version=version)).status
 
 
-def test_file_of_the_present_version_is_fresh_of_another_stale_and_without_one_it_is_missing(store: LocalStore) -> None:
+def test_file_of_the_present_version_is_fresh_of_another_stale_and_without_one_it_is_missing(
+    store: LocalStore,
+) -> None:
     assert status(store) == "missing", "in a space without files"
     publish(store, "k")
     assert status(store) == "fresh"
@@ -55,13 +57,16 @@ def test_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: str
 
         pq.write_table(pa.table({"id": ["a"]}), path)
     else:
-        path.write_bytes({"truncated": content[:-20], "empty": b"", "not parquet": b"x" * 100}[damage])
+        path.write_bytes(
+            {"truncated": content[:-20], "empty": b"", "not parquet": b"x" * 100}[damage]
+        )
     assert status(store) == "missing"
     assert list(OutputState(store, "s").files()) == ["s/k.parquet"]
 
 
 @pytest.mark.parametrize(
-    ("change", "flaw"), [(lambda table: table.slice(1), "rows"), (lambda table: narrow(table, 2), "dimension")]
+    ("change", "flaw"),
+    [(lambda table: table.slice(1), "rows"), (lambda table: narrow(table, 2), "dimension")],
 )
 def test_file_unlike_its_facts_is_missing_and_its_flaw_is_named(
     store: LocalStore, change: Callable[[pa.Table], pa.Table], flaw: str
@@ -95,7 +100,9 @@ def test_long_keys_are_distinguished_by_the_facts_of_their_files(store: LocalSto
     assert status(store, "x" * 301) == "missing"
 
 
-def test_state_does_not_change_until_it_is_refreshed_and_replaced_files_are_read_again(store: LocalStore) -> None:
+def test_state_does_not_change_until_it_is_refreshed_and_replaced_files_are_read_again(
+    store: LocalStore,
+) -> None:
     state = OutputState(store, "s")
     path = publish(store, "k")
     assert state.freshness(partition_of("k", [])).status == "missing"
@@ -116,13 +123,15 @@ def test_unchanged_file_is_read_once(store: LocalStore) -> None:
     path, long_ago = publish(store, "k"), time.time_ns() - 3600 * 10**9
     overwrite(path, path.read_bytes(), modified_ns=long_ago)
     assert status(store) == "fresh"
-    overwrite(path, b"x" * path.stat().st_size, modified_ns=long_ago)  # size and mtime stay the same
+    # size and mtime stay the same
+    overwrite(path, b"x" * path.stat().st_size, modified_ns=long_ago)
     assert status(store) == "fresh"
 
 
 def test_file_replaced_within_the_resolution_of_the_clock_is_read_again(store: LocalStore) -> None:
     other = publish(store, "k", version="v2").read_bytes()
-    path, modified = publish(store, "k"), time.time_ns() + 3600 * 10**9  # later than any listing of this test
+    # later than any listing of this test
+    path, modified = publish(store, "k"), time.time_ns() + 3600 * 10**9
     overwrite(path, path.read_bytes(), modified_ns=modified)
     assert status(store) == "fresh"
     assert len(other) == path.stat().st_size
@@ -146,7 +155,9 @@ def test_unreadable_file_is_named_and_neither_fresh_nor_missing(store: LocalStor
     assert state.freshness(partition_of("k", [])).status == "missing"
 
 
-def test_whether_a_name_is_as_listed_is_asked_of_the_store_and_not_said_of_an_unread_file(store: LocalStore) -> None:
+def test_whether_a_name_is_as_listed_is_asked_of_the_store_and_not_said_of_an_unread_file(
+    store: LocalStore,
+) -> None:
     for key in ("same", "replaced", "unread", "deleted"):
         os.utime(publish(store, key), ns=(0, 0))
     state = OutputState(store, "s")
@@ -172,7 +183,10 @@ def test_file_replaced_after_the_listing_counts_as_it_is_read(store: LocalStore)
     path = publish(store, "k", version="version 2, which makes the file longer")
     found = state.freshness(partition_of("k", [])).file
     assert found is not None and found.facts.source_version.startswith("version 2")
-    assert (found.stored.size, found.stored.etag) == (path.stat().st_size, str(path.stat().st_mtime_ns))
+    assert (found.stored.size, found.stored.etag) == (
+        path.stat().st_size,
+        str(path.stat().st_mtime_ns),
+    )
 
 
 def test_several_threads_can_use_several_outputs(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def reads(server: ObjectServer) -> list[str]:
     return targets
 
 
-def test_second_run_sends_one_listing_and_reads_no_object(store: ObjectStore, object_server: ObjectServer) -> None:
+def test_second_run_sends_one_listing_and_reads_no_object(
+    store: ObjectStore, object_server: ObjectServer
+) -> None:
     assert decide(store) == ["fresh"] * len(KEYS)
     assert len(object_server.log) == 1 + len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
@@ -109,12 +111,16 @@ def test_interrupt_waits_for_no_response_and_keeps_nothing_that_comes_later(
     assert [state._is_unread(file_name("s", key)) for key in KEYS[:4]] == [True] * 4
 
 
-def test_changed_object_is_read_again_and_no_other(store: ObjectStore, object_server: ObjectServer) -> None:
+def test_changed_object_is_read_again_and_no_other(
+    store: ObjectStore, object_server: ObjectServer
+) -> None:
     decide(store)
     publish(store, KEYS[2], "v2")
     object_server.log.clear()
     assert decide(store) == ["fresh", "fresh", "stale", "fresh", "fresh", "fresh"]
-    assert [target.rpartition("/")[2].split("?")[0] for target in reads(object_server)] == ["partition%25202.parquet"]
+    assert [target.rpartition("/")[2].split("?")[0] for target in reads(object_server)] == [
+        "partition%25202.parquet"
+    ]
     assert decide(store)[2] == "stale"
     assert reads(object_server) == []
 
@@ -132,7 +138,9 @@ def test_object_that_is_replaced_after_the_listing_is_remembered_as_it_was_read(
     assert reads(object_server) == []
 
 
-def test_footers_of_another_output_are_not_used(store: ObjectStore, object_server: ObjectServer) -> None:
+def test_footers_of_another_output_are_not_used(
+    store: ObjectStore, object_server: ObjectServer
+) -> None:
     decide(store)
     other = open_bucket(object_server, "other")
     for key in KEYS:
@@ -183,11 +191,15 @@ def test_unreadable_object_is_named_and_the_other_partitions_have_a_status(
     state.look_at(KEYS)
     others = {key: state.freshness(partition_of(key, [])) for key in KEYS}
     unread = others.pop(KEYS[3])
-    assert str(unread.error).startswith("partition 'partition 3': it is unknown whether its file is up to date")
+    assert str(unread.error).startswith(
+        "partition 'partition 3': it is unknown whether its file is up to date"
+    )
     assert {unread.status, *(each.status for each in others.values())} == {"unread", "fresh"}
 
 
-def test_store_that_is_down_raises_store_unavailable(store: ObjectStore, object_server: ObjectServer) -> None:
+def test_store_that_is_down_raises_store_unavailable(
+    store: ObjectStore, object_server: ObjectServer
+) -> None:
     state = OutputState(store, "s")
     object_server.plan = always(Fault("status", 503), "GET")
     with pytest.raises(StoreUnavailable):

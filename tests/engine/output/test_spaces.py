@@ -1,4 +1,5 @@
-"""Vector spaces share an output but never a folder, and are found by their settings without the model."""
+"""Vector spaces share an output but never a folder, and are found by their settings without the
+model."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def without_folder(space: Space) -> Space:
 
 
 class TestClaiming:
-    def test_new_space_gets_a_folder_with_a_space_json(self, store: LocalStore, space: Space) -> None:
+    def test_new_space_gets_a_folder_with_a_space_json(
+        self, store: LocalStore, space: Space
+    ) -> None:
         assert claim_space(store, space) == space
         assert document(store, space) == space.to_json()
         assert [without_folder(space)] == list_spaces(store)
@@ -91,7 +94,11 @@ class TestClaiming:
         assert document(store, space) == space.to_json()
 
     def test_space_that_a_concurrent_run_begins_is_not_begun_beside_itself(
-        self, store: LocalStore, space: Space, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        store: LocalStore,
+        space: Space,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         folders, listings = store.folders, list[None]()
 
@@ -124,7 +131,12 @@ class TestClaiming:
         assert caplog.messages[1].endswith("the model's content has changed")
 
     @pytest.mark.parametrize(
-        "spec", [EncodingSpec("hash://32"), replace(SPEC, document_prompt="query: "), replace(SPEC, dtype="float16")]
+        "spec",
+        [
+            EncodingSpec("hash://32"),
+            replace(SPEC, document_prompt="query: "),
+            replace(SPEC, dtype="float16"),
+        ],
     )
     def test_setting_that_shapes_vectors_makes_another_space(
         self, store: LocalStore, space: Space, spec: EncodingSpec
@@ -132,10 +144,14 @@ class TestClaiming:
         names = {claim_space(store, spec.resolve()).name, claim_space(store, space).name}
         assert len(names) == 2 and names == {known.name for known in list_spaces(store)}
 
-    def test_same_weights_under_another_name_use_the_existing_folder(self, store: LocalStore, space: Space) -> None:
+    def test_same_weights_under_another_name_use_the_existing_folder(
+        self, store: LocalStore, space: Space
+    ) -> None:
         claim_space(store, space)
         renamed = replace(
-            space, name=f"my-copy-{space.spec_sha256[:12]}", requested=replace(SPEC, model="hash://16", max_length=256)
+            space,
+            name=f"my-copy-{space.spec_sha256[:12]}",
+            requested=replace(SPEC, model="hash://16", max_length=256),
         )
         assert claim_space(store, renamed).name == space.name
         assert store.folders() == [space.name]
@@ -156,28 +172,48 @@ class TestClaiming:
         assert document(store, space)["tokenizer"] == first.tokenizer
         [known] = list_spaces(store)
         assert (known, known.tokenizer) == (space, first.tokenizer)
-        with pytest.raises(ConfigError, match=r"gives texts other tokens .* expected ab transformers-5\.1 .* not cd"):
+        with pytest.raises(
+            ConfigError,
+            match=r"gives texts other tokens .* expected ab transformers-5\.1 .* not cd",
+        ):
             claim_space(store, other)
         assert document(store, space)["tokenizer"] == first.tokenizer
 
-    def test_output_that_is_the_folder_of_a_space_is_refused(self, store: LocalStore, space: Space) -> None:
+    def test_output_that_is_the_folder_of_a_space_is_refused(
+        self, store: LocalStore, space: Space
+    ) -> None:
         claim_space(store, space)
         inner = open_store(store.root / space.name)
-        with pytest.raises(ConfigError, match="is the folder of one space; give the folder above it"):
+        with pytest.raises(
+            ConfigError, match="is the folder of one space; give the folder above it"
+        ):
             claim_space(inner, space)
         assert inner.folders() == []
 
     @pytest.mark.parametrize("change", [shutil.move, shutil.copytree])
-    def test_renamed_or_copied_folder_is_refused(self, store: LocalStore, space: Space, change: Any) -> None:
+    def test_renamed_or_copied_folder_is_refused(
+        self, store: LocalStore, space: Space, change: Any
+    ) -> None:
         claim_space(store, space)
         change(store.root / space.name, store.root / "backup")
-        with pytest.raises(ConfigError, match=r"backup/space.json.*the folder was renamed or the file copied"):
+        with pytest.raises(
+            ConfigError, match=r"backup/space.json.*the folder was renamed or the file copied"
+        ):
             claim_space(store, space)
 
     @pytest.mark.parametrize(
-        "change", [{"dimension": 17}, {"spec_sha256": "0" * 64}, {"format": 99}, {"name": None}, {"turn": "1"}]
+        "change",
+        [
+            {"dimension": 17},
+            {"spec_sha256": "0" * 64},
+            {"format": 99},
+            {"name": None},
+            {"turn": "1"},
+        ],
     )
-    def test_changed_space_json_is_refused(self, store: LocalStore, space: Space, change: dict) -> None:
+    def test_changed_space_json_is_refused(
+        self, store: LocalStore, space: Space, change: dict
+    ) -> None:
         claim_space(store, space)
         path = store.root / space.name / "space.json"
         path.write_text(json.dumps(document(store, space) | change))
@@ -185,7 +221,9 @@ class TestClaiming:
             claim_space(store, space)
 
     @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
-    def test_damaged_space_json_is_refused(self, store: LocalStore, space: Space, content: bytes) -> None:
+    def test_damaged_space_json_is_refused(
+        self, store: LocalStore, space: Space, content: bytes
+    ) -> None:
         claim_space(store, space)
         (store.root / space.name / "space.json").write_bytes(content)
         with pytest.raises(ConfigError, match="cannot be used"):
@@ -208,7 +246,9 @@ class TestFinding:
     def test_last_claimed_of_two_spaces_with_the_same_settings_is_found(
         self, store: LocalStore, order: list[int]
     ) -> None:
-        both = sorted((resolved_from(HUB, 16), resolved_from(HUB, 24)), key=lambda space: space.name)
+        both = sorted(
+            (resolved_from(HUB, 16), resolved_from(HUB, 24)), key=lambda space: space.name
+        )
         old, new = (both[place] for place in order)
         claim_space(store, old)
         assert "turn" not in document(store, old), "most outputs never need it"
@@ -216,7 +256,9 @@ class TestFinding:
             claim_space(store, meant)
             assert found(store, HUB) == meant.name
 
-    def test_claim_does_not_change_a_request_that_its_space_does_not_answer(self, store: LocalStore) -> None:
+    def test_claim_does_not_change_a_request_that_its_space_does_not_answer(
+        self, store: LocalStore
+    ) -> None:
         copy = EncodingSpec(model="/somewhere/my-copy")
         old, new = resolved_from(HUB, 16), resolved_from(HUB, 24)
         claim_space(store, old)

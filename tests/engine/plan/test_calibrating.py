@@ -1,4 +1,5 @@
-"""What runs teach the planner: with an encoder of fixed costs and all else real, and with reports made by hand."""
+"""What runs teach the planner: with an encoder of fixed costs and all else real, and with reports
+made by hand."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def superbatch_of(**costs: float) -> SuperBatchReport:
     return replace(SOME, costs=replace(SOME.costs, **costs))
 
 
-def finish_learning(pool: Any, sizes: list[int], output: Path, thresholds: Thresholds = SMALL) -> EmbeddingRun:
+def finish_learning(
+    pool: Any, sizes: list[int], output: Path, thresholds: Thresholds = SMALL
+) -> EmbeddingRun:
     """A run that has ended, and taught the pool's calibration."""
     run = make_run(pool, in_memory(catalog(sizes)), output, thresholds)
     list(learning(run, pool, open_store(output)))
@@ -84,11 +87,15 @@ def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
         assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
 
 
-def test_report_of_a_run_has_prediction_and_outcome_side_by_side(priced_pool: Any, tmp_path: Path) -> None:
+def test_report_of_a_run_has_prediction_and_outcome_side_by_side(
+    priced_pool: Any, tmp_path: Path
+) -> None:
     assert RunReport().as_dict()["prediction_error"] is None
     report = finish_learning(priced_pool, [30, 40], tmp_path).report.as_dict()
     assert report["predicted_wall_seconds"] == pytest.approx(C_IPC + C_TEXT * 70, rel=1e-4)
-    assert report["prediction_error"] == pytest.approx(report["predicted_wall_seconds"] / report["wall_seconds"] - 1)
+    assert report["prediction_error"] == pytest.approx(
+        report["predicted_wall_seconds"] / report["wall_seconds"] - 1
+    )
 
 
 def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_path: Path) -> None:
@@ -98,7 +105,9 @@ def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_
     assert again.report.predicted_wall_seconds is None and again.report.prediction_error is None
 
 
-def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(priced_pool: Any, tmp_path: Path) -> None:
+def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(
+    priced_pool: Any, tmp_path: Path
+) -> None:
     assert priced_pool.costs.tokens_per_text == 12  # as a start measured it
     run = finish_learning(priced_pool, [30, 40], tmp_path)
     assert priced_pool.costs.tokens_per_text == run.report.costs.tokens / 70 != 12
@@ -131,7 +140,15 @@ def test_run_beside_other_programs_teaches_nothing_unless_the_last_ones_had_them
         return len(priced_pool.calibration.observations("runs cpu"))
 
     numbers = itertools.count()
-    assert [runs_after(share) for share in (0.05, 0.5, 0.5, 0.5, 0.5, 0.0, 0.5)] == [1, 1, 1, 1, 2, 3, 3]
+    assert [runs_after(share) for share in (0.05, 0.5, 0.5, 0.5, 0.5, 0.0, 0.5)] == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        3,
+        3,
+    ]
     assert len(priced_pool.calibration.observations("io local")) == 3
 
 
@@ -143,7 +160,9 @@ def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_
     assert costs.publish.values.sum() > 0 and costs.read.values.sum() > 0
 
 
-def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, tmp_path: Path) -> None:
+def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(
+    priced_pool: Any, tmp_path: Path
+) -> None:
     log, report = RunLog(priced_pool, open_store(tmp_path)), RunReport()
     last = 5_000
     tracemalloc.start()
@@ -153,13 +172,17 @@ def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, 
     tracemalloc.stop()
     assert size < 1_000_000
     log.end(report)
-    assert report.predicted_wall_seconds == pytest.approx((last + 2) * (C_IPC + C_TEXT * 100), rel=1e-4)
+    assert report.predicted_wall_seconds == pytest.approx(
+        (last + 2) * (C_IPC + C_TEXT * 100), rel=1e-4
+    )
     assert len(priced_pool.calibration.observations("runs cpu")) == 256
     assert priced_pool.calibration.observations("starts local") == [[0.0]]
 
 
 def test_only_texts_that_were_encoded_count() -> None:
-    [call] = calls_of([superbatch_of(texts_encoded=80, texts_deduplicated=32, texts_computed=50, tokens=600)])
+    [call] = calls_of(
+        [superbatch_of(texts_encoded=80, texts_deduplicated=32, texts_computed=50, tokens=600)]
+    )
     assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 3_854, 600, 32)
     costs = EncodeCosts.of([call], [], 1)
     assert (costs.equal_share, costs.tokens_per_text) == (32 / 82, 12)
@@ -187,8 +210,11 @@ def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) 
     assert forecast(flushes, costs).encode_seconds == pytest.approx(without.encode_seconds + 0.8)
 
 
-def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, tmp_path: Path) -> None:
-    """A worker that hangs is replaced after two minutes, in which the others wait; without new texts none does."""
+def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    """A worker that hangs is replaced after two minutes, in which the others wait; without new
+    texts none does."""
     for costs in ({}, {"shared_seconds": 0.1, "replays": 1}, {"texts_computed": 0}):
         log = RunLog(priced_pool, open_store(tmp_path))
         log.add(superbatch_of(encode_seconds=2.5, **costs))
@@ -211,7 +237,9 @@ def test_superbatch_whose_time_cannot_be_true_is_not_learned(
     assert "the times of 1 of 2 SuperBatches are not learned" in caplog.text
 
 
-def test_next_run_and_its_plan_have_a_b_min_near_the_last_one(priced_pool: Any, tmp_path: Path) -> None:
+def test_next_run_and_its_plan_have_a_b_min_near_the_last_one(
+    priced_pool: Any, tmp_path: Path
+) -> None:
     first = priced_pool.costs.b_min
     run_log = RunLog(priced_pool, open_store(tmp_path))
     for index in range(9):
@@ -225,12 +253,18 @@ def test_next_run_and_its_plan_have_a_b_min_near_the_last_one(priced_pool: Any, 
 
 
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
-    assert io_of(SOME, 64).publish_seconds == pytest.approx(0.4)  # its threads began 0.1 s after the call
+    # its threads began 0.1 s after the call
+    assert io_of(SOME, 64).publish_seconds == pytest.approx(0.4)
     assert io_of(SOME, 64).file_bytes == 4_700 + 6_400
 
 
 def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
-    shapes = [(1, 700, 0, 1e6), (50, 700, 300, 1e6), (10, 40_000, 40_000, 5e7), (200, 9_000, 0, 2e7)]
+    shapes = [
+        (1, 700, 0, 1e6),
+        (50, 700, 300, 1e6),
+        (10, 40_000, 40_000, 5e7),
+        (200, 9_000, 0, 2e7),
+    ]
     seen = [
         Io(
             *(files, texts, reused, size),
@@ -247,10 +281,14 @@ def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
     assert found.start_seconds == 0.2
 
 
-def test_buckets_and_the_local_disk_have_costs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_and_the_local_disk_have_costs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    assert store_kind(open_store(tmp_path / "a")) == store_kind(open_store(tmp_path / "b")) == "local"
+    assert (
+        store_kind(open_store(tmp_path / "a")) == store_kind(open_store(tmp_path / "b")) == "local"
+    )
     one, deeper, other = map(open_store, ("s3://shop/one", "s3://shop/other/deep", "s3://mall/one"))
     assert store_kind(one) == store_kind(deeper) == "s3://shop"
     assert store_kind(other) == "s3://mall"

@@ -1,4 +1,5 @@
-"""The calibration of a plan: what it measures, on any catalog and output, and what it leaves behind: nothing."""
+"""The calibration of a plan: what it measures, on any catalog and output, and what it leaves
+behind: nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from tests.engine.store.object_server import ObjectServer, open_bucket
 
 
 def listed(sizes: list[int]) -> list[Partition]:
-    return [replace(one, rows=rows) for one, rows in zip(in_memory(catalog(sizes)), sizes, strict=True)]
+    return [
+        replace(one, rows=rows) for one, rows in zip(in_memory(catalog(sizes)), sizes, strict=True)
+    ]
 
 
 def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
@@ -34,7 +37,9 @@ def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
     priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0]])
     priced_pool.calibration.observe("waits cpu", [[99.0]])
     sizes = [70, 3, 50] * 80
-    encoded = calibrate(listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=20.0)
+    encoded = calibrate(
+        listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=20.0
+    )
     assert 2_000 <= encoded < 2_140  # twenty seconds of them, and the rest of two partitions
     assert list(tmp_path.iterdir()) == []
     assert priced_pool.calibration.observations("waits cpu") == [[0.0], [0.0]]
@@ -66,7 +71,8 @@ def test_calibration_with_too_few_texts_keeps_the_costs_measured_at_the_start(
     [
         ([70, 3, 700], lambda rows: None, 20.0, (70 + 3 + 164) + (70 + 3 + 256)),
         ([70, 90], lambda rows: 100, 20.0, 160),  # with rows that are left out
-        ([0] * 50 + [3_000], lambda rows: rows, 10.0, pytest.approx(1_000, abs=2)),  # empty ones give no rows
+        # empty ones give no rows
+        ([0] * 50 + [3_000], lambda rows: rows, 10.0, pytest.approx(1_000, abs=2)),
         ([70], lambda rows: rows, 1e-3, 2),  # one in each run, however long it seems
     ],
 )
@@ -74,19 +80,26 @@ def test_calibration_encodes_what_its_seconds_allow_whatever_the_source_has_coun
     priced_pool: Any, tmp_path: Path, sizes: list[int], counted: Any, seconds: float, encoded: int
 ) -> None:
     partitions = [replace(each, rows=counted(each.rows)) for each in listed(sizes)]
-    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool, seconds=seconds) == encoded
+    assert (
+        calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool, seconds=seconds)
+        == encoded
+    )
 
 
 def test_size_of_files_whose_rows_are_not_counted_is_not_that_of_their_first_rows(
     priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EncodeCosts, "text_seconds", lambda self, tokens=None: 1e-3 * (tokens or 10))
+    monkeypatch.setattr(
+        EncodeCosts, "text_seconds", lambda self, tokens=None: 1e-3 * (tokens or 10)
+    )
     partitions = [replace(one, rows=None, text_bytes=10**9) for one in listed([70, 3, 700])]
     assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) > 500
 
 
 @example(sizes=[1] * 96, share=0.5)
-@given(sizes=st.lists(st.integers(1, 100_000), min_size=1, max_size=200), share=st.floats(0.001, 2.0))
+@given(
+    sizes=st.lists(st.integers(1, 100_000), min_size=1, max_size=200), share=st.floats(0.001, 2.0)
+)
 def test_sample_of_rows_is_as_large_as_wanted_and_no_partition_gives_more_than_it_has(
     sizes: list[int], share: float
 ) -> None:
@@ -101,9 +114,13 @@ def test_partition_with_half_of_the_rows_gives_half_of_the_sample() -> None:
     assert sum(taken > 0 for taken in rows[:-1]) < 150, "few partitions are opened"
 
 
-def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(priced_pool: Any, tmp_path: Path) -> None:
+def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(
+    priced_pool: Any, tmp_path: Path
+) -> None:
     partitions, options = listed([70] * 40), StorageOptions()
-    calibrate(partitions, str(tmp_path), options, priced_pool, thresholds=Thresholds(b_min=300, b_max=350))
+    calibrate(
+        partitions, str(tmp_path), options, priced_pool, thresholds=Thresholds(b_min=300, b_max=350)
+    )
     assert max(texts for texts, *_ in priced_pool.calibration.observations("runs cpu")) <= 350
     with pytest.raises(ConfigError, match="memory_limit_bytes"):
         calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit_bytes=1_000_000)

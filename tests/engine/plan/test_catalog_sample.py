@@ -33,8 +33,12 @@ def sizes_of(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
 
 
 @pytest.mark.parametrize("max_length", [16, 256])
-def test_tokens_are_those_that_the_model_reads_prompt_included(demo_folder: Path, max_length: int) -> None:
-    space = EncodingSpec(str(demo_folder), max_length=max_length, document_prompt="passage: ").resolve()
+def test_tokens_are_those_that_the_model_reads_prompt_included(
+    demo_folder: Path, max_length: int
+) -> None:
+    space = EncodingSpec(
+        str(demo_folder), max_length=max_length, document_prompt="passage: "
+    ).resolve()
     count, is_exact = token_counter(space, COSTS)
     texts = ["", "a steel bottle", "жёлтый чайник", "unbelievable " * 5_000]
     tokenizer = Tokenizer.from_file(str(demo_folder / "tokenizer.json"))
@@ -61,15 +65,23 @@ def test_equal_texts_count_once_in_a_superbatch_and_other_partitions_are_scaled(
     partitions = [counted("a", rows), counted("b", rows)]
     together = sample_catalog(partitions, COUNT_TOKENS).texts
     apart = sample_catalog(partitions, COUNT_TOKENS, superbatch_texts=100).texts
-    assert (together.texts, together.equal_texts) == (50, 150) and (apart.texts, apart.equal_texts) == (100, 100)
-    many = sample_catalog([counted(str(key), rows) for key in range(80)], COUNT_TOKENS, superbatch_texts=100).texts
+    assert (together.texts, together.equal_texts) == (50, 150) and (
+        apart.texts,
+        apart.equal_texts,
+    ) == (100, 100)
+    many = sample_catalog(
+        [counted(str(key), rows) for key in range(80)], COUNT_TOKENS, superbatch_texts=100
+    ).texts
     assert (many.texts, many.equal_texts) == pytest.approx((50 * 80, 50 * 80))
     assert many.tokens / many.text_bytes == pytest.approx(apart.tokens / apart.text_bytes, rel=0.02)
 
 
 def test_tokens_of_texts_of_which_most_are_cut_are_within_two_percent() -> None:
     rng = np.random.default_rng(5)
-    rows = [(str(row), f"{row} " + "x" * int(size)) for row, size in enumerate(rng.lognormal(5, 1, 15_000))]
+    rows = [
+        (str(row), f"{row} " + "x" * int(size))
+        for row, size in enumerate(rng.lognormal(5, 1, 15_000))
+    ]
     sample = sample_catalog([counted("a", rows)], COUNT_TOKENS)
     exact = COUNT_TOKENS(pa.array([text for _, text in rows], pa.large_string())).sum()
     assert sample.texts_tokenized == 4096 and sample.texts.tokens == pytest.approx(exact, rel=0.02)
@@ -79,7 +91,9 @@ def test_long_texts_are_read_and_tokenized_up_to_their_bytes() -> None:
     rows = [(str(row), f"{row} " * 100_000) for row in range(40)]
     sample = sample_catalog([counted(key, rows) for key in "ab"], tokens_by_bytes(COSTS))
     assert sample.texts.texts == 40 and 10 < sample.texts_tokenized < 50
-    assert sample.text_bytes.tolist() == pytest.approx([sum(len(text) for _, text in rows)] * 2, rel=0.2)
+    assert sample.text_bytes.tolist() == pytest.approx(
+        [sum(len(text) for _, text in rows)] * 2, rel=0.2
+    )
 
 
 def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
@@ -96,7 +110,9 @@ def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
     many = [replace(partitions[0], key=str(number)) for number in range(80)]  # of which 64 are read
     for found in (sizes_of(many)[0], sizes_of([replace(one, text_bytes=None) for one in many])[0]):
         assert found == pytest.approx(np.full(80, read[0]))
-    assert sizes_of([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
+    assert sizes_of([replace(one, rows=None, text_bytes=None) for one in partitions])[
+        0
+    ].tolist() == [0, 0]
     assert sizes_of([])[0].tolist() == []
 
 

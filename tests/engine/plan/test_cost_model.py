@@ -1,4 +1,5 @@
-"""The cost model gives the paper's published numbers; where these contradict each other, the tests say which hold."""
+"""The cost model gives the paper's published numbers; where these contradict each other, the tests
+say which hold."""
 
 from __future__ import annotations
 
@@ -43,9 +44,12 @@ def predicted(constants: CostConstants) -> tuple[float, float]:
     ("constants", "alpha", "gain", "measured"),
     [
         (MINILM, 0.934, 1.89, 1.92),
-        (CostConstants(call_seconds=0.067, text_seconds=0.110e-3, workers=2), 0.487, 1.469, 1.469),  # the sigma sweep
-        (CostConstants(call_seconds=0.081, text_seconds=0.215e-3, workers=2), 0.301, 1.29, 1.29),  # bge-base
-        # The paper's text gives alpha 0.603 and 1.31 for it, which do not fit each other: 0.603 belongs to 4 GPUs.
+        # the sigma sweep
+        (CostConstants(call_seconds=0.067, text_seconds=0.110e-3, workers=2), 0.487, 1.469, 1.469),
+        # bge-base
+        (CostConstants(call_seconds=0.081, text_seconds=0.215e-3, workers=2), 0.301, 1.29, 1.29),
+        # The paper's text gives alpha 0.603 and 1.31 for it, which do not fit each other: 0.603
+        # belongs to 4 GPUs.
         (CostConstants(call_seconds=0.081, text_seconds=0.215e-3, workers=4), 0.603, 1.58, None),
     ],
 )
@@ -56,14 +60,17 @@ def test_model_gives_the_published_alphas_and_speedups(
     assert alpha_of_model == pytest.approx(alpha, abs=0.0005)
     assert gain_of_model == pytest.approx(gain, abs=0.005)
     assert measured is None or gain_of_model == pytest.approx(measured, rel=0.02)
-    assert gain_of_model == pytest.approx(constants.seconds(PARTITIONS, TEXTS) / constants.seconds(FLUSHES, TEXTS))
+    assert gain_of_model == pytest.approx(
+        constants.seconds(PARTITIONS, TEXTS) / constants.seconds(FLUSHES, TEXTS)
+    )
 
 
 def test_measured_throughputs_of_the_paper_are_the_speedup() -> None:
     surge_async, partition_by_partition = 26_413, 13_766
     assert surge_async / partition_by_partition == pytest.approx(1.92, abs=0.005)
     assert MINILM.texts_per_second == pytest.approx(26_846, abs=1)
-    e5_large = speedup(0.34, FLUSHES, PARTITIONS)  # within the rounding of its alpha; predicted as 1.34, measured 1.32
+    # within the rounding of its alpha; predicted as 1.34, measured 1.32
+    e5_large = speedup(0.34, FLUSHES, PARTITIONS)
     assert e5_large == pytest.approx(1.34, rel=0.01) and e5_large == pytest.approx(1.32, rel=0.015)
 
 
@@ -72,7 +79,8 @@ def test_catalog_without_texts_gains_nothing() -> None:
 
 
 def test_phi_is_that_of_the_unscaled_sizes() -> None:
-    """The published phi of 0.23 at n* 2,340 is that of the law itself; scaled to 10M texts it is about 0.8."""
+    """The published phi of 0.23 at n* 2,340 is that of the law itself; scaled to 10M texts it is
+    about 0.8."""
     assert MINILM.break_even_texts == pytest.approx(2_340, rel=0.005)
     sizes = partition_sizes(TEXTS, PARTITIONS)
     unscaled = sizes * (8_350 / np.median(sizes))
@@ -81,7 +89,8 @@ def test_phi_is_that_of_the_unscaled_sizes() -> None:
 
 
 def test_sizes_of_the_synthetic_catalog_have_the_cv_of_their_distribution() -> None:
-    """The paper prints a CV of 2.1 and of 4.37; log-normal sizes of sigma 1.72 tend to 4.27, and a draw varies."""
+    """The paper prints a CV of 2.1 and of 4.37; log-normal sizes of sigma 1.72 tend to 4.27, and a
+    draw varies."""
     drawn = [variation(partition_sizes(TEXTS, PARTITIONS, seed=seed)) for seed in range(10)]
     assert 2.1 < min(drawn) < math.sqrt(math.expm1(1.72**2)) < max(drawn)
 
@@ -106,7 +115,9 @@ def test_flushes_of_the_paper_are_an_upper_bound() -> None:
         (0.6, 1.0, Recommendation.BENEFICIAL),
     ],
 )
-def test_recommendations_follow_the_decision_table(phi: float, cv: float, expected: Recommendation) -> None:
+def test_recommendations_follow_the_decision_table(
+    phi: float, cv: float, expected: Recommendation
+) -> None:
     assert recommend(phi, cv) is expected
 
 
@@ -123,15 +134,19 @@ def test_predicted_flushes_of_small_examples() -> None:
     assert flushed_texts([], 10, 50) == []
     assert flushed_texts([4, 4, 4, 4], 10, 50) == [12, 4]  # past B_min at a partition's end
     assert flushed_texts([9, 45], 10, 50) == [9, 45]  # would pass B_max: pending goes first
-    assert flushed_texts([9, 150, 3], 10, 50) == [9, 50, 50, 50, 3]  # oversized, and its tail fills B_min
-    assert flushed_texts([105, 3, 3], 10, 50) == [50, 50, 11]  # the tail is batched with what follows
+    # oversized, and its tail fills B_min
+    assert flushed_texts([9, 150, 3], 10, 50) == [9, 50, 50, 50, 3]
+    # the tail is batched with what follows
+    assert flushed_texts([105, 3, 3], 10, 50) == [50, 50, 11]
     assert flushed_texts([0, 0], 10, 50) == [0]  # partitions without rows are published too
     named = [Flush(12, 2, 200.0), Flush(50, 1, 50.0), Flush(10, 1, 10.0)]
     assert predict_flushes([4, 8, 60], bounds(10, 50), [10.0, 20.0, 1.0]) == named
 
 
 @given(
-    partitions=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([92, 192, 792])), max_size=25),
+    partitions=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([92, 192, 792])), max_size=25
+    ),
     b_min=st.integers(1, 15),
     extra=st.integers(0, 20),
     b_min_bytes=st.integers(1, 20_000),
@@ -139,11 +154,18 @@ def test_predicted_flushes_of_small_examples() -> None:
     first=st.integers(1, 15) | st.none(),
 )
 def test_prediction_equals_the_flushes_of_the_aggregator(
-    partitions: list[tuple[int, int]], b_min: int, extra: int, b_min_bytes: int, extra_bytes: int, first: int | None
+    partitions: list[tuple[int, int]],
+    b_min: int,
+    extra: int,
+    b_min_bytes: int,
+    extra_bytes: int,
+    first: int | None,
 ) -> None:
     bounds = Bounds(b_min, b_min + extra, b_min_bytes, b_min_bytes + extra_bytes, first)
     made: list[tuple[int, int]] = []
-    with Arena(slots=3, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32") as arena:
+    with Arena(
+        slots=3, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
+    ) as arena:
         aggregator = Aggregator(bounds, arena.acquire)
 
         def emit(batches) -> None:
@@ -152,18 +174,28 @@ def test_prediction_equals_the_flushes_of_the_aggregator(
                 batch.slot.release()
 
         for number, (size, length) in enumerate(partitions):
-            aggregator.open(PartitionToRead(Partition(str(number), "v", lambda: iter(()), lambda: "v")))
+            aggregator.open(
+                PartitionToRead(Partition(str(number), "v", lambda: iter(()), lambda: "v"))
+            )
             if size:
                 texts = pa.array(["x" * length] * size, pa.large_string())
                 emit(aggregator.add(RowBatch(pa.array(range(size), pa.int64()), texts)))
             emit(aggregator.close(ReadPartition(size, "", pa.int64())))
         emit(aggregator.finish())
-    predicted = predict_flushes([size for size, _ in partitions], bounds, [length for _, length in partitions], 8)
+    predicted = predict_flushes(
+        [size for size, _ in partitions], bounds, [length for _, length in partitions], 8
+    )
     assert made == [(flush.texts, flush.partitions) for flush in predicted]
 
 
-@given(sizes=st.lists(st.integers(0, 5_000), max_size=60), b_min=st.integers(1, 3_000), factor=st.integers(1, 5))
-def test_prediction_keeps_every_text_and_the_bound(sizes: list[int], b_min: int, factor: int) -> None:
+@given(
+    sizes=st.lists(st.integers(0, 5_000), max_size=60),
+    b_min=st.integers(1, 3_000),
+    factor=st.integers(1, 5),
+)
+def test_prediction_keeps_every_text_and_the_bound(
+    sizes: list[int], b_min: int, factor: int
+) -> None:
     flushes = predict_flushes(sizes, bounds(b_min, b_min * factor), 3.0)
     assert sum(flush.texts for flush in flushes) == sum(sizes)
     assert sum(flush.text_bytes for flush in flushes) == 3 * sum(sizes)
@@ -201,7 +233,9 @@ def test_superbatches_never_exceed_their_upper_bound(
     ],
 )
 def test_upper_bound_of_superbatches_is_reached(sizes: list[int], b_min: int, b_max: int) -> None:
-    assert len(flushed_texts(sizes, b_min, b_max)) == flushes_upper_bound(sum(sizes), bounds(b_min, b_max))
+    assert len(flushed_texts(sizes, b_min, b_max)) == flushes_upper_bound(
+        sum(sizes), bounds(b_min, b_max)
+    )
 
 
 def test_upper_bound_is_the_papers_from_twice_b_min_less_one_on() -> None:

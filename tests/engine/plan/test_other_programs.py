@@ -26,12 +26,16 @@ SPIN = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ni
     ],
 )
 def test_share_of_other_programs(whole: float, busy: float, own: float, share: float) -> None:
-    assert CoreSeconds(100 + whole, 60 + busy, 3 + own).share_of_others(CoreSeconds(100, 60, 3)) == pytest.approx(share)
+    assert CoreSeconds(100 + whole, 60 + busy, 3 + own).share_of_others(
+        CoreSeconds(100, 60, 3)
+    ) == pytest.approx(share)
 
 
 def test_time_of_workers_is_own_time_while_they_run_and_after_their_end() -> None:
     before = CoreSeconds.now([])
-    with subprocess.Popen([sys.executable, "-c", SPIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(
+        [sys.executable, "-c", SPIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
         assert worker.stdout is not None and worker.stdout.readline()
         of_others, running = CoreSeconds.now([]), CoreSeconds.now([worker.pid])
         assert running.own - of_others.own >= 0.25
@@ -43,7 +47,8 @@ def test_only_cores_that_this_process_may_use_count(monkeypatch: pytest.MonkeyPa
     core: Any = psutil.cpu_times()._replace(**dict.fromkeys(psutil.cpu_times()._fields, 0.0))
     cores = [core._replace(user=user, idle=10.0 - user, guest=user) for user in (1.0, 2.0, 4.0)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: cores)
-    for allowed, busy in (({1, 2}, 6.0), ({0}, 1.0), ({7}, 7.0)):  # a container may list other numbers
+    # a container may list other numbers
+    for allowed, busy in (({1, 2}, 6.0), ({0}, 1.0), ({7}, 7.0)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, allowed=allowed: allowed)
         assert (CoreSeconds.now([]).busy, CoreSeconds.now([]).whole) == (
             busy,

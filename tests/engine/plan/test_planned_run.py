@@ -1,4 +1,5 @@
-"""A plan and the run after it: texts and tokens are predicted whatever was embedded before; no clock is involved."""
+"""A plan and the run after it: texts and tokens are predicted whatever was embedded before; no
+clock is involved."""
 
 from __future__ import annotations
 
@@ -34,10 +35,15 @@ OTHERS = {
 
 
 def listed(catalog: Mapping[str, Rows], version: str = "v1") -> list[Partition]:
-    return [replace(partition_of(key, rows, version=version), rows=len(rows)) for key, rows in catalog.items()]
+    return [
+        replace(partition_of(key, rows, version=version), rows=len(rows))
+        for key, rows in catalog.items()
+    ]
 
 
-def planned_and_embedded(pool: Any, partitions: list[Partition], output: Path) -> tuple[Plan, RunReport]:
+def planned_and_embedded(
+    pool: Any, partitions: list[Partition], output: Path
+) -> tuple[Plan, RunReport]:
     """The plan of a run, and the report of that run."""
     planned = plan(partitions, open_store(output), pool, BOUNDS)
     run = make_run(pool, partitions, output, BOUNDS)
@@ -57,7 +63,9 @@ def test_plan_has_the_texts_and_tokens_of_its_own_catalog_whatever_was_embedded_
         "cut": [(str(row), f"{row} " * 600) for row in range(30)],
     }
     for attempt in range(2):  # the second one after a run over the same catalog
-        planned, report = planned_and_embedded(priced_pool, listed(catalog), tmp_path / str(attempt))
+        planned, report = planned_and_embedded(
+            priced_pool, listed(catalog), tmp_path / str(attempt)
+        )
         assert planned.tokens == pytest.approx(report.costs.tokens, rel=1e-3)
         assert planned.tokens_counted and planned.texts_encoded == report.texts_encoded == 590
         assert planned.superbatches == report.superbatches
@@ -71,7 +79,10 @@ def edited(rows: Rows, share: float, random: Random) -> Rows:
 
 
 def test_texts_that_the_old_files_have_are_no_work(priced_pool: Any, tmp_path: Path) -> None:
-    random, catalog = Random(1), {key: numbered_rows(key, size) for key, size in {"a": 1_300, "b": 40, "c": 9}.items()}
+    random, catalog = (
+        Random(1),
+        {key: numbered_rows(key, size) for key, size in {"a": 1_300, "b": 40, "c": 9}.items()},
+    )
     planned_and_embedded(priced_pool, listed(catalog), tmp_path)
     catalog = {key: edited(rows, 0.02, random) for key, rows in catalog.items()}
     catalog["b"] = [*catalog["b"], *numbered_rows("b", 7, start=40)]
@@ -84,7 +95,9 @@ def test_texts_that_the_old_files_have_are_no_work(priced_pool: Any, tmp_path: P
     assert (fresh.partitions_fresh, fresh.partitions) == (3, 0)
 
 
-def test_changes_of_many_partitions_are_estimated_from_some_of_them(priced_pool: Any, tmp_path: Path) -> None:
+def test_changes_of_many_partitions_are_estimated_from_some_of_them(
+    priced_pool: Any, tmp_path: Path
+) -> None:
     random, catalog = Random(2), {str(key): numbered_rows(str(key), 10 + key) for key in range(90)}
     planned_and_embedded(priced_pool, listed(catalog), tmp_path)
     catalog = {key: edited(rows, 0.1, random) for key, rows in catalog.items()}
@@ -98,18 +111,29 @@ def with_missing_texts(catalog: Mapping[str, Rows], version: str) -> Iterator[Pa
     """Partitions of a source that skips rows without a text: three behind each of these rows."""
     for key, rows in catalog.items():
         texts = [value for _, text in rows for value in (text, None, "", None)]
-        columns = {"id": pa.array(map(str, range(len(texts)))), "text": pa.array(texts, pa.string())}
+        columns = {
+            "id": pa.array(map(str, range(len(texts)))),
+            "text": pa.array(texts, pa.string()),
+        }
         read = partial(Selection(missing_text="skip").rows, key, [pa.record_batch(columns)])
         yield replace(partition_of(key, [], version=version), rows=len(texts), read=read)
 
 
-def test_rows_that_a_run_skips_are_no_texts(priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_sample, "_ROWS", 10)  # of each partition a part is read, and of 64 partitions
-    random, catalog = Random(3), {str(key): numbered_rows(str(key), 12 + key % 5) for key in range(70)}
+def test_rows_that_a_run_skips_are_no_texts(
+    priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of each partition a part is read, and of 64 partitions
+    monkeypatch.setattr(catalog_sample, "_ROWS", 10)
+    random, catalog = (
+        Random(3),
+        {str(key): numbered_rows(str(key), 12 + key % 5) for key in range(70)},
+    )
     for version in ("v1", "v2"):
         partitions = list(with_missing_texts(catalog | {"none": [("id-0", "")]}, version))
         planned, report = planned_and_embedded(priced_pool, partitions, tmp_path)
-        assert planned.texts == pytest.approx(report.texts_encoded + report.costs.rows_reused, rel=0.02)
+        assert planned.texts == pytest.approx(
+            report.texts_encoded + report.costs.rows_reused, rel=0.02
+        )
         assert planned.texts_encoded == pytest.approx(report.texts_encoded, rel=0.15)
         assert planned.tokens == pytest.approx(report.costs.tokens, rel=0.15)
         catalog = {key: edited(rows, 0.4, random) for key, rows in catalog.items()}

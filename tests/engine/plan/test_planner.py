@@ -1,4 +1,5 @@
-"""The planner: times, memory, price and machines of a run, from sizes and costs; no clock is involved."""
+"""The planner: times, memory, price and machines of a run, from sizes and costs; no clock is
+involved."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.encoder.costs import Call, EncodeCosts, Fit
-from surge_dagster.engine.plan.cost_model import CostConstants, Flush, Recommendation, predict_flushes
+from surge_dagster.engine.plan.cost_model import (
+    CostConstants,
+    Flush,
+    Recommendation,
+    predict_flushes,
+)
 from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast, plan, size_fleet, verdict
 from surge_dagster.engine.run.memory import ResultMemory, plan_memory
 from surge_dagster.engine.run.report import RunReport
@@ -32,7 +38,10 @@ def run_costs(
     per_row: float = 0.0,
     per_reused: float = 0.0,
 ) -> RunCosts:
-    read, publish = Fit(np.array([0.0, per_row, per_reused, 0.0])), Fit(np.array([per_superbatch, per_file, 0.0]))
+    read, publish = (
+        Fit(np.array([0.0, per_row, per_reused, 0.0])),
+        Fit(np.array([per_superbatch, per_file, 0.0])),
+    )
     return RunCosts(encode, replace(FREE, read=read, publish=publish, start_seconds=start), VECTOR)
 
 
@@ -43,7 +52,12 @@ def test_plan_of_the_papers_run() -> None:
     assert planned.speedup == pytest.approx(1.89, abs=0.01)
     assert planned.break_even_texts == pytest.approx(2_340, rel=0.005)
     assert planned.paper_recommendation is Recommendation.STRONG
-    assert planned.superbatches == len(predict_flushes(sizes, PAPER)) < planned.superbatches_bound == 100
+    assert (
+        planned.superbatches
+        == len(predict_flushes(sizes, PAPER))
+        < planned.superbatches_bound
+        == 100
+    )
     assert planned.fill_ratio > 1
     assert planned.bound_superbatch_bytes == 791_500_000 >= planned.peak_superbatch_bytes
     wall = planned.superbatches * 0.087 + 10_000_000 * 0.149e-3 / 4
@@ -55,7 +69,14 @@ def test_plan_of_the_papers_run() -> None:
 def test_equal_texts_take_no_time_of_a_worker() -> None:
     encode = replace(EncodeCosts.given(1.0, 1.0, 1), equal_share=0.75)
     bounds, row_bytes = Bounds(400, 400, 1 << 60, 1 << 60), 47 + VECTOR
-    planned = plan([100] * 4, [4_700] * 4, run_costs(encode), bounds, deadline_seconds=110.0, bandwidth=8.5 * row_bytes)
+    planned = plan(
+        [100] * 4,
+        [4_700] * 4,
+        run_costs(encode),
+        bounds,
+        deadline_seconds=110.0,
+        bandwidth=8.5 * row_bytes,
+    )
     assert planned.forecast.wall_seconds == 1 + 400 * 0.25
     assert planned.tokens == 18_800 * encode.tokens_per_byte
     assert planned.fleet is not None
@@ -70,8 +91,22 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
     planned = plan([100, 200], [4_700, 9_400], run_costs(), PAPER, deadline_seconds=60)
     document = json.loads(json.dumps(planned.as_dict()))
     shared = set(document) & set(RunReport().as_dict())
-    times = {"wall_seconds", "encode_seconds", "publish_seconds", "exposed_io_seconds", "time_to_first_output_seconds"}
-    others = {"texts_per_second", "superbatches", "fill_ratio", "duty_cycle", "overlap_ratio", "tokens", "workers"}
+    times = {
+        "wall_seconds",
+        "encode_seconds",
+        "publish_seconds",
+        "exposed_io_seconds",
+        "time_to_first_output_seconds",
+    }
+    others = {
+        "texts_per_second",
+        "superbatches",
+        "fill_ratio",
+        "duty_cycle",
+        "overlap_ratio",
+        "tokens",
+        "workers",
+    }
     others |= {"texts_encoded", "rows_reused", "cost", "cost_per_million_texts"}
     assert shared == times | others | {"b_min", "b_max", "call_seconds", "peak_resident_bytes"}
 
@@ -79,9 +114,14 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
 def test_plan_of_an_empty_catalog_is_zero() -> None:
     planned = plan([], [], run_costs(), PAPER, price_per_hour=1.0, deadline_seconds=60)
     assert (planned.texts, planned.superbatches, planned.forecast.wall_seconds) == (0, 0, 0.0)
-    assert planned.cost_per_million_texts is None and planned.fleet is not None and planned.fleet.workers == 1
+    assert (
+        planned.cost_per_million_texts is None
+        and planned.fleet is not None
+        and planned.fleet.workers == 1
+    )
     planned = plan([0, 0], [0, 0], run_costs(per_file=0.25), PAPER)
-    assert (planned.superbatches, planned.forecast.wall_seconds) == (1, 0.5)  # nothing to encode, two files
+    # nothing to encode, two files
+    assert (planned.superbatches, planned.forecast.wall_seconds) == (1, 0.5)
 
 
 class TestForecast:
@@ -110,13 +150,17 @@ class TestForecast:
         assert found.wall_seconds == pytest.approx(5 + 3 * 11)
 
     def test_reader_that_is_too_slow_sets_the_pace(self) -> None:
-        found = forecast([Flush(10, reused=5)] * 3, run_costs(self.ENCODE, per_row=1.0, per_reused=2.0))
+        found = forecast(
+            [Flush(10, reused=5)] * 3, run_costs(self.ENCODE, per_row=1.0, per_reused=2.0)
+        )
         assert found.wall_seconds == pytest.approx(3 * (10 + 10) + 6)
-        assert found.exposed_io_seconds == 0  # the encoder waits for the reader, which does not wait for storage
+        # the encoder waits for the reader, which does not wait for storage
+        assert found.exposed_io_seconds == 0
 
     def test_reader_waits_for_a_slot(self) -> None:
         found = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_row=1.0, per_superbatch=25.0))
-        # The third call ends at 9 + 30, and the slot of the first SuperBatch is free at 9 + 10 + 25.
+        # The third call ends at 9 + 30, and the slot of the first SuperBatch is free at 9 + 10 +
+        # 25.
         assert found.exposed_io_seconds == pytest.approx(44 - 39)
         assert found.wall_seconds == pytest.approx(9 + 10 + 4 * 25)
 
@@ -130,7 +174,9 @@ class TestForecast:
     def test_equal_texts_count_in_tokens_per_byte(self) -> None:
         """Equal texts are often short: their share of the bytes is not that of the texts."""
         seen = Call(texts=50, text_bytes=1_000, tokens=200, seconds=1.0, equal_texts=50)
-        encode = replace(EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0, 0.0])))
+        encode = replace(
+            EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0, 0.0]))
+        )
         assert forecast([Flush(100, 1, 1_000.0)], run_costs(encode)).encode_seconds == 200
         assert encode.tokens_per_single_byte == 0.4
 
@@ -143,7 +189,9 @@ class TestForecast:
     def test_interval_is_that_of_all_calls_together(self) -> None:
         covariance = np.diag([0.25, 0.0, 0.0, 0.0, 0.0])
         unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 0.0, 1.0, 0.0, 0.0]), covariance))
-        assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == pytest.approx(1.96 * 4 * 0.5)
+        assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == pytest.approx(
+            1.96 * 4 * 0.5
+        )
 
     @given(
         sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40),
@@ -181,12 +229,21 @@ class TestFleet:
         assert fleet.wall_seconds == pytest.approx(120.0)
 
     def test_machines_get_as_many_workers_as_their_storage_serves(self) -> None:
-        """Zero: NG = (U/S)·BW; a worker that is always busy sends 1,000 texts of 1,583 bytes in a second."""
+        """Zero: NG = (U/S)·BW; a worker that is always busy sends 1,000 texts of 1,583 bytes in a
+        second."""
         costs = run_costs(EncodeCosts.given(0.0, 1e-3, 1))
-        planned = plan([1_000_000], [47_000_000], costs, PAPER, deadline_seconds=100, bandwidth=4 * 1_583_000.0 + 1)
+        planned = plan(
+            [1_000_000],
+            [47_000_000],
+            costs,
+            PAPER,
+            deadline_seconds=100,
+            bandwidth=4 * 1_583_000.0 + 1,
+        )
         assert planned.workers_per_machine == 4
         assert planned.fleet is not None
-        assert (planned.fleet.workers, planned.fleet.machines) == (12, 3)  # ten are enough, each machine has as many
+        # ten are enough, each machine has as many
+        assert (planned.fleet.workers, planned.fleet.machines) == (12, 3)
 
     def test_fleet_waits_for_its_last_worker_too(self) -> None:
         costs = replace(run_costs(EncodeCosts.given(0.0, 1e-3, 2)), waiting_seconds=3.0)
@@ -236,8 +293,14 @@ def test_memory_of_a_plan_is_that_of_three_superbatches_and_within_the_limit() -
     [
         (2.0, "SuperBatches save 50% of the encoding time here."),
         (1 / 0.98, "SuperBatches save 2% of the encoding time here."),
-        (1.009, "SuperBatches make little difference here: they save less than 1% of the encoding time."),
-        (0.9, "SuperBatches make little difference here: they save less than 1% of the encoding time."),
+        (
+            1.009,
+            "SuperBatches make little difference here: they save less than 1% of the encoding time.",
+        ),
+        (
+            0.9,
+            "SuperBatches make little difference here: they save less than 1% of the encoding time.",
+        ),
     ],
 )
 def test_verdict_states_what_superbatches_gain_here(gain: float, expected: str) -> None:
@@ -245,7 +308,8 @@ def test_verdict_states_what_superbatches_gain_here(gain: float, expected: str) 
 
 
 def test_verdict_follows_the_measured_gain_and_not_the_papers_table() -> None:
-    """Few small partitions of very different sizes: the table advises SuperBatches, and calls cost nothing here."""
+    """Few small partitions of very different sizes: the table advises SuperBatches, and calls cost
+    nothing here."""
     free_calls = EncodeCosts.given(1e-6, 1e-3, 1)
     sizes = [100] * 20 + [10_000]
 

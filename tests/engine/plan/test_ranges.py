@@ -37,12 +37,18 @@ def borders(rows: int, wanted: int, groups: Sequence[int]) -> list[int]:
         (313, [], [0, 250, 313]),
     ],
 )
-def test_ranges_begin_at_row_groups_that_are_near(rows: int, groups: list[int], expected: list[int]) -> None:
+def test_ranges_begin_at_row_groups_that_are_near(
+    rows: int, groups: list[int], expected: list[int]
+) -> None:
     assert borders(rows, 250, groups) == expected
 
 
 @given(st.integers(1, 10_000), st.integers(1, 3_000), st.lists(st.integers(0, 10_000), max_size=30))
-def test_no_range_is_much_longer_than_wanted_or_shorter_but_the_last(rows: int, wanted: int, groups: list[int]) -> None:
-    found = borders(rows, wanted, sorted({0, *(border for border in groups if border < rows), rows}))
+def test_no_range_is_much_longer_than_wanted_or_shorter_but_the_last(
+    rows: int, wanted: int, groups: list[int]
+) -> None:
+    found = borders(
+        rows, wanted, sorted({0, *(border for border in groups if border < rows), rows})
+    )
     lengths = [stop - start for start, stop in pairwise(found)]
     assert max(lengths) <= 1.25 * wanted and min(lengths[:-1], default=wanted) >= 0.75 * wanted

@@ -1,4 +1,5 @@
-"""Loading gives the rows that were written: all of them, of one space, and damage is always noticed."""
+"""Loading gives the rows that were written: all of them, of one space, and damage is always
+noticed."""
 
 from __future__ import annotations
 
@@ -60,13 +61,20 @@ def test_every_row_is_loaded_with_its_partition_and_its_own_vector(
         np.testing.assert_array_equal(matrix_in(rows), expected)
 
     requested = load(opened, [LONG, "Köln, 50%", LONG])
-    assert requested["partition"].to_pylist() == [LONG] * 5 + ["Köln, 50%"] * 3, "in the requested order, each once"
+    assert requested["partition"].to_pylist() == [LONG] * 5 + ["Köln, 50%"] * 3, (
+        "in the requested order, each once"
+    )
     assert load(opened, []).num_rows == 0
 
 
 def test_column_types_are_those_of_the_file(output: Output, vectors: dict[str, np.ndarray]) -> None:
     opened = open_embeddings(output.root)
-    expected = {"partition": pl.String, "id": pl.String, "text": pl.String, "embedding": pl.Array(pl.Float32, 16)}
+    expected = {
+        "partition": pl.String,
+        "id": pl.String,
+        "text": pl.String,
+        "embedding": pl.Array(pl.Float32, 16),
+    }
     assert opened.lazy().collect_schema() == expected
     assert opened.lazy(["b"]).collect().schema == expected
     item = pa.field("item", pa.float32(), nullable=False)
@@ -87,7 +95,9 @@ def test_other_types_of_ids_and_vectors_are_loaded(
 
 
 @both_ways
-def test_missing_texts_are_null_and_without_any_texts_there_is_no_column(output: Output, load: Load) -> None:
+def test_missing_texts_are_null_and_without_any_texts_there_is_no_column(
+    output: Output, load: Load
+) -> None:
     output.put("a", 2)
     output.put("b", 2, include_text=False)
     opened = open_embeddings(output.root)
@@ -101,14 +111,22 @@ def test_text_hash_is_given_only_on_request(output: Output) -> None:
     output.put("b", 1, include_text=False)
     opened = open_embeddings(output.root)
     expected = [blake2b(text.encode(), digest_size=16).digest() for text in ("a 0", "a 1", "b 0")]
-    for table in (opened.lazy(text_hash=True).collect().to_arrow(), opened.dataset(text_hash=True).to_table()):
+    for table in (
+        opened.lazy(text_hash=True).collect().to_arrow(),
+        opened.dataset(text_hash=True).to_table(),
+    ):
         assert table.column_names == ["partition", "id", "text", "text_hash", "embedding"]
         assert table["text_hash"].to_pylist() == expected
-    assert opened.lazy(["b"], text_hash=True).select("text_hash").collect()["text_hash"].to_list() == expected[2:]
+    assert (
+        opened.lazy(["b"], text_hash=True).select("text_hash").collect()["text_hash"].to_list()
+        == expected[2:]
+    )
     assert "text_hash" not in opened.lazy().collect_schema().names() + opened.dataset().schema.names
 
 
-def test_queries_give_the_same_result_as_on_a_table_in_memory(output: Output, vectors: dict[str, np.ndarray]) -> None:
+def test_queries_give_the_same_result_as_on_a_table_in_memory(
+    output: Output, vectors: dict[str, np.ndarray]
+) -> None:
     lazy = open_embeddings(output.root).lazy()
     whole = lazy.collect()
     queries: list[Callable[[Any], Any]] = [
@@ -135,20 +153,29 @@ def test_filter_on_the_partition_and_a_choice_of_partitions_open_only_their_file
     opened = open_embeddings(output.root)
     read: list[str] = []
     original = type(output.store).open
-    monkeypatch.setattr(type(output.store), "open", lambda self, *of: read.append(of[0]) or original(self, *of))
+    monkeypatch.setattr(
+        type(output.store), "open", lambda self, *of: read.append(of[0]) or original(self, *of)
+    )
     lazy = opened.lazy()
     assert read == [], "footers are read from the end of the file"
     assert lazy.filter(pl.col("partition") == LONG).collect().height == 5
     assert read == [output.name(LONG)]
     assert opened.dataset().to_table(filter=ds.field("partition") == LONG).num_rows == 5
-    assert opened.facts(LONG).rows == opened.dataset([LONG]).count_rows() == opened.lazy(LONG).collect().height == 5
+    assert (
+        opened.facts(LONG).rows
+        == opened.dataset([LONG]).count_rows()
+        == opened.lazy(LONG).collect().height
+        == 5
+    )
     assert set(read) == {output.name(LONG)}
     read.clear()
     assert opened.lazy().head(2).collect().height == 2
     assert len(read) == 1
 
 
-@pytest.mark.parametrize("change", ["replaced", "removed", "same facts", "same tag", "another precision"])
+@pytest.mark.parametrize(
+    "change", ["replaced", "removed", "same facts", "same tag", "another precision"]
+)
 def test_file_that_changed_after_opening_is_an_error(output: Output, change: str) -> None:
     output.put("a", 2)
     lazy = open_embeddings(output.root).lazy()
@@ -165,7 +192,9 @@ def test_file_that_changed_after_opening_is_an_error(output: Output, change: str
         kept = before.st_mtime_ns if change != "same facts" else before.st_mtime_ns + 1
         if change != "replaced":
             os.utime(output.path("a"), ns=(kept, kept))
-    with pytest.raises(TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"):
+    with pytest.raises(
+        TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"
+    ):
         lazy.collect()
 
 
@@ -183,7 +212,9 @@ def test_file_that_changed_before_its_footer_was_read_is_an_error_and_a_new_one_
     with pytest.raises(ConfigError, match="no embeddings of 'c'"):
         opened.lazy(["c"])
     for partitions in (None, ["a"]):
-        with pytest.raises(TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"):
+        with pytest.raises(
+            TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"
+        ):
             opened.lazy(partitions)
     assert (opened.keys(), opened.rows) == (["b"], 2)
 
@@ -205,7 +236,10 @@ class TestBucket:
     @staticmethod
     def requested(server: ObjectServer) -> list[str]:
         """Keys of the partitions whose objects were requested since the last call."""
-        found = [target.split("?")[0].rpartition("/")[2].partition(".")[0] for target in server.requests("GET")]
+        found = [
+            target.split("?")[0].rpartition("/")[2].partition(".")[0]
+            for target in server.requests("GET")
+        ]
         server.log.clear()
         return sorted(key for key in found if key.startswith("p"))
 
@@ -217,11 +251,18 @@ class TestBucket:
         assert self.requested(object_server) == []
         assert opened.facts("p3").rows == 2
         assert opened.facts("p4").rows == 2
-        assert opened.lazy(["p3", "p4"]).collect_schema().names() == ["partition", "id", "text", "embedding"]
+        assert opened.lazy(["p3", "p4"]).collect_schema().names() == [
+            "partition",
+            "id",
+            "text",
+            "embedding",
+        ]
         assert self.requested(object_server) == ["p3", "p4"]
         assert opened.lazy(["p3"]).collect().height == 2
 
-    def test_footers_are_requested_concurrently(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_footers_are_requested_concurrently(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         together = threading.Barrier(6)  # a read alone would wait in vain
         fetch_end = object_reader.fetch_end
 
@@ -247,7 +288,9 @@ class TestBucket:
         object_server.log.clear()
         assert open_embeddings(store).rows == 2 * len(self.KEYS) + 2
         assert self.requested(object_server) == ["p5"]
-        assert again.lazy(["p4"]).collect().equals(first.filter(pl.col("partition") == "p4").collect())
+        assert (
+            again.lazy(["p4"]).collect().equals(first.filter(pl.col("partition") == "p4").collect())
+        )
 
 
 def test_loading_needs_no_dagster_and_importing_the_package_loads_no_library() -> None:
@@ -255,5 +298,7 @@ def test_loading_needs_no_dagster_and_importing_the_package_loads_no_library() -
         "import sys, surge_dagster; assert not {'polars', 'pyarrow'} & set(sys.modules); "
         "from surge_dagster import open_embeddings; print('dagster' in sys.modules, 'polars' in sys.modules)"
     )
-    process = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
+    process = subprocess.run(
+        [sys.executable, "-c", command], check=True, capture_output=True, text=True
+    )
     assert process.stdout.split() == ["False", "False"]

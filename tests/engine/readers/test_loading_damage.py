@@ -1,4 +1,5 @@
-"""Loading an output that is damaged, of several spaces or incomplete: errors name the partition and what to do."""
+"""Loading an output that is damaged, of several spaces or incomplete: errors name the partition and
+what to do."""
 
 from __future__ import annotations
 
@@ -25,16 +26,24 @@ class TestSpaces:
         other = Output(output.root, EncodingSpec("hash://8"))
         output.put("a", 2)
         other.put("a", 3)
-        with pytest.raises(ConfigError, match=f"several spaces.*{output.space.name}, {other.space.name}. Name one"):
+        with pytest.raises(
+            ConfigError, match=f"several spaces.*{output.space.name}, {other.space.name}. Name one"
+        ):
             open_embeddings(output.root)
         assert open_embeddings(output.root, other.space.name).lazy().collect().height == 3
-        with pytest.raises(ConfigError, match=f"no space 'x'; it holds {output.space.name}, {other.space.name}"):
+        with pytest.raises(
+            ConfigError, match=f"no space 'x'; it holds {output.space.name}, {other.space.name}"
+        ):
             open_embeddings(str(output.root), "x")
 
-    def test_error_for_an_output_without_embeddings_says_what_to_do(self, output: Output, tmp_path: Path) -> None:
+    def test_error_for_an_output_without_embeddings_says_what_to_do(
+        self, output: Output, tmp_path: Path
+    ) -> None:
         with pytest.raises(ConfigError, match=r"holds no embeddings\. Run `surge-dagster embed`"):
             open_embeddings(tmp_path / "nothing")
-        with pytest.raises(ConfigError, match="is the folder of one space; give the folder above it"):
+        with pytest.raises(
+            ConfigError, match="is the folder of one space; give the folder above it"
+        ):
             open_embeddings(output.root / output.space.name)
 
     def test_space_without_partitions_loads_empty(self, output: Output) -> None:
@@ -49,7 +58,10 @@ class TestSpaces:
         output.put("b", 2, space="other-space")
         opened = open_embeddings(output.root)
         assert opened.keys() == ["a"]
-        with pytest.raises(DataError, match=r"partition 'b': .*b\.(parquet|arrow).*vectors of the space 'other-space'"):
+        with pytest.raises(
+            DataError,
+            match=r"partition 'b': .*b\.(parquet|arrow).*vectors of the space 'other-space'",
+        ):
             load(opened)
         with pytest.raises(DataError, match="partition 'b'"):
             load(opened, ["a", "b"])
@@ -57,8 +69,12 @@ class TestSpaces:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("damage", ["truncated", "foreign", "another partition's", "another dimension"])
-    def test_invalid_file_is_named_and_the_others_can_be_loaded(self, output: Output, damage: str) -> None:
+    @pytest.mark.parametrize(
+        "damage", ["truncated", "foreign", "another partition's", "another dimension"]
+    )
+    def test_invalid_file_is_named_and_the_others_can_be_loaded(
+        self, output: Output, damage: str
+    ) -> None:
         output.put("a", 2)
         output.put("b", 2, dimension=8 if damage == "another dimension" else None)
         if damage == "truncated":
@@ -99,12 +115,16 @@ class TestDamage:
         output.put("a", 100)
         content = output.path("a").read_bytes()
         whole = open_embeddings(tmp_path).dataset().to_table()
-        footer = range(8 * (len(content) - 8 - int.from_bytes(content[-8:-4], "little")), 8 * (len(content) - 8))
+        footer = range(
+            8 * (len(content) - 8 - int.from_bytes(content[-8:-4], "little")),
+            8 * (len(content) - 8),
+        )
         counts = [bit for bit in footer if content[bit // 8] == 2 * 30]  # 30 as Parquet writes it
         noticed = 0
         for bit in sorted({*counts, *footer[::step]}):
             output.path("a").write_bytes(content)
-            known = open_embeddings(tmp_path).dataset()  # as where facts come from the cache of a bucket's footers
+            # as where facts come from the cache of a bucket's footers
+            known = open_embeddings(tmp_path).dataset()
             damaged = bytearray(content)
             damaged[bit // 8] ^= 1 << bit % 8
             output.path("a").write_bytes(damaged)
@@ -119,14 +139,20 @@ class TestDamage:
                     noticed += 1
                     continue
                 assert found.num_rows == whole.num_rows, f"bit {bit}"
-                assert found["embedding"].to_pylist() == whole["embedding"].to_pylist(), f"bit {bit}"
+                assert found["embedding"].to_pylist() == whole["embedding"].to_pylist(), (
+                    f"bit {bit}"
+                )
             # A dataset may give fewer values of one column.
             for column in ("id", "text", "embedding") if bit in counts else ():
                 with contextlib.suppress(DataError):
-                    assert open_embeddings(tmp_path).lazy().select(column).collect().height == 100, f"bit {bit}"
+                    assert (
+                        open_embeddings(tmp_path).lazy().select(column).collect().height == 100
+                    ), f"bit {bit}"
         assert noticed > 300
 
-    def test_unreadable_file_is_not_reported_as_damaged(self, output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unreadable_file_is_not_reported_as_damaged(
+        self, output: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         output.put("a", 200)
         opened, frame = open_embeddings(output.root), open_embeddings(output.root).lazy()
         make_unreadable(monkeypatch, output.name("a"))
@@ -136,17 +162,26 @@ class TestDamage:
         monkeypatch.undo()
         output.path("a").unlink()
         output.path("a").mkdir()
-        with pytest.raises(TransientError, match=r"Is a directory. Check the disk and its permissions"):
+        with pytest.raises(
+            TransientError, match=r"Is a directory. Check the disk and its permissions"
+        ):
             opened.lazy()
 
-    def test_partitions_that_are_missing_or_have_ids_of_two_types_are_named(self, output: Output) -> None:
+    def test_partitions_that_are_missing_or_have_ids_of_two_types_are_named(
+        self, output: Output
+    ) -> None:
         output.put("a", 2)
         output.put("b", 2, id_type=pa.int64())
         opened = open_embeddings(output.root)
-        with pytest.raises(ConfigError, match=r"no embeddings of 'k0', .*'k4' and 2 others. Embed them first"):
+        with pytest.raises(
+            ConfigError, match=r"no embeddings of 'k0', .*'k4' and 2 others. Embed them first"
+        ):
             opened.lazy(["a", *(f"k{number}" for number in range(7))])
         with pytest.raises(ConfigError, match="no embeddings of 'c'"):
             opened.facts("c")
-        with pytest.raises(DataError, match="partition 'b': its ids are of type int64 and those of 'a' of type string"):
+        with pytest.raises(
+            DataError,
+            match="partition 'b': its ids are of type int64 and those of 'a' of type string",
+        ):
             opened.lazy()
         assert opened.dataset(["b"]).to_table()["id"].to_pylist() == [0, 1]

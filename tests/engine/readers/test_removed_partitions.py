@@ -12,7 +12,11 @@ from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.readers.removed_partitions import find_removed, record_removed, recorded_removed
+from surge_dagster.engine.readers.removed_partitions import (
+    find_removed,
+    record_removed,
+    recorded_removed,
+)
 from surge_dagster.engine.store.local_store import LocalStore
 from tests.engine.outputs import Load, Output, both_ways, output
 
@@ -23,7 +27,9 @@ LONG = "long key " * 60
 def settle(output: Output, *listed: str) -> str | None:
     """Record what the source no longer lists; why nothing was, where the listing is not trusted."""
     outputs = OutputState(output.store, output.space.name)
-    return record_removed(outputs, output.space, find_removed(outputs, output.space, listed), listed)
+    return record_removed(
+        outputs, output.space, find_removed(outputs, output.space, listed), listed
+    )
 
 
 def recorded(output: Output) -> list[str]:
@@ -31,16 +37,22 @@ def recorded(output: Output) -> list[str]:
 
 
 @both_ways
-def test_removed_partition_is_left_out_until_it_is_listed_or_embedded_again(output: Output, load: Load) -> None:
+def test_removed_partition_is_left_out_until_it_is_listed_or_embedded_again(
+    output: Output, load: Load
+) -> None:
     for key in ("a", "b", LONG):
         output.put(key, 2)
     assert settle(output, "a", LONG) is None and recorded(output) == ["b"]
     opened = open_embeddings(output.root)
-    assert (opened.keys(), opened.rows) == (["a", LONG], 4) and "b" not in load(opened)["partition"].to_pylist()
+    assert (opened.keys(), opened.rows) == (["a", LONG], 4) and "b" not in load(opened)[
+        "partition"
+    ].to_pylist()
     assert load(opened, ["b"]).num_rows == 2, "who names it gets it"
     assert open_embeddings(output.root, removed=True).keys() == ["a", "b", LONG]
     output.put("b", 3, source_version="v2")
-    assert open_embeddings(output.root).rows == 7, "another version of its file is none that was recorded"
+    assert open_embeddings(output.root).rows == 7, (
+        "another version of its file is none that was recorded"
+    )
     assert settle(output, "a", LONG) is None and open_embeddings(output.root).rows == 4
     assert settle(output, "a", "b", LONG) is None and open_embeddings(output.root).rows == 7
 
@@ -63,17 +75,30 @@ def test_derived_space_and_change_feed_leave_out_what_its_parent_does(output: Ou
 def test_listing_that_lacks_much_of_the_catalog_hides_nothing_and_keeps_what_is_recorded(
     tmp_path: Path, listed: tuple[str, ...]
 ) -> None:
-    output, keys = Output(tmp_path / "out", EncodingSpec("hash://16")), [f"p{number:02}" for number in range(20)]
+    output, keys = (
+        Output(tmp_path / "out", EncodingSpec("hash://16")),
+        [f"p{number:02}" for number in range(20)],
+    )
     for key in keys:
         output.put(key, 1)
     assert settle(output, *keys[:18]) is None and recorded(output) == ["p18", "p19"]
     refusal = settle(output, *listed)
-    assert refusal and f"{18 - len(listed)} of 18 partitions were removed" in refusal and recorded(output) == keys[18:]
-    assert settle(output, *keys[:16]) and recorded(output) == keys[18:], "what is hidden makes the catalog no larger"
-    assert settle(output, *keys[:17]) is None and recorded(output) == keys[17:], "a tenth more is taken"
+    assert (
+        refusal
+        and f"{18 - len(listed)} of 18 partitions were removed" in refusal
+        and recorded(output) == keys[18:]
+    )
+    assert settle(output, *keys[:16]) and recorded(output) == keys[18:], (
+        "what is hidden makes the catalog no larger"
+    )
+    assert settle(output, *keys[:17]) is None and recorded(output) == keys[17:], (
+        "a tenth more is taken"
+    )
     only = Output(tmp_path / "one", EncodingSpec("hash://16"))
     only.put("a", 1)
-    assert settle(only) and open_embeddings(only.root).keys() == ["a"], "an empty source is never trusted"
+    assert settle(only) and open_embeddings(only.root).keys() == ["a"], (
+        "an empty source is never trusted"
+    )
 
 
 def test_removed_partition_whose_file_cannot_be_read_now_stays_left_out(
@@ -86,7 +111,9 @@ def test_removed_partition_whose_file_cannot_be_read_now_stays_left_out(
     for key in ("b", LONG):
         output.path(key).touch()  # else its facts may be remembered
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "read_end", Mock(side_effect=TransientError("the disk does not answer")))
+        patch.setattr(
+            LocalStore, "read_end", Mock(side_effect=TransientError("the disk does not answer"))
+        )
         assert settle(output, "a") is None
     assert open_embeddings(output.root).keys() == ["a"]
 

@@ -1,4 +1,5 @@
-"""The aggregator's rule against a second, row-by-row telling of it, on the real arena, for any sizes and order."""
+"""The aggregator's rule against a second, row-by-row telling of it, on the real arena, for any
+sizes and order."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
 @dataclass(frozen=True)
 class Incoming:
-    """A partition as it will arrive: its rows, how they are cut, and whether it is refused after the last of them.
+    """A partition as it will arrive: its rows, how they are cut, and whether it is refused after
+    the last of them.
 
     Attributes:
         skipped: numbers of the batches of rows that are staged already.
@@ -42,7 +44,8 @@ Piece = tuple[str, int, int]  # key, first row, last row + 1
 
 
 def told_row_by_row(partitions: list[Incoming], bounds: Bounds) -> list[list[Piece]]:
-    """The rule of the architecture, without slots, batches or speed: which pieces make up which SuperBatch."""
+    """The rule of the architecture, without slots, batches or speed: which pieces make up which
+    SuperBatch."""
     emitted: list[list[Piece]] = []
     pending: list[Piece] = []
     texts = size = 0  # of pending
@@ -97,10 +100,16 @@ class Gathering:
     def run(self, partitions: list[Incoming]) -> None:
         bounds = self.bounds
         with Arena(
-            slots=2, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
+            slots=2,
+            max_texts=bounds.b_max,
+            max_bytes=bounds.b_max_bytes,
+            dimension=1,
+            dtype="float32",
         ) as arena:
             # `acquire` raises when no slot is free: two must be enough.
-            aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), self.reserve)
+            aggregator = Aggregator(
+                bounds, lambda: arena.acquire(cancelled=lambda: True), self.reserve
+            )
             for partition in partitions:
                 self.feed(aggregator, partition)
             self.take(aggregator.finish())
@@ -142,8 +151,12 @@ class Gathering:
             row, key = segment.stop, segment.partition.key
             ids = [value for chunk in segment.ids for value in chunk.to_pylist()]
             found = list(zip(ids, batch.slot.texts(segment.start, row).to_pylist(), strict=True))
-            size += sum(map(row_cost, found)) + (PARTITION_OVERHEAD_BYTES if segment.first_row == 0 else 0)
-            numbered = {(key, segment.first_row + number): value for number, value in enumerate(found)}
+            size += sum(map(row_cost, found)) + (
+                PARTITION_OVERHEAD_BYTES if segment.first_row == 0 else 0
+            )
+            numbered = {
+                (key, segment.first_row + number): value for number, value in enumerate(found)
+            }
             assert not self.rows.keys() & numbered.keys(), "no row comes twice"
             self.rows |= numbered
             pieces.append((key, segment.first_row, segment.first_row + len(found)))
@@ -158,14 +171,20 @@ class Gathering:
 def numbered(partition: Incoming) -> dict[tuple[str, int], tuple[str, str]]:
     """Ids and texts of the rows that are to be encoded, by key and number of the row."""
     rows = enumerate(partition.rows)
-    return {(partition.key, n): row for n, row in rows if n // partition.batch_rows not in partition.skipped}
+    return {
+        (partition.key, n): row
+        for n, row in rows
+        if n // partition.batch_rows not in partition.skipped
+    }
 
 
 @st.composite
 def bounds_of(draw: st.DrawFn) -> Bounds:
     b_max = draw(st.integers(1, 20))
     b_max_bytes = draw(st.integers(PARTITION_OVERHEAD_BYTES + 500, 6 * PARTITION_OVERHEAD_BYTES))
-    return Bounds(draw(st.integers(1, b_max)), b_max, draw(st.integers(1, b_max_bytes)), b_max_bytes)
+    return Bounds(
+        draw(st.integers(1, b_max)), b_max, draw(st.integers(1, b_max_bytes)), b_max_bytes
+    )
 
 
 @st.composite
@@ -173,7 +192,11 @@ def arrivals(draw: st.DrawFn, *, staged: bool = False) -> list[Incoming]:
     """Partitions; with `staged`, some of their rows are staged already and none is refused."""
     partitions = []
     for number in range(draw(st.integers(0, 10))):
-        sizes = draw(st.lists(st.integers(0, 400) | st.integers(0, 5), max_size=draw(st.sampled_from([1, 5, 70]))))
+        sizes = draw(
+            st.lists(
+                st.integers(0, 400) | st.integers(0, 5), max_size=draw(st.sampled_from([1, 5, 70]))
+            )
+        )
         texts = ["ß" * (size // 2) + "x" * (size % 2) for size in sizes]
         rows = [(f"{number}.{row}", text) for row, text in enumerate(texts)]
         refused = not staged and draw(st.sampled_from([False] * 4 + [True]))
@@ -184,7 +207,9 @@ def arrivals(draw: st.DrawFn, *, staged: bool = False) -> list[Incoming]:
 
 @settings(max_examples=100)
 @given(arrivals(), bounds_of())
-def test_any_stream_is_gathered_by_the_rule_and_within_its_bounds(partitions: list[Incoming], bounds: Bounds) -> None:
+def test_any_stream_is_gathered_by_the_rule_and_within_its_bounds(
+    partitions: list[Incoming], bounds: Bounds
+) -> None:
     gathering = Gathering(bounds)
     gathering.run(partitions)
     assert gathering.emitted == told_row_by_row(partitions, bounds)
@@ -195,11 +220,16 @@ def test_any_stream_is_gathered_by_the_rule_and_within_its_bounds(partitions: li
 
 
 @given(arrivals(staged=True), bounds_of())
-def test_skipped_rows_do_not_move_the_other_rows(partitions: list[Incoming], bounds: Bounds) -> None:
-    """Every partition is closed once, and its segments hold exactly the rows that were added, under their numbers."""
+def test_skipped_rows_do_not_move_the_other_rows(
+    partitions: list[Incoming], bounds: Bounds
+) -> None:
+    """Every partition is closed once, and its segments hold exactly the rows that were added, under
+    their numbers."""
     gathering = Gathering(bounds)
     gathering.run(partitions)
-    assert gathering.rows == {row: value for partition in partitions for row, value in numbered(partition).items()}
+    assert gathering.rows == {
+        row: value for partition in partitions for row, value in numbered(partition).items()
+    }
     assert gathering.ended == [(partition.key, len(partition.rows)) for partition in partitions]
 
 
@@ -223,17 +253,35 @@ def test_partitions_that_fit_are_never_split(partitions: list[Incoming], bounds:
         ((10, 100), [5] * 5, [[(0, 0, 5), (1, 0, 5)], [(2, 0, 5), (3, 0, 5)], [(4, 0, 5)]]),
         ((40, 50), [30, 50], [[(0, 0, 30)], [(1, 0, 50)]]),
     ],
-    ids=["three times b_max", "tail with what follows", "first end past b_min", "before b_max is passed"],
+    ids=[
+        "three times b_max",
+        "tail with what follows",
+        "first end past b_min",
+        "before b_max is passed",
+    ],
 )
-def test_small_examples_of_the_rule(bounds: tuple[int, int], sizes: list[int], expected: list[list[Any]]) -> None:
+def test_small_examples_of_the_rule(
+    bounds: tuple[int, int], sizes: list[int], expected: list[list[Any]]
+) -> None:
     gathering = Gathering(Bounds(*bounds, 100_000, 100_000))
-    gathering.run([Incoming(str(n), numbered_rows(str(n), size), 17) for n, size in enumerate(sizes)])
-    assert gathering.emitted == [[(str(n), start, stop) for n, start, stop in batch] for batch in expected]
+    gathering.run(
+        [Incoming(str(n), numbered_rows(str(n), size), 17) for n, size in enumerate(sizes)]
+    )
+    assert gathering.emitted == [
+        [(str(n), start, stop) for n, start, stop in batch] for batch in expected
+    ]
 
 
 def test_derived_b_min_is_reached_in_doubling_steps() -> None:
     derived = Thresholds().resolve(5_000)
-    assert [derived.b_min_of(index) for index in (0, 1, 2, 3, 4, 1_000_000)] == [312, 624, 1248, 2496, 4992, 5000]
+    assert [derived.b_min_of(index) for index in (0, 1, 2, 3, 4, 1_000_000)] == [
+        312,
+        624,
+        1248,
+        2496,
+        4992,
+        5000,
+    ]
     assert Thresholds(b_min=5_000).resolve(5_000).b_min_of(0) == 5_000
     gathering = Gathering(Bounds(8, 100, 100_000, 100_000, first_b_min=1))
     gathering.run([Incoming(f"p{n}", numbered_rows(f"p{n}", 1), 1) for n in range(30)])
@@ -250,18 +298,24 @@ def test_rows_moved_to_the_next_slot_count_twice_until_the_first_slot_is_release
 
 
 def test_partitions_without_rows_end_a_superbatch_too() -> None:
-    gathering = Gathering(Bounds(10, 10, 4 * PARTITION_OVERHEAD_BYTES, 5 * PARTITION_OVERHEAD_BYTES))
+    gathering = Gathering(
+        Bounds(10, 10, 4 * PARTITION_OVERHEAD_BYTES, 5 * PARTITION_OVERHEAD_BYTES)
+    )
     gathering.run([Incoming(f"p{n}", [], 1) for n in range(10)])
     assert [len(batch) for batch in gathering.emitted] == [4, 4, 2]
 
 
-def test_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_batch_is_taken() -> None:
+def test_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_batch_is_taken() -> (
+    None
+):
     bounds = Bounds(10, 10, 2000, 2000)
     with Arena(slots=1, max_texts=10, max_bytes=2000, dimension=1, dtype="float32") as arena:
         aggregator = Aggregator(bounds, arena.acquire)
         aggregator.open(PartitionToRead(partition_of("k", [])))
         assert list(aggregator.add(row_batch_of([("0", "short")]))) == []
-        with pytest.raises(DataError, match=r"row 2: the row has 1,001 bytes and a SuperBatch holds at most 2,000"):
+        with pytest.raises(
+            DataError, match=r"row 2: the row has 1,001 bytes and a SuperBatch holds at most 2,000"
+        ):
             aggregator.add(row_batch_of([("1", "short"), ("2", "x" * 1000)]))
         assert aggregator.held_texts == 1
 
@@ -277,7 +331,10 @@ def test_given_thresholds_are_kept_and_the_others_are_derived() -> None:
     assert Thresholds(b_max=100).resolve(1_000_000_000).b_min == 50
     assert Thresholds(b_max=2).resolve(1_000_000_000).b_min == 1
     bounds = Thresholds(max_text_bytes=10**9).resolve(1_000_000)
-    assert bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES and bounds.b_min_bytes < bounds.b_max_bytes
+    assert (
+        bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES
+        and bounds.b_min_bytes < bounds.b_max_bytes
+    )
 
 
 @pytest.mark.parametrize(

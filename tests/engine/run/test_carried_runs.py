@@ -1,4 +1,5 @@
-"""Further columns of a source reach the output beside their own rows, from every kind of source, whatever happens."""
+"""Further columns of a source reach the output beside their own rows, from every kind of source,
+whatever happens."""
 
 from __future__ import annotations
 
@@ -29,17 +30,32 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import completed, failures, finish, finish_receipts, limit_bytes, make_run, receipts
+from tests.engine.runs import (
+    completed,
+    failures,
+    finish,
+    finish_receipts,
+    limit_bytes,
+    make_run,
+    receipts,
+)
 from tests.engine.sources.tables import write_csv
 from tests.small_catalogs import assert_embedded, read_embedded, rewrite
 
 SELECTION = Selection(carried=("sku", "price"))
 NAMES = ("id", "text", "category", "sku", "price")
 ROWS = [
-    (f"i{row}", f"text {row}", "big" if row % 4 else "small", f"sku {row}", None if row % 7 == 0 else row / 4)
+    (
+        f"i{row}",
+        f"text {row}",
+        "big" if row % 4 else "small",
+        f"sku {row}",
+        None if row % 7 == 0 else row / 4,
+    )
     for row in range(300)
 ]
-DIGESTS = {"cece46b7e1f35946f587f996667ccf6d", "022127d33c1b8da83eaa91b7674bf7a0"}  # from every kind of source
+# from every kind of source
+DIGESTS = {"cece46b7e1f35946f587f996667ccf6d", "022127d33c1b8da83eaa91b7674bf7a0"}
 SPLIT = Thresholds(1, 60)  # "big" has 225 rows
 
 
@@ -58,7 +74,8 @@ def in_folders(folder: Path) -> Source:
     for key in ("big", "small"):
         (folder / f"partition={key}").mkdir(parents=True)
         pq.write_table(
-            pa.table(columns_of([row for row in ROWS if row[2] == key])), folder / f"partition={key}/a.parquet"
+            pa.table(columns_of([row for row in ROWS if row[2] == key])),
+            folder / f"partition={key}/a.parquet",
         )
     return open_source(folder, selection=SELECTION)
 
@@ -87,13 +104,20 @@ def in_frame(folder: Path) -> Source:
 
 
 def in_frames(folder: Path) -> Source:
-    frames = {key: pa.table(columns_of([row for row in ROWS if row[2] == key])) for key in ("big", "small")}
+    frames = {
+        key: pa.table(columns_of([row for row in ROWS if row[2] == key]))
+        for key in ("big", "small")
+    }
     return FrameCatalog(frames, SELECTION)
 
 
 def carried(output: Path) -> list[tuple[Any, ...]]:
     """All rows of an output as the rows of the catalog."""
-    table = open_embeddings(output).dataset().to_table(columns=["id", "text", "partition", "sku", "price"])
+    table = (
+        open_embeddings(output)
+        .dataset()
+        .to_table(columns=["id", "text", "partition", "sku", "price"])
+    )
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
@@ -103,14 +127,23 @@ def expected(values: Callable[[Any], Any] = lambda price: price) -> list[tuple[A
 
 
 @pytest.mark.parametrize("made", [in_folders, in_table, in_json, in_frame, in_frames])
-def test_columns_are_beside_their_own_rows(hash_pool: EncoderPool, tmp_path: Path, made: Any) -> None:
+def test_columns_are_beside_their_own_rows(
+    hash_pool: EncoderPool, tmp_path: Path, made: Any
+) -> None:
     source, output = made(tmp_path / "in"), tmp_path / "out"
     run = make_run(hash_pool, source, output, SPLIT)
     assert len(finish_receipts(run, "encoded")) == 2
     assert carried(output) == expected()
-    digests = {row.content_digest for row in finish_receipts(make_run(hash_pool, source, output, SPLIT), "fresh")}
+    digests = {
+        row.content_digest
+        for row in finish_receipts(make_run(hash_pool, source, output, SPLIT), "fresh")
+    }
     assert digests == DIGESTS
-    assert not [each for each in verify(source, open_store(output), run.space) if isinstance(each, Violation)]
+    assert not [
+        each
+        for each in verify(source, open_store(output), run.space)
+        if isinstance(each, Violation)
+    ]
 
 
 def test_columns_of_a_csv_file_are_strings(hash_pool: EncoderPool, tmp_path: Path) -> None:
@@ -118,7 +151,9 @@ def test_columns_of_a_csv_file_are_strings(hash_pool: EncoderPool, tmp_path: Pat
     assert carried(tmp_path / "out") == expected(lambda price: "" if price is None else str(price))
 
 
-def test_types_are_stored_searched_and_loaded_in_both_formats(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_types_are_stored_searched_and_loaded_in_both_formats(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     further = {
         "a:b c": pa.array([[1], None, []], pa.list_(pa.int64())),
         "made": pa.array([{"x": "y"}, None, {"x": None}]),
@@ -133,11 +168,18 @@ def test_types_are_stored_searched_and_loaded_in_both_formats(hash_pool: Encoder
     names = ["partition", "id", "text", *further, "embedding"]
     for loaded in (opened.dataset().to_table(), opened.lazy().collect().to_arrow()):
         assert loaded.column_names == names
-        assert [loaded[name].to_pylist() for name in further] == [column.to_pylist() for column in further.values()]
+        assert [loaded[name].to_pylist() for name in further] == [
+            column.to_pylist() for column in further.values()
+        ]
     assert opened.dataset().schema.field("when").type == pa.timestamp("us", "UTC")
     [[hit]] = search(open_store(tmp_path), hash_pool, ["one"], 1)
     assert hit.columns == {name: column[0].as_py() for name, column in further.items()}
-    assert assert_embedded(tmp_path, run.space.name, "k", [("1", "one"), ("2", "two"), ("3", "three")]).rows == 3
+    assert (
+        assert_embedded(
+            tmp_path, run.space.name, "k", [("1", "one"), ("2", "two"), ("3", "three")]
+        ).rows
+        == 3
+    )
 
 
 def cut_off(partition: Partition, at: int) -> Partition:
@@ -151,7 +193,9 @@ def cut_off(partition: Partition, at: int) -> Partition:
     return replace(partition, read=read)
 
 
-def test_killed_run_goes_on_from_staged_rows_with_their_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_killed_run_goes_on_from_staged_rows_with_their_columns(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     [big, _] = in_frames(tmp_path)
     assert failures(finish(make_run(hash_pool, [cut_off(big, 130)], tmp_path, SPLIT)))
     [receipt] = finish_receipts(make_run(hash_pool, [big], tmp_path, Thresholds(1, 100)), "encoded")
@@ -180,21 +224,39 @@ def test_changed_value_or_list_of_columns_makes_files_stale_and_another_token_al
 
 
 def carried_names(output: Path, pool: EncoderPool) -> list[str]:
-    found = carried_columns(read_published_file(LocalStore(output), file_name(pool.space.name, "k")).columns)
+    found = carried_columns(
+        read_published_file(LocalStore(output), file_name(pool.space.name, "k")).columns
+    )
     return found.names if found is not None else []
 
 
 def test_partitions_with_other_types_are_loaded_apart_and_missing_columns_are_null(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    for key, further in {"a": {"price": [1]}, "b": {"price": [1.5]}, "c": {"price": [2], "sku": ["s"]}}.items():
+    for key, further in {
+        "a": {"price": [1]},
+        "b": {"price": [1.5]},
+        "c": {"price": [2], "sku": ["s"]},
+    }.items():
         table = pa.table({"id": ["1"], "text": ["one"], **further})
-        finish(make_run(hash_pool, FrameCatalog({key: table}, Selection(carried=tuple(further))), tmp_path))
+        finish(
+            make_run(
+                hash_pool, FrameCatalog({key: table}, Selection(carried=tuple(further))), tmp_path
+            )
+        )
     opened = open_embeddings(tmp_path)
-    with pytest.raises(DataError, match="'b': its column 'price' is of type double and that of 'a' of type int64"):
+    with pytest.raises(
+        DataError, match="'b': its column 'price' is of type double and that of 'a' of type int64"
+    ):
         opened.lazy()
-    for table in (opened.dataset(["a", "c"]).to_table(), opened.lazy(["a", "c"]).collect().to_arrow()):
-        assert table.select(["price", "sku"]).to_pylist() == [{"price": 1, "sku": None}, {"price": 2, "sku": "s"}]
+    for table in (
+        opened.dataset(["a", "c"]).to_table(),
+        opened.lazy(["a", "c"]).collect().to_arrow(),
+    ):
+        assert table.select(["price", "sku"]).to_pylist() == [
+            {"price": 1, "sku": None},
+            {"price": 2, "sku": "s"},
+        ]
     assert opened.lazy(["b"]).collect()["price"].to_list() == [1.5]
 
 
@@ -205,16 +267,26 @@ def test_other_value_in_the_file_is_found_by_verify(hash_pool: EncoderPool, tmp_
 
     def raise_price(table: pa.Table) -> pa.Table:
         prices = table["price"].to_pylist()
-        return table.set_column(table.column_names.index("price"), "price", [[*prices[:5], 99.0, *prices[6:]]])
+        return table.set_column(
+            table.column_names.index("price"), "price", [[*prices[:5], 99.0, *prices[6:]]]
+        )
 
     rewrite(path, raise_price)
-    [found] = [each for each in verify(source, open_store(tmp_path), run.space) if isinstance(each, Violation)]
+    [found] = [
+        each
+        for each in verify(source, open_store(tmp_path), run.space)
+        if isinstance(each, Violation)
+    ]
     assert (found.key, found.kind) == ("small", "columns")
     assert found.finding == "row 5: the file has the price 99.0 and the source 5.0."
 
 
-def test_flipped_bit_never_gives_other_columns_or_values(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    table = pa.table({"id": ["1", "2"], "text": ["a", "b"], "price": [1.5, None], "tags": [["x"], []]})
+def test_flipped_bit_never_gives_other_columns_or_values(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    table = pa.table(
+        {"id": ["1", "2"], "text": ["a", "b"], "price": [1.5, None], "tags": [["x"], []]}
+    )
     source = FrameCatalog({"k": table}, Selection(carried=("price", "tags")))
     run = completed(make_run(hash_pool, source, tmp_path))
     content = (tmp_path / file_name(run.space.name, "k")).read_bytes()
@@ -237,7 +309,9 @@ def test_flipped_bit_never_gives_other_columns_or_values(hash_pool: EncoderPool,
     assert noticed > 500
 
 
-def test_ledger_covers_carried_bytes(hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_covers_carried_bytes(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = pa.table({"id": ["1", "2", "3"], "text": ["a"] * 3, "blob": ["x" * 2_000_000] * 3})
     source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
     limit_bytes(monkeypatch, 5_000_000)
@@ -247,8 +321,12 @@ def test_ledger_covers_carried_bytes(hash_pool: EncoderPool, tmp_path: Path, mon
     assert run.report.peak_resident_bytes > 4_000_000
     source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
     limit_bytes(monkeypatch, 1_500_000)
-    [failure] = failures(finish(make_run(hash_pool, source, tmp_path / "narrow", Thresholds(1, 100))))
-    assert "the row has 2,000,0" in failure.reason and "Shorten its values, or raise" in failure.reason
+    [failure] = failures(
+        finish(make_run(hash_pool, source, tmp_path / "narrow", Thresholds(1, 100)))
+    )
+    assert (
+        "the row has 2,000,0" in failure.reason and "Shorten its values, or raise" in failure.reason
+    )
 
 
 def test_output_without_texts_still_has_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
@@ -257,11 +335,15 @@ def test_output_without_texts_still_has_columns(hash_pool: EncoderPool, tmp_path
     assert found.texts is None and found.facts.carried_columns == "sku: string, price: double"
 
 
-def test_file_whose_types_are_not_those_that_it_states_is_invalid(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_file_whose_types_are_not_those_that_it_states_is_invalid(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     run = completed(make_run(hash_pool, in_frames(tmp_path), tmp_path))
     name = file_name(run.space.name, "small")
     rewrite(tmp_path / name, lambda table: table, carried_columns="sku: string, cost: double")
-    with pytest.raises(InvalidFile, match="promise the carried columns 'sku: string, cost: double'; it has"):
+    with pytest.raises(
+        InvalidFile, match="promise the carried columns 'sku: string, cost: double'; it has"
+    ):
         read_published_file(LocalStore(tmp_path), name)
 
 
@@ -272,12 +354,23 @@ def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_
     table = pa.table({"id": ["1"], "text": ["one"], **further})
     source = FrameCatalog({"k": table}, Selection(carried=("p", "far")))
     run = completed(make_run(hash_pool, source, tmp_path))
-    assert not [each for each in verify(source, open_store(tmp_path), run.space) if isinstance(each, Violation)]
+    assert not [
+        each
+        for each in verify(source, open_store(tmp_path), run.space)
+        if isinstance(each, Violation)
+    ]
     [[hit]] = search(open_store(tmp_path), hash_pool, ["one"], 1)
     assert "1152921504606846976" in hit.columns["far"], hit.columns
 
 
-def test_lists_of_a_lazy_frame_of_polars_are_carried(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    frame = pl.LazyFrame({"id": ["1", "2"], "text": ["a", "b"], "key": ["k", "k"], "tags": [["x", "y" * 20], None]})
+def test_lists_of_a_lazy_frame_of_polars_are_carried(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    frame = pl.LazyFrame(
+        {"id": ["1", "2"], "text": ["a", "b"], "key": ["k", "k"], "tags": [["x", "y" * 20], None]}
+    )
     finish(make_run(hash_pool, FrameTable(frame, ["key"], Selection(carried=("tags",))), tmp_path))
-    assert open_embeddings(tmp_path).dataset().to_table()["tags"].to_pylist() == [["x", "y" * 20], None]
+    assert open_embeddings(tmp_path).dataset().to_table()["tags"].to_pylist() == [
+        ["x", "y" * 20],
+        None,
+    ]

@@ -1,6 +1,7 @@
-"""Random edits of real files, run after run: each refresh gives what a fresh full run would give, in which
-`verify --reencode all` finds nothing, and encodes no row whose vector the old file has. `make soak` tries a thousand
-scripts, and three hundred with a real model, whose vectors are compared with those of sentence-transformers.
+"""Random edits of real files, run after run: each refresh gives what a fresh full run would give,
+in which `verify --reencode all` finds nothing, and encodes no row whose vector the old file has.
+`make soak` tries a thousand scripts, and three hundred with a real model, whose vectors are
+compared with those of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Model:
     """A model, and what its output has to be.
 
     Attributes:
-        unit: rows, of which a SuperBatch may have six to twelve and the largest partition seventeen.
+        unit: rows, of which a SuperBatch may have six to twelve and the largest partition
+            seventeen.
         texts: from which those of the rows are drawn; empty: each row has one of its own.
         reencoded: rows of each partition that are encoded again after each step; None is all.
     """
@@ -78,15 +80,22 @@ class Model:
 def model(request: pytest.FixtureRequest) -> Model:
     if request.param == "hash":
         pool = request.getfixturevalue("hash_pool")
-        return Model(pool, 10, (), None, assert_hash_vectors, lambda text: 1 + len(text.encode()) // 4 > 256)
+        return Model(
+            pool, 10, (), None, assert_hash_vectors, lambda text: 1 + len(text.encode()) // 4 > 256
+        )
     pool, reference = map(request.getfixturevalue, ("model_pool", "reference"))
     texts = odd_texts()
     vectors = dict(zip(texts, reference.encode(texts), strict=True))
-    lengths = dict(zip(texts, map(len, reference.tokenizer(texts, truncation=False)["input_ids"]), strict=True))
+    lengths = dict(
+        zip(texts, map(len, reference.tokenizer(texts, truncation=False)["input_ids"]), strict=True)
+    )
 
     def assert_vectors(matrix: np.ndarray, stored: list[str]) -> None:
         if stored:
-            assert cosines(matrix, np.stack([vectors[text] for text in stored])).min() >= LOWEST_COSINE["fp32"]
+            assert (
+                cosines(matrix, np.stack([vectors[text] for text in stored])).min()
+                >= LOWEST_COSINE["fp32"]
+            )
 
     return Model(pool, 2, texts, 1, assert_vectors, lambda text: lengths[text] > 256)
 
@@ -115,7 +124,9 @@ class Refreshed:
         before = {key: self.published.get(key, ()) for key in self.rows}
         old = {key: [(str(row_id), text) for row_id, text in rows] for key, rows in before.items()}
         self.pool.rows, unit = 0, self.model.unit
-        thresholds = Thresholds(b_min=self.random.randint(1, 6 * unit), b_max=self.random.randint(6 * unit, 12 * unit))
+        thresholds = Thresholds(
+            b_min=self.random.randint(1, 6 * unit), b_max=self.random.randint(6 * unit, 12 * unit)
+        )
         run = make_run(self.pool, open_source(self.catalog), self.output, thresholds, changes=True)
         self.changes.clear()
         events = finish(run)
@@ -123,14 +134,25 @@ class Refreshed:
         for receipt in receipts(events, "encoded"):
             known = self.reusable(old[receipt.key])
             new = [text for _, text in self.rows[receipt.key] if text not in known]
-            assert (receipt.rows_encoded, receipt.rows_reused + len(new)) == (len(new), receipt.rows)
-            self.compare(self.changes.get(receipt.key), old[receipt.key], self.rows[receipt.key], known)
+            assert (receipt.rows_encoded, receipt.rows_reused + len(new)) == (
+                len(new),
+                receipt.rows,
+            )
+            self.compare(
+                self.changes.get(receipt.key), old[receipt.key], self.rows[receipt.key], known
+            )
         assert self.pool.rows == run.report.texts_encoded - run.report.costs.texts_deduplicated
         for key, rows in self.rows.items():
-            facts = assert_embedded(self.output, run.space.name, key, rows, self.model.assert_vectors)
+            facts = assert_embedded(
+                self.output, run.space.name, key, rows, self.model.assert_vectors
+            )
             assert facts.truncated == sum(self.model.is_truncated(text) for _, text in rows)
         self.published |= self.rows
-        source, store, again = open_source(self.catalog), open_store(self.output), self.model.reencoded
+        source, store, again = (
+            open_source(self.catalog),
+            open_store(self.output),
+            self.model.reencoded,
+        )
         found = verify(source, store, run.space, pool=self.model.pool, reencode=again)
         violations = {each.key: each.kind for each in found if isinstance(each, Violation)}
         assert violations == dict.fromkeys(self.published.keys() - self.rows.keys(), "orphan")
@@ -140,8 +162,15 @@ class Refreshed:
         sizes: dict[bool, dict[str, int]] = {True: {}, False: {}}
         for _, text in old:
             sizes[self.model.is_truncated(text)][text] = len(text.encode())
-        shortest, longest = min(sizes[True].values(), default=math.inf), max(sizes[False].values(), default=-1)
-        return {text for text, size in (sizes[True] | sizes[False]).items() if size < shortest or size > longest}
+        shortest, longest = (
+            min(sizes[True].values(), default=math.inf),
+            max(sizes[False].values(), default=-1),
+        )
+        return {
+            text
+            for text, size in (sizes[True] | sizes[False]).items()
+            if size < shortest or size > longest
+        }
 
     def apply(self, key: str, edit: Any) -> None:
         rows = self.first.get(key, ()) if edit == "revert" else self.rows.get(key, ())
@@ -164,25 +193,38 @@ class Refreshed:
             rows = edited(rows, edit, self.random, self.model.texts)
             if kind == pa.int64():  # new ids are words
                 rows = [(n, text) for n, (_, text) in enumerate(rows)]
-        self.write(key, rows, self.id_types.get(key), pa.large_string() if edit == "cast" else pa.string())
+        self.write(
+            key, rows, self.id_types.get(key), pa.large_string() if edit == "cast" else pa.string()
+        )
 
-    def write(self, key: str, rows: Rows, id_type: pa.DataType | None, text_type: pa.DataType | None = None) -> None:
+    def write(
+        self,
+        key: str,
+        rows: Rows,
+        id_type: pa.DataType | None,
+        text_type: pa.DataType | None = None,
+    ) -> None:
         self.rows[key] = rows
-        write_partition(self.catalog, key, rows, version=f"v{self.number}", id_type=id_type, text_type=text_type)
+        write_partition(
+            self.catalog, key, rows, version=f"v{self.number}", id_type=id_type, text_type=text_type
+        )
 
     def new_rows(self, key: str, units: int) -> Rows:
         rows, texts = numbered_rows(key, units * self.model.unit), self.model.texts
         return [(row_id, self.random.choice(texts)) for row_id, _ in rows] if texts else rows
 
     def compare(self, changes: RowChanges | None, old: Rows, new: Rows, known: set[str]) -> None:
-        """What a change feed would say leads from the old rows to the new ones: vectors that are not known change."""
+        """What a change feed would say leads from the old rows to the new ones: vectors that are
+        not known change."""
         if changes is None:
             return  # consumers take the whole partition
         before, after = dict(old), [(str(row_id), text) for row_id, text in new]
         same = {row_id for row_id, text in after if before.get(row_id) == text and text in known}
         expected = [0 if row_id in same else 2 if row_id in before else 1 for row_id, _ in after]
         assert changes.operations.tolist() == expected
-        assert {*map(str, changes.deleted.to_pylist())} == {*before} - {row_id for row_id, _ in after}
+        assert {*map(str, changes.deleted.to_pylist())} == {*before} - {
+            row_id for row_id, _ in after
+        }
 
 
 @contextmanager

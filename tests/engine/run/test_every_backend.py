@@ -1,4 +1,5 @@
-"""What each registered backend has to keep, so that a new one cannot forget it: finished work is answered at once."""
+"""What each registered backend has to keep, so that a new one cannot forget it: finished work is
+answered at once."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(scope="module", params=sorted(REGISTERED_BACKENDS))
-def started_pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldPool]:
+def started_pool(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HeldPool]:
     """A pool of each registered backend, started once for the tests of this file."""
     folder = tmp_path_factory.mktemp("held")
     model = "hash://16"
@@ -99,14 +102,18 @@ def test_a_chunk_is_answered_while_the_next_one_is_blocked(held: HeldPool) -> No
         assert blocked_call.result(_MOST_SECONDS) is not None
 
 
-def test_a_stopped_run_publishes_what_was_computed_before_the_next(held: HeldPool, tmp_path: Path) -> None:
+def test_a_stopped_run_publishes_what_was_computed_before_the_next(
+    held: HeldPool, tmp_path: Path
+) -> None:
     catalog = {
         "computed": numbered_rows("computed", FIRST_TEXTS),
         "blocked": numbered_rows("blocked", SECOND_TEXTS),
     }
     run = make_run(held.pool, in_memory(catalog), tmp_path, _ONE_PARTITION_EACH, grace_seconds=2.0)
     published: list[str] = []
-    consumer = threading.Thread(target=lambda: published.extend(receipt.key for receipt in receipts(run.events())))
+    consumer = threading.Thread(
+        target=lambda: published.extend(receipt.key for receipt in receipts(run.events()))
+    )
 
     consumer.start()
     held.compute_first_while_second_waits()
@@ -117,8 +124,11 @@ def test_a_stopped_run_publishes_what_was_computed_before_the_next(held: HeldPoo
     assert published == ["computed"]
 
 
-def test_encode_seconds_add_up_to_the_busy_time_of_the_worker(held: HeldPool, tmp_path: Path) -> None:
-    """The first chunk is held until the second one waits in the worker, and both could be computed at once."""
+def test_encode_seconds_add_up_to_the_busy_time_of_the_worker(
+    held: HeldPool, tmp_path: Path
+) -> None:
+    """The first chunk is held until the second one waits in the worker, and both could be computed
+    at once."""
     sizes = [FIRST_TEXTS, SECOND_TEXTS, 20, 50]
     catalog = {f"p{rows}": numbered_rows(f"p{rows}", rows) for rows in sizes}
     run = make_run(held.pool, in_memory(catalog), tmp_path, _ONE_PARTITION_EACH)

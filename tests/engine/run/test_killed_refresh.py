@@ -1,6 +1,6 @@
-"""SIGKILL during an incremental run: the next run completes it, with every row's own vector and without encoding what
-an old file has, and a consumer of the change feed has the rows of the files. `make soak` kills a hundred runs, which
-takes some minutes.
+"""SIGKILL during an incremental run: the next run completes it, with every row's own vector and
+without encoding what an old file has, and a consumer of the change feed has the rows of the files.
+`make soak` kills a hundred runs, which takes some minutes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,29 @@ SOAK = (pytest.mark.soak, pytest.mark.timeout(1800))
 @pytest.fixture(scope="module")
 def edited_catalog() -> dict[str, Rows]:
     random = Random(7)
-    return {key: edited(rows, [*EDITS] * (1 + len(rows) // 60), random) for key, rows in CATALOG.items()}
+    return {
+        key: edited(rows, [*EDITS] * (1 + len(rows) // 60), random) for key, rows in CATALOG.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory, edited_catalog: dict[str, Rows]) -> Path:
-    return write_catalog(tmp_path_factory.mktemp("edited") / "catalog", edited_catalog, version="v2")
+    return write_catalog(
+        tmp_path_factory.mktemp("edited") / "catalog", edited_catalog, version="v2"
+    )
 
 
 @pytest.fixture(scope="module")
 def yesterday(tmp_path_factory: pytest.TempPathFactory, hash_pool: EncoderPool) -> Path:
     root = tmp_path_factory.mktemp("yesterday")
-    finish(make_run(hash_pool, open_source(write_catalog(root / "catalog", CATALOG)), root / "out", THRESHOLDS))
+    finish(
+        make_run(
+            hash_pool,
+            open_source(write_catalog(root / "catalog", CATALOG)),
+            root / "out",
+            THRESHOLDS,
+        )
+    )
     target: Applied = {}
     hand_over(changes(root / "out", "shop"), target)
     assert target == rows_of(CATALOG)
@@ -52,7 +63,13 @@ def yesterday(tmp_path_factory: pytest.TempPathFactory, hash_pool: EncoderPool) 
 
 
 @pytest.mark.parametrize(
-    "step", [20, 61, 110, *(pytest.param(Random(seed).randint(1, STEPS), marks=SOAK) for seed in range(100))]
+    "step",
+    [
+        20,
+        61,
+        110,
+        *(pytest.param(Random(seed).randint(1, STEPS), marks=SOAK) for seed in range(100)),
+    ],
 )
 def test_incremental_run_is_completed_after_a_kill(
     hash_pool: EncoderPool,

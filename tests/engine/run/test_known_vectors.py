@@ -1,4 +1,5 @@
-"""Rows that have vectors when they are gathered: they keep their places and fill a SuperBatch without being encoded."""
+"""Rows that have vectors when they are gathered: they keep their places and fill a SuperBatch
+without being encoded."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def known_vectors(rows: list[int], values: list[int]) -> KnownVectors:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.integers(0, 60), max_size=8), st.integers(1, 20), st.integers(1, 40), st.randoms(use_true_random=False)
+    st.lists(st.integers(0, 60), max_size=8),
+    st.integers(1, 20),
+    st.integers(1, 40),
+    st.randoms(use_true_random=False),
 )
 def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
     sizes: list[int], batch_rows: int, b_max: int, random: Random
@@ -50,16 +54,22 @@ def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
                 vectors = batch.slot.matrix(segment.start, segment.stop)
                 for row in range(segment.stop - segment.start):
                     if flags is not None and flags[segment.start + row]:
-                        value = found[segment.partition.key, segment.first_row + row] = int(vectors[row, 0])
+                        value = found[segment.partition.key, segment.first_row + row] = int(
+                            vectors[row, 0]
+                        )
                         assert (vectors[row] == value).all()
                         held += 1
-                        truncated = batch.slot.truncation(segment.start + row, segment.start + row + 1).sum()
+                        truncated = batch.slot.truncation(
+                            segment.start + row, segment.start + row + 1
+                        ).sum()
                         assert truncated == value % 2
             assert batch.vector_bytes == 4 * DIMENSION * held
             reserve(-batch.held_bytes - batch.vector_bytes)
             batch.slot.release()
 
-    with Arena(slots=2, max_texts=b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32") as arena:
+    with Arena(
+        slots=2, max_texts=b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32"
+    ) as arena:
         aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), reserve)
         for number, size in enumerate(sizes):
             key, rows = f"p{number}", numbered_rows(f"p{number}", size)
@@ -68,8 +78,14 @@ def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
                 batch = rows[start : start + batch_rows]
                 places = [row for row in range(len(batch)) if random.random() < 0.6]
                 values = [1000 * number + start + row for row in places]
-                known |= {(key, start + row): value for row, value in zip(places, values, strict=True)}
-                take(aggregator.add(row_batch_of(batch), known_vectors(places, values) if places else None))
+                known |= {
+                    (key, start + row): value for row, value in zip(places, values, strict=True)
+                }
+                take(
+                    aggregator.add(
+                        row_batch_of(batch), known_vectors(places, values) if places else None
+                    )
+                )
             if random.random() < 0.2 and not any(row[0] == key for row in found):
                 reserve(-aggregator.discard()[1])
                 known = {row: value for row, value in known.items() if row[0] != key}
@@ -83,7 +99,9 @@ def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
 def gathered(bounds: Bounds, partitions: int, *, new: int, sampled: bool = False) -> list[int]:
     """Partitions in each SuperBatch, where each of ten rows has `new` rows without a vector."""
     counts: list[int] = []
-    with Arena(slots=1, max_texts=bounds.b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32") as arena:
+    with Arena(
+        slots=1, max_texts=bounds.b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32"
+    ) as arena:
         aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True))
 
         def take(batches: Iterator[SuperBatch]) -> None:

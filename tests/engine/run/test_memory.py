@@ -1,4 +1,5 @@
-"""Promise 4: a run never holds more than its limit, and the smallest limit that an error names works."""
+"""Promise 4: a run never holds more than its limit, and the smallest limit that an error names
+works."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 8), (3, 12), (8, 32)])
-def test_bucket_gets_four_concurrent_files_per_worker_and_at_least_eight(workers: int, threads: int) -> None:
+def test_bucket_gets_four_concurrent_files_per_worker_and_at_least_eight(
+    workers: int, threads: int
+) -> None:
     store = open_object_store("memory://m/out")
     assert publishing_threads(store, workers) == threads
 
@@ -60,12 +63,18 @@ def test_memory_is_planned_for_as_many_files_as_are_written_concurrently(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     for requested, threads in ((None, publishing_threads(LocalStore(tmp_path), 8)), (5, 5)):
-        run = completed(make_run(hash_pool, [partition_of("k", [])], tmp_path, publish_threads=requested, force=True))
+        run = completed(
+            make_run(
+                hash_pool, [partition_of("k", [])], tmp_path, publish_threads=requested, force=True
+            )
+        )
         assert run.memory.plan.result == ResultMemory(DIMENSION, 4, threads, 0)
 
 
 def test_released_slot_gives_its_pages_back() -> None:
-    with Arena(slots=2, max_texts=1000, max_bytes=4_000_000, dimension=256, dtype="float32") as arena:
+    with Arena(
+        slots=2, max_texts=1000, max_bytes=4_000_000, dimension=256, dtype="float32"
+    ) as arena:
         slot = arena.acquire()
         slot.append(pa.array(["x" * 4000] * 1000, pa.large_string()))  # pyright: ignore[reportArgumentType]
         slot.matrix(0, 1000)[:] = 1
@@ -82,7 +91,8 @@ def resident(arena: Arena) -> int:
 
 
 class WatchingPool:
-    """Wraps a pool and keeps the run's shared memory open, so that a test can measure it after the run."""
+    """Wraps a pool and keeps the run's shared memory open, so that a test can measure it after the
+    run."""
 
     def __init__(self, pool: EncoderPool) -> None:
         self._pool = pool
@@ -125,7 +135,9 @@ class HeldByUploads:
         self._lock = threading.Lock()
         self._uploads: weakref.WeakSet[ObjectUpload] = weakref.WeakSet()
 
-    def counted(self, take: Callable[[ObjectUpload, memoryview], None]) -> Callable[[ObjectUpload, memoryview], None]:
+    def counted(
+        self, take: Callable[[ObjectUpload, memoryview], None]
+    ) -> Callable[[ObjectUpload, memoryview], None]:
         def taking(upload: ObjectUpload, content: memoryview) -> None:
             take(upload, content)
             with self._lock:
@@ -136,7 +148,8 @@ class HeldByUploads:
 
 
 def shrink_shares(patch: pytest.MonkeyPatch, batch_rows: int) -> None:
-    """Make SuperBatches, and the shares of reader and ids, so small that small catalogs feel the limit."""
+    """Make SuperBatches, and the shares of reader and ids, so small that small catalogs feel the
+    limit."""
     limit_bytes(patch, 20_000)
     patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
     patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
@@ -148,7 +161,10 @@ def test_run_ends_well_under_the_smallest_accepted_limit(
     limit_bytes(monkeypatch, 4_000_000)
     thresholds = Thresholds(b_min=2_000, b_max=4_000)
     least = smallest_run_limit(hash_pool, tmp_path, thresholds)
-    catalog = {f"p{n}": numbered_rows(f"p{n}", size) for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])}
+    catalog = {
+        f"p{n}": numbered_rows(f"p{n}", size)
+        for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])
+    }
     run = make_run(hash_pool, in_memory(catalog), tmp_path, thresholds, memory_limit_bytes=least)
     assert keys_of(finish_receipts(run, "encoded")) == sorted(catalog)
     assert run.report.peak_resident_bytes <= least
@@ -159,7 +175,8 @@ def test_run_ends_well_under_the_smallest_accepted_limit(
 def test_texts_almost_as_large_as_a_superbatch_do_not_block_the_run(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Takes seconds: texts of tens of megabytes, so that they weigh something beside the reader's own share."""
+    """Takes seconds: texts of tens of megabytes, so that they weigh something beside the reader's
+    own share."""
     limit_bytes(monkeypatch, 24 * 1024 * 1024)
     monkeypatch.setattr(thresholds_module, "_B_MAX_FACTOR", 1)
     thresholds = Thresholds(b_min=10, b_max=10)
@@ -192,13 +209,18 @@ def test_any_catalog_is_embedded_within_the_smallest_limit_on_any_store(
     slow: set[int],
 ) -> None:
     output = tmp_path_factory.mktemp("tight")
-    rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
+    rows = [
+        [(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)]
+        for n, size in enumerate(sizes)
+    ]
     thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
     partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
     with pytest.MonkeyPatch.context() as patch:
         shrink_shares(patch, batch_rows)
         least = smallest_run_limit(hash_pool, output, thresholds)
-        run = make_run(hash_pool, partitions, SlowStore(output, slow), thresholds, memory_limit_bytes=least)
+        run = make_run(
+            hash_pool, partitions, SlowStore(output, slow), thresholds, memory_limit_bytes=least
+        )
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
     assert run.report.peak_resident_bytes <= least
 
@@ -212,9 +234,17 @@ def test_any_catalog_is_embedded_within_the_smallest_limit_on_any_store(
     part_bytes=st.sampled_from([2_000, 10_000, 100_000]),
 )
 def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
-    hash_pool: EncoderPool, sizes: list[int], text_bytes: int, batch_rows: int, b_max: int, part_bytes: int
+    hash_pool: EncoderPool,
+    sizes: list[int],
+    text_bytes: int,
+    batch_rows: int,
+    b_max: int,
+    part_bytes: int,
 ) -> None:
-    rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
+    rows = [
+        [(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)]
+        for n, size in enumerate(sizes)
+    ]
     thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
     partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
     store = open_object_store("memory://m/out", limits=ClientLimits(part_bytes=part_bytes))
@@ -223,7 +253,9 @@ def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
         shrink_shares(patch, batch_rows)
         patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
         least = smallest_run_limit(hash_pool, store, thresholds)
-        on_disk = smallest_limit(lambda limit: fit_memory(thresholds, 1, SPACE, 8, limit, machine_bytes=1)[1].limit)
+        on_disk = smallest_limit(
+            lambda limit: fit_memory(thresholds, 1, SPACE, 8, limit, machine_bytes=1)[1].limit
+        )
         run = make_run(hash_pool, partitions, store, thresholds, memory_limit_bytes=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
     assert run.report.peak_resident_bytes <= least
@@ -236,7 +268,8 @@ def test_shared_memory_is_given_back_after_every_superbatch(
     """The ledger does not count memory of free slots."""
     limit_bytes(monkeypatch, 2_000_000)
     thresholds = Thresholds(b_min=200, b_max=400)
-    catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(6)}  # about 1.4 MB each
+    # about 1.4 MB each
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(6)}
     pool = WatchingPool(hash_pool)
     finish(make_run(pool, in_memory(catalog), tmp_path, thresholds))
     assert pool.resident() == 0
@@ -259,9 +292,13 @@ def test_hanging_store_makes_the_reader_wait(hash_pool: EncoderPool, tmp_path: P
 
     catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}
     pool = DoorPool(hash_pool, waiting)
-    run = make_run(pool, in_memory(catalog), HangingStore(tmp_path), Thresholds(b_min=100, b_max=100))
+    run = make_run(
+        pool, in_memory(catalog), HangingStore(tmp_path), Thresholds(b_min=100, b_max=100)
+    )
     assert keys_of(finish_receipts(run)) == sorted(catalog)
-    assert in_flight[0] == 3 * 100 + 7, "three SuperBatches and the batch of rows that waits for a slot"
+    assert in_flight[0] == 3 * 100 + 7, (
+        "three SuperBatches and the batch of rows that waits for a slot"
+    )
     assert run.report.max_in_flight_texts <= 3 * 100 + 7
 
 
@@ -285,7 +322,12 @@ def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(
 ) -> None:
     rows = numbered_rows("k", 5_000)
     limit_bytes(monkeypatch, 8_000)
-    run = make_run(hash_pool, [partition_of("k", rows, batch_rows=5_000)], tmp_path, Thresholds(b_min=10, b_max=200))
+    run = make_run(
+        hash_pool,
+        [partition_of("k", rows, batch_rows=5_000)],
+        tmp_path,
+        Thresholds(b_min=10, b_max=200),
+    )
     finish(run)
     assert_embedded(tmp_path, run.space.name, "k", rows)
 
@@ -312,10 +354,12 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_ten_times_the_texts_take_no_more_memory(tmp_path: Path) -> None:
-    """Millions of texts take minutes; the most that the process ever held, in kB, with a pool of a null encoder.
+    """Millions of texts take minutes; the most that the process ever held, in kB, with a pool of a
+    null encoder.
 
-    SuperBatches are of one size, so that the short run fills every slot that the long one does. How many are resident
-    together, within the bound, is a matter of who gets the processor: the most of three is what short runs take.
+    SuperBatches are of one size, so that the short run fills every slot that the long one does. How
+    many are resident together, within the bound, is a matter of who gets the processor: the most of
+    three is what short runs take.
     """
     most: dict[int, int] = {}
     for texts in (200_000, 200_000, 200_000, 2_000_000):

@@ -40,7 +40,9 @@ class TestPlan:
 
     def test_remaining_memory_of_a_limit_goes_to_the_source(self) -> None:
         least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, RESULT, limit))
-        small, large = (plan_memory(self.BOUNDS, RESULT, limit) for limit in (least, least + 1_000_000))
+        small, large = (
+            plan_memory(self.BOUNDS, RESULT, limit) for limit in (least, least + 1_000_000)
+        )
         assert large.source == small.source + 1_000_000
         assert large.pages == small.pages + 1_000_000
 
@@ -55,7 +57,8 @@ class TestPlan:
     ) -> None:
         itemsize = np.dtype(dtype).itemsize
         memory = ResultMemory(dimension, itemsize, threads, 0)
-        texts, held = sum(map(len, partitions)), 2 * sum(map(sum, partitions))  # as many bytes of ids as of texts
+        # as many bytes of ids as of texts
+        texts, held = sum(map(len, partitions)), 2 * sum(map(sum, partitions))
         bounds = Bounds(1, max(1, texts), 1, max(1, held))
         least = smallest_limit(lambda limit: plan_memory(bounds, memory, limit))
         plan, result = plan_memory(bounds, memory, least), memory.of_rows(texts, held)
@@ -89,7 +92,13 @@ class TestFit:
         unlimited = Thresholds().resolve(derived_b_min)
         for space in (SPACE, self.WIDE):
             bounds, plan = fit_memory(
-                Thresholds(), derived_b_min, space, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+                Thresholds(),
+                derived_b_min,
+                space,
+                8,
+                None,
+                machine_bytes=machine,
+                upload_bytes=upload_bytes,
             )
             assert plan.limit <= machine // 2
             assert 1 <= bounds.b_min <= bounds.b_max <= unlimited.b_max
@@ -97,29 +106,43 @@ class TestFit:
             if machine >= 4 * self.GIB:
                 assert plan.limit >= plan.result.wanted(bounds), "three of them fit"
             if machine == 25 * self.GIB and bounds != unlimited:
-                assert plan.result.wanted(bounds) > 0.99 * (machine // 2), "no smaller than necessary"
+                assert plan.result.wanted(bounds) > 0.99 * (machine // 2), (
+                    "no smaller than necessary"
+                )
 
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
     @pytest.mark.parametrize("derived_b_min", [1_000, 20_000])
-    def test_with_more_memory_superbatches_do_not_become_tiny(self, derived_b_min: int, upload_bytes: int) -> None:
+    def test_with_more_memory_superbatches_do_not_become_tiny(
+        self, derived_b_min: int, upload_bytes: int
+    ) -> None:
         """There is one step, from the largest that fits once to the largest that fits three times."""
         largest = 0
         for machine in range(self.GIB // 2, 4 * self.GIB, self.GIB // 16):
             bounds, _ = fit_memory(
-                Thresholds(), derived_b_min, SPACE, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+                Thresholds(),
+                derived_b_min,
+                SPACE,
+                8,
+                None,
+                machine_bytes=machine,
+                upload_bytes=upload_bytes,
             )
             assert 8 * bounds.b_max >= largest, machine
             largest = max(largest, bounds.b_max)
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
         requested = Thresholds(b_min=20_000)
-        bounds, plan = fit_memory(requested, 1_000_000, self.WIDE, 8, None, machine_bytes=4 * self.GIB)
+        bounds, plan = fit_memory(
+            requested, 1_000_000, self.WIDE, 8, None, machine_bytes=4 * self.GIB
+        )
         assert 20_000 == bounds.b_min <= bounds.b_max < requested.resolve(1_000_000).b_max
         assert plan.limit <= 2 * self.GIB
 
     def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
         requested = Thresholds(b_max=400_000)
-        bounds, plan = fit_memory(requested, 1_000_000, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
+        bounds, plan = fit_memory(
+            requested, 1_000_000, self.WIDE, 8, None, machine_bytes=25 * self.GIB
+        )
         assert bounds == requested.resolve(1_000_000)
         assert plan.limit == 25 * self.GIB // 2
         assert plan.limit < plan.result.wanted(bounds), "three do not fit"
@@ -137,9 +160,13 @@ class TestFit:
         self, requested: Thresholds
     ) -> None:
         def fit(thresholds: Thresholds, limit: int | None = None) -> int:
-            return fit_memory(thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=8 * self.GIB)[1].limit
+            return fit_memory(
+                thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=8 * self.GIB
+            )[1].limit
 
-        with pytest.raises(ConfigError, match="half of this machine's or container's 8,589,934,592") as error:
+        with pytest.raises(
+            ConfigError, match="half of this machine's or container's 8,589,934,592"
+        ) as error:
             fit(requested)
         found = re.search(r"memory_limit_bytes to at least ([\d,]+)", str(error.value))
         assert found
@@ -147,7 +174,9 @@ class TestFit:
         assert fit(requested, least) == least
 
     def test_configured_limit_is_not_compared_with_the_machine(self) -> None:
-        bounds, plan = fit_memory(Thresholds(), 100_000, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
+        bounds, plan = fit_memory(
+            Thresholds(), 100_000, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB
+        )
         assert bounds == Thresholds().resolve(100_000)
         assert plan.limit == 40 * self.GIB
 
@@ -156,20 +185,25 @@ class TestFit:
 
         def b_max_bytes(limit: int, max_text_bytes: int = 4 * mib) -> int:
             thresholds = Thresholds(max_text_bytes=max_text_bytes)
-            bounds, plan = fit_memory(thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=self.GIB)
+            bounds, plan = fit_memory(
+                thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=self.GIB
+            )
             assert plan.limit == limit and bounds.b_max_bytes > 2 * max_text_bytes
             return bounds.b_max_bytes
 
         assert b_max_bytes(self.GIB // 4) < b_max_bytes(self.GIB) < b_max_bytes(4 * self.GIB)
         assert b_max_bytes(4 * self.GIB, 128 * mib) >= 256 * mib
-        with pytest.raises(ConfigError, match="Raise memory_limit_bytes, or lower b_max or max_text_bytes"):
+        with pytest.raises(
+            ConfigError, match="Raise memory_limit_bytes, or lower b_max or max_text_bytes"
+        ):
             b_max_bytes(self.GIB // 4, 128 * mib)
 
     @pytest.mark.parametrize("times", [1.0, 1.01, 1.3, 3.0])
     @pytest.mark.parametrize("beyond", [1, 100_000_000, 5 * GIB])
     @pytest.mark.parametrize("ids", [0, 8_000_000, GIB])
     @pytest.mark.parametrize(
-        "requested", [Thresholds(), Thresholds(b_max=200_000), Thresholds(max_text_bytes=500_000_000)]
+        "requested",
+        [Thresholds(), Thresholds(b_max=200_000), Thresholds(max_text_bytes=500_000_000)],
     )
     def test_limit_for_pages_and_ids_works_whatever_the_thresholds_do(
         self, requested: Thresholds, ids: int, beyond: int, times: float
@@ -187,6 +221,8 @@ class TestFit:
         self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(run, "memory_bytes", lambda: self.GIB)
-        small = make_run(hash_pool, [partition_of("p", numbered_rows("p", 3))], tmp_path, Thresholds())
+        small = make_run(
+            hash_pool, [partition_of("p", numbered_rows("p", 3))], tmp_path, Thresholds()
+        )
         assert keys_of(finish_receipts(small)) == ["p"]
         assert small.memory.plan.limit <= self.GIB // 2

@@ -19,7 +19,14 @@ from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.run.test_run_object_store import LARGE, catalog_of
-from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts, wait_for_publishing_threads
+from tests.engine.runs import (
+    assert_nothing_is_held,
+    failures,
+    finish,
+    make_run,
+    receipts,
+    wait_for_publishing_threads,
+)
 from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer
 from tests.small_catalogs import keys_of, write_catalog
 
@@ -56,7 +63,9 @@ except KeyboardInterrupt:
 
 def open_patiently(server: ObjectServer) -> ObjectStore:
     """The bucket with the limits that users have."""
-    options = StorageOptions(endpoint=server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1])
+    options = StorageOptions(
+        endpoint=server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]
+    )
     return open_object_store(f"s3://{BUCKET}/out", options)
 
 
@@ -79,13 +88,16 @@ def test_stopped_run_leaves_no_waiting_thread(
     wait_for_publishing_threads()
     object_server.plan = None
     again = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
-    assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), "the same store serves the next run"
+    assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), (
+        "the same store serves the next run"
+    )
 
 
 def test_no_thread_waits_for_a_store_that_is_down(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    """Four partitions are refused for good, the last of them while another one waits for its next attempt."""
+    """Four partitions are refused for good, the last of them while another one waits for its next
+    attempt."""
     source = open_source(write_catalog(tmp_path / "catalog", catalog_of(8, large=0)))
     waits = threading.Event()
 
@@ -112,7 +124,11 @@ def test_no_thread_waits_for_a_store_that_is_down(
 
 @pytest.mark.parametrize(
     ("program", "requests", "fault"),
-    [(_COMMAND, "(PUT|POST) .*parquet", UNAVAILABLE), (_LIBRARY, "PUT .*parquet", SILENCE), (_LIBRARY, "GET", SILENCE)],
+    [
+        (_COMMAND, "(PUT|POST) .*parquet", UNAVAILABLE),
+        (_LIBRARY, "PUT .*parquet", SILENCE),
+        (_LIBRARY, "GET", SILENCE),
+    ],
 )
 def test_interrupted_process_ends(
     object_server: ObjectServer, tmp_path: Path, program: str, requests: str, fault: Fault
@@ -122,7 +138,8 @@ def test_interrupted_process_ends(
     received = threading.Event()
 
     def refuse(method: str, target: str) -> Fault | None:
-        if re.match(requests, f"{method} {target}") and "stopped" in target:  # not of an earlier test
+        # not of an earlier test
+        if re.match(requests, f"{method} {target}") and "stopped" in target:
             received.set()
             return fault
         return None
@@ -136,7 +153,11 @@ def test_interrupted_process_ends(
         "SURGE_GRACE_SECONDS": "1",
     }
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
     ) as running:
         assert received.wait(60)
         running.send_signal(signal.SIGINT)

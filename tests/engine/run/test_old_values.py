@@ -1,4 +1,5 @@
-"""Rows of an old file by their values, ids or hashes of texts: those that follow each other, then the others."""
+"""Rows of an old file by their values, ids or hashes of texts: those that follow each other, then
+the others."""
 
 from __future__ import annotations
 
@@ -43,10 +44,14 @@ def test_lookup_finds_every_stored_value_and_no_other(
             part = new[start : start + size]
             found = values.rows(KINDS[kind](part), start).tolist()
             assert [row == NO_ROW for row in found] == [number not in old for number in part]
-            assert all(row == NO_ROW or old[row] == number for row, number in zip(found, part, strict=True))
+            assert all(
+                row == NO_ROW or old[row] == number for row, number in zip(found, part, strict=True)
+            )
 
 
-def test_rows_that_moved_together_are_found_without_looking_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_moved_together_are_found_without_looking_them_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     values = OldValues(hashes(list(range(100))))
     assert values.rows(hashes([40, 41]), 0).tolist() == [40, 41]
     monkeypatch.setattr(values, "_look_up", lambda found, new, places: None)

@@ -1,4 +1,5 @@
-"""Temp files of dead writers are removed from every space, with or without work to do; those of living ones stay."""
+"""Temp files of dead writers are removed from every space, with or without work to do; those of
+living ones stay."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ DEAD = ".tmp-1-0123456789ab0"
 
 
 def two_spaces(store: Store) -> list[str]:
-    return [claim_space(store, EncodingSpec(f"hash://{dimension}").resolve()).name for dimension in (8, 12)]
+    return [
+        claim_space(store, EncodingSpec(f"hash://{dimension}").resolve()).name
+        for dimension in (8, 12)
+    ]
 
 
 def leave(root: Path, space: str) -> list[Path]:
@@ -46,10 +50,14 @@ def test_orphan_files_are_removed_from_every_space_and_its_staged_segments(tmp_p
     assert (tmp_path / spaces[0] / "alive.parquet").exists()
 
 
-def test_run_also_removes_orphan_files_of_other_spaces(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_run_also_removes_orphan_files_of_other_spaces(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     other, _ = two_spaces(open_store(tmp_path))
     left = leave(tmp_path, other)
-    assert finish_receipts(make_run(hash_pool, [partition_of("a", numbered_rows("a", 3))], tmp_path))
+    assert finish_receipts(
+        make_run(hash_pool, [partition_of("a", numbered_rows("a", 3))], tmp_path)
+    )
     assert not any(path.exists() for path in left)
 
 

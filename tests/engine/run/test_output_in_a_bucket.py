@@ -39,14 +39,18 @@ def test_space_in_a_bucket_is_derived_and_followed(
             ]
         run.measure_recall()
         assert run.report.recall is not None
-        assert not [event for event in verify(made.source, store, run.space) if isinstance(event, Violation)]
+        assert not [
+            event for event in verify(made.source, store, run.space) if isinstance(event, Violation)
+        ]
     store.delete(made.of(MODEL).name + "/b.parquet")
     run = DeriveRun(store, made.of(MODEL), "int8", removed="delete")
     list(run.events())
     assert run.report.partitions_removed == ["b"]
 
 
-def test_consumer_follows_an_output_in_a_bucket(tmp_path: Path, object_server: ObjectServer) -> None:
+def test_consumer_follows_an_output_in_a_bucket(
+    tmp_path: Path, object_server: ObjectServer
+) -> None:
     local, store = Output(tmp_path / "out"), open_store_of(object_server)
 
     local.write("a", {"1": "one", "2": "two"})
@@ -55,6 +59,9 @@ def test_consumer_follows_an_output_in_a_bucket(tmp_path: Path, object_server: O
     hand_over(changes(store, "shop é/1"), target)
     local.write("a", {"1": "one", "2": "edited"})
     upload(local.store.root, store)
-    assert hand_over(changes(store, "shop é/1"), target) == [("change", "a", "2")] and target == local.expected()
+    assert (
+        hand_over(changes(store, "shop é/1"), target) == [("change", "a", "2")]
+        and target == local.expected()
+    )
     assert len(list(ChangeFiles(store, local.space.name))) == 1
     assert list(changes(store, "shop é/1")) == []

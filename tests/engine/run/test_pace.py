@@ -1,4 +1,5 @@
-"""When an encode call is slow: it is compared with calls of about its size, by what the pool's costs expect of each."""
+"""When an encode call is slow: it is compared with calls of about its size, by what the pool's
+costs expect of each."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def pace_after(*calls: tuple[float, float]) -> Pace:
 
 
 def superbatch(shared_seconds: float, pace_ratio: float | None) -> SuperBatchReport:
-    costs = Costs(texts_computed=1_000, encode_seconds=shared_seconds, shared_seconds=shared_seconds)
+    costs = Costs(
+        texts_computed=1_000, encode_seconds=shared_seconds, shared_seconds=shared_seconds
+    )
     return SuperBatchReport(4, 2, 1_000, 50_000, costs, pace_ratio=pace_ratio)
 
 
@@ -58,8 +61,12 @@ def test_call_that_computed_nothing_has_no_pace() -> None:
     assert pace_after((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)).ratio(0.0, 0.0) is None
 
 
-@pytest.mark.parametrize(("seconds", "pace_ratio", "is_slow"), [(6.0, 2.5, True), (6.0, 1.9, False), (0.5, 9.0, False)])
-def test_slow_is_twice_as_long_as_usual_and_over_a_second(seconds: float, pace_ratio: float, is_slow: bool) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "pace_ratio", "is_slow"), [(6.0, 2.5, True), (6.0, 1.9, False), (0.5, 9.0, False)]
+)
+def test_slow_is_twice_as_long_as_usual_and_over_a_second(
+    seconds: float, pace_ratio: float, is_slow: bool
+) -> None:
     assert superbatch(seconds, pace_ratio).is_slow == is_slow
 
 
@@ -72,4 +79,6 @@ def test_report_of_a_run_counts_its_slow_superbatches() -> None:
 
 def test_message_of_a_slow_superbatch_names_it_and_what_to_look_for() -> None:
     message = superbatch(6.0, 3.0).slow_message
-    assert message.startswith("SuperBatch 4: its 1,000 texts took 6.0 s, 3.0 times as long as usual.")
+    assert message.startswith(
+        "SuperBatch 4: its 1,000 texts took 6.0 s, 3.0 times as long as usual."
+    )

@@ -1,4 +1,5 @@
-"""What the publishing threads share: records that nobody changes, and a counter that all of them change."""
+"""What the publishing threads share: records that nobody changes, and a counter that all of them
+change."""
 
 from __future__ import annotations
 
@@ -54,11 +55,15 @@ def test_publishing_threads_cannot_change_what_the_reader_handed_on() -> None:
             setattr(record, name, None)
 
 
-def test_refused_writes_in_a_row_are_counted_exactly_while_other_threads_write(publisher: Publisher) -> None:
+def test_refused_writes_in_a_row_are_counted_exactly_while_other_threads_write(
+    publisher: Publisher,
+) -> None:
     counts: list[int] = []
 
     def write(number: int) -> None:
-        counts.extend(publisher._count_writes(refused=(turn + number) % 10 > 0) for turn in range(WRITES))
+        counts.extend(
+            publisher._count_writes(refused=(turn + number) % 10 > 0) for turn in range(WRITES)
+        )
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(THREADS)]
     for thread in threads:
@@ -68,7 +73,9 @@ def test_refused_writes_in_a_row_are_counted_exactly_while_other_threads_write(p
     times = Counter(counts)
     assert times[0] == THREADS * WRITES // 10 and len(counts) == THREADS * WRITES
     assert times[1] <= times[0] + 1
-    assert all(times[count] <= times[count - 1] for count in range(2, max(times) + 1)), "no count comes twice in a row"
+    assert all(times[count] <= times[count - 1] for count in range(2, max(times) + 1)), (
+        "no count comes twice in a row"
+    )
 
 
 def test_store_that_is_down_is_known_to_be_when_two_threads_find_it_in_the_same_moment() -> None:
@@ -77,7 +84,8 @@ def test_store_that_is_down_is_known_to_be_when_two_threads_find_it_in_the_same_
     class Over(threading.Event):
         def is_set(self) -> bool:
             if threading.current_thread() is second:
-                first_is_done.wait(0.5)  # loses the processor; a lock keeps the first one out meanwhile
+                # loses the processor; a lock keeps the first one out meanwhile
+                first_is_done.wait(0.5)
             return super().is_set()
 
     memory = Mock()
@@ -86,7 +94,9 @@ def test_store_that_is_down_is_known_to_be_when_two_threads_find_it_in_the_same_
     publisher = Publisher(Mock(), Mock(), memory, Mock(), DroppedPartitions(), None)
 
     def fail(key: str) -> None:
-        publisher._failure(PartitionToRead(partition_of(key, [])), StoreUnavailable("it does not answer"))
+        publisher._failure(
+            PartitionToRead(partition_of(key, [])), StoreUnavailable("it does not answer")
+        )
 
     second = threading.Thread(target=fail, args=("b",))
     second.start()

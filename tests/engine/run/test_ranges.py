@@ -1,4 +1,5 @@
-"""Ranges of one partition, each encoded by a run of its own: whoever finds all rows staged publishes the file."""
+"""Ranges of one partition, each encoded by a run of its own: whoever finds all rows staged
+publishes the file."""
 
 from __future__ import annotations
 
@@ -55,7 +56,15 @@ ROOT = Path(__file__).parents[3]
 HALVES = ((0, 240), (240, 450))
 # Of a run that does the second half: it stages three segments and puts the file together from six.
 STEPS = 54
-INSTANTS = [("stage", 2), ("staged", 2), ("kept", 3), ("assemble", 1), ("assembled", 1), ("remove", 1), ("removed", 3)]
+INSTANTS = [
+    ("stage", 2),
+    ("staged", 2),
+    ("kept", 3),
+    ("assemble", 1),
+    ("assembled", 1),
+    ("remove", 1),
+    ("removed", 3),
+]
 EVERY_STEP = [pytest.param("any", step, marks=pytest.mark.soak) for step in range(1, STEPS + 1)]
 
 
@@ -84,7 +93,9 @@ def ranges_of(partitions: Any, *rows: tuple[int, int]) -> list[PartitionRange]:
     return [PartitionRange(partition.key, partition.source_version, *each) for each in rows]
 
 
-def run_range(pool: EncoderPool, source: Any, output: Any, *rows: tuple[int, int], **options: Any) -> list[Any]:
+def run_range(
+    pool: EncoderPool, source: Any, output: Any, *rows: tuple[int, int], **options: Any
+) -> list[Any]:
     """The events of a run of these rows of the only partition."""
     return finish(make_run(pool, source, output, ranges=ranges_of(source, *rows), **options))
 
@@ -115,12 +126,24 @@ def run_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process
     """Runs each in a process of its own and returns the exit status and the lines of its log."""
     log = tmp_path_factory.mktemp("logs") / "log"
     command = [sys.executable, "-m", "tests.engine.killed_run"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forking:
 
-        def run(catalog: Path, output: Path, rows: tuple[int, int], point: str = "receipt", count: int = 9) -> Any:
+        def run(
+            catalog: Path,
+            output: Path,
+            rows: tuple[int, int],
+            point: str = "receipt",
+            count: int = 9,
+        ) -> Any:
             log.unlink(missing_ok=True)
             arguments = [catalog, output, "", log, point, count, "{}-{}".format(*rows)]
-            print(json.dumps([str(argument) for argument in arguments]), file=forking.stdin, flush=True)
+            print(
+                json.dumps([str(argument) for argument in arguments]),
+                file=forking.stdin,
+                flush=True,
+            )
             assert forking.stdout
             status = int(forking.stdout.readline())
             return status, [line.split(" ") for line in log.read_text().splitlines()]
@@ -131,10 +154,16 @@ def run_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process
 
 
 def test_two_processes_encode_the_halves_of_a_partition_at_the_same_time(
-    hash_pool: EncoderPool, run_in_process: Process, catalog: Path, tmp_path: Path, undivided: FileFacts
+    hash_pool: EncoderPool,
+    run_in_process: Process,
+    catalog: Path,
+    tmp_path: Path,
+    undivided: FileFacts,
 ) -> None:
     output, other = tmp_path / "o", list[Any]()
-    thread = threading.Thread(target=lambda: other.extend(run_in_process(catalog, output, HALVES[0])))
+    thread = threading.Thread(
+        target=lambda: other.extend(run_in_process(catalog, output, HALVES[0]))
+    )
     thread.start()
     events = run_range(hash_pool, open_source(catalog), output, HALVES[1])
     thread.join(60)
@@ -165,7 +194,9 @@ def test_range_that_is_killed_loses_nothing_that_is_staged(
     run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
     assert failures(finish(run)) == []
     assert run.report.texts_encoded == (0 if is_published else 210 - left)
-    assert sum(int(line[1]) for line in lines if line[0] == "encoded") + run.report.texts_encoded - 210 <= int(died[-1])
+    assert sum(
+        int(line[1]) for line in lines if line[0] == "encoded"
+    ) + run.report.texts_encoded - 210 <= int(died[-1])
     assert of_any_run(assert_complete(output, hash_pool.space.name)) == undivided
 
 
@@ -182,9 +213,14 @@ def test_runs_that_both_find_all_rows_staged_both_end_well(
         return found
 
     monkeypatch.setattr(Staging, "complete", together)
-    runs = [make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, half)) for half in HALVES]
+    runs = [
+        make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, half))
+        for half in HALVES
+    ]
     found: list[list[Any]] = [[], []]
-    threads = [threading.Thread(target=lambda n=n: found[n].extend(runs[n].events())) for n in range(2)]
+    threads = [
+        threading.Thread(target=lambda n=n: found[n].extend(runs[n].events())) for n in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -214,7 +250,9 @@ def test_run_whose_staged_rows_another_run_publishes_ends_well(
             except FileNotFoundError:
                 if step in ("looks", "writes"):
                     raise
-                raise TransientError(f"{name!r} was replaced or removed while it was read") from None
+                raise TransientError(
+                    f"{name!r} was replaced or removed while it was read"
+                ) from None
 
         def create(self, name: str) -> Any:
             if name.endswith("/big.parquet") and step != "looks":
@@ -227,18 +265,24 @@ def test_run_whose_staged_rows_another_run_publishes_ends_well(
 
     events = run_range(hash_pool, source, OvertakenStore(output), HALVES[1])
     assert failures(events) == []
-    assert [receipt.action for receipt in receipts(events)] == ([] if step == "looks" else ["fresh"])
+    assert [receipt.action for receipt in receipts(events)] == (
+        [] if step == "looks" else ["fresh"]
+    )
     assert_complete(output, hash_pool.space.name)
 
 
-def test_ranges_of_a_replaced_source_publish_nothing(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+def test_ranges_of_a_replaced_source_publish_nothing(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
+) -> None:
     source, output, new = open_source(catalog), tmp_path / "o", numbered_rows("new", 300)
     old = ranges_of(source, *HALVES)
     run_range(hash_pool, source, output, HALVES[0])
     [partition] = source
     replaced = [replace(partition, current_source_version=lambda: "v2")]
     [failure] = failures(run_range(hash_pool, replaced, output, HALVES[1]))
-    assert failure.transient and "('v1' was read, it is 'v2' now)" in failure.reason.replace("source version ", "")
+    assert failure.transient and "('v1' was read, it is 'v2' now)" in failure.reason.replace(
+        "source version ", ""
+    )
     assert len(staged(output)) == 6 and published_files(output, hash_pool.space.name) == set()
     write_big(catalog, new, "v2")
     [failure] = failures(finish(make_run(hash_pool, source, output, ranges=old)))
@@ -252,14 +296,19 @@ def test_ranges_of_a_replaced_source_publish_nothing(hash_pool: EncoderPool, cat
     assert assert_complete(output, hash_pool.space.name, new).source_version == "v2"
 
 
-def test_repeated_id_in_another_range_is_refused_by_its_row(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_repeated_id_in_another_range_is_refused_by_its_row(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
     source, output = open_source(write_big(tmp_path / "c", repeated)), tmp_path / "o"
     run_range(hash_pool, source, output, HALVES[0])
     for encoded in (210, 0):
         run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
         [failure] = failures(finish(run))
-        assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason and not failure.transient
+        assert (
+            "row 440: the id 'id-7' stands at row 7 already" in failure.reason
+            and not failure.transient
+        )
         assert run.report.texts_encoded == encoded, "what is staged stays"
     assert published_files(output, hash_pool.space.name) == set()
 
@@ -271,7 +320,10 @@ def test_rows_that_cannot_be_read_alone_are_refused(
     partition, rows = sliced(BIG), HALVES[1]
     reason = "240 to 450 of partition 'big' were to be encoded, and "
     if kind == "beyond":
-        partition, reason = replace(partition, rows=449), reason + "it has 449. Divide a partition of a known size"
+        partition, reason = (
+            replace(partition, rows=449),
+            reason + "it has 449. Divide a partition of a known size",
+        )
     else:
         write_big(catalog, [("a", None), *BIG[1:]])
         [skipping] = open_source(catalog, selection=Selection(missing_text="skip"))
@@ -280,14 +332,19 @@ def test_rows_that_cannot_be_read_alone_are_refused(
     ranges = ranges_of([partition], rows)
     partitions = [partition]
     if kind == "removed":
-        partitions, reason = [partition_of("other", [])], "and the source has no such partition now. Divide it anew."
+        partitions, reason = (
+            [partition_of("other", [])],
+            "and the source has no such partition now. Divide it anew.",
+        )
     [failure] = failures(finish(make_run(hash_pool, partitions, tmp_path / "o", ranges=ranges)))
     assert failure.key == "big" and reason in failure.reason
     assert failure.transient == (kind == "removed")
     assert not (tmp_path / "o" / STAGING).exists()
 
 
-def test_ranges_that_are_none_and_forced_ones_are_refused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_ranges_that_are_none_and_forced_ones_are_refused(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="rows 5 to 5 of partition 'big' are no range"):
         PartitionRange("big", "v1", 5, 5)
     with pytest.raises(ConfigError, match="force cannot be used"):
@@ -302,51 +359,77 @@ def test_any_source_that_reads_ranges_is_encoded_in_them_within_the_smallest_mem
     source = [sliced(rows)]
     options: dict[str, Any] = {"memory_limit_bytes": smallest_run_limit(hash_pool, tmp_path / "o")}
     parts = [(number * 500, number * 500 + 500) for number in order]
-    runs = [make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, part), **options) for part in parts]
+    runs = [
+        make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, part), **options)
+        for part in parts
+    ]
     for run in runs:
         assert not failures(finish(run))
-        assert (run.report.texts_encoded, run.report.max_in_flight_texts <= 3 * 100 + 2 * 7) == (500, True)
+        assert (run.report.texts_encoded, run.report.max_in_flight_texts <= 3 * 100 + 2 * 7) == (
+            500,
+            True,
+        )
     assert [run.report.texts_reused for run in runs] == [0, 0, 0, 1_500], "those of the others"
     assert_complete(tmp_path / "o", hash_pool.space.name, rows)
 
 
-def test_range_is_refused_where_the_ids_of_its_partition_will_not_fit(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_range_is_refused_where_the_ids_of_its_partition_will_not_fit(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     source = [replace(sliced(BIG), rows=10**9)]
     limit = smallest_run_limit(hash_pool, tmp_path)
     [failure] = failures(run_range(hash_pool, source, tmp_path, (0, 10), memory_limit_bytes=limit))
     assert "finding repeated ids takes 9,000,000,000 bytes" in failure.reason
 
 
-def test_file_of_ranges_has_the_columns_of_an_undivided_one(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    """The first range has numbers and the second one nulls alone in a column that travels with the rows."""
-    table = pa.table({"id": range(450), "text": [row[1] for row in BIG], "price": [*range(240), *[None] * 210]})
+def test_file_of_ranges_has_the_columns_of_an_undivided_one(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    """The first range has numbers and the second one nulls alone in a column that travels with the
+    rows."""
+    table = pa.table(
+        {"id": range(450), "text": [row[1] for row in BIG], "price": [*range(240), *[None] * 210]}
+    )
     path = tmp_path / "c" / "category=big" / "part-0.parquet"
     path.parent.mkdir(parents=True)
     pq.write_table(table, path, row_group_size=60)
     source = open_source(tmp_path / "c", selection=Selection(carried=("price",)))
     for output, ranges in (("undivided", [()]), ("o", HALVES)):
         for rows in ranges:
-            run = make_run(hash_pool, source, tmp_path / output, ranges=ranges_of(source, rows) if rows else [])
+            run = make_run(
+                hash_pool, source, tmp_path / output, ranges=ranges_of(source, rows) if rows else []
+            )
             assert not failures(finish(run))
     name = file_name(hash_pool.space.name, "big")
     one, other = (pq.read_table(tmp_path / output / name) for output in ("undivided", "o"))
     assert one.equals(other) and one["price"].null_count == 210 and one["id"].type == pa.int64()
-    facts = (read_facts(pq.read_metadata(tmp_path / output / name)) for output in ("undivided", "o"))
+    facts = (
+        read_facts(pq.read_metadata(tmp_path / output / name)) for output in ("undivided", "o")
+    )
     assert len({of_any_run(each) for each in facts}) == 1
 
 
-def test_one_run_of_all_ranges_and_other_partitions(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+def test_one_run_of_all_ranges_and_other_partitions(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
+) -> None:
     write_partition(catalog, "small", BIG[:10])
     source, output = open_source(catalog), tmp_path / "o"
     ranges = ranges_of((partition for partition in source if partition.key == "big"), *HALVES)
     run = completed(make_run(hash_pool, source, output, ranges=ranges))
     report = run.report
-    assert (report.partitions_written, report.texts_encoded, report.texts_reused, run.failed) == (2, 460, 0, False)
+    assert (report.partitions_written, report.texts_encoded, report.texts_reused, run.failed) == (
+        2,
+        460,
+        0,
+        False,
+    )
     for key, rows in (("big", BIG), ("small", BIG[:10])):
         assert_embedded(output, run.space.name, key, rows)
 
 
-def test_undivided_run_completes_ranges(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+def test_undivided_run_completes_ranges(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
+) -> None:
     source, output = open_source(catalog), tmp_path / "o"
     run_range(hash_pool, source, output, (100, 350))
     run = completed(make_run(hash_pool, source, output))
@@ -354,7 +437,9 @@ def test_undivided_run_completes_ranges(hash_pool: EncoderPool, catalog: Path, t
     assert_complete(output, run.space.name)
 
 
-def test_range_takes_segments_of_other_borders_within_it(hash_pool: EncoderPool, catalog: Path, tmp_path: Path) -> None:
+def test_range_takes_segments_of_other_borders_within_it(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
+) -> None:
     source, output = open_source(catalog), tmp_path / "o"
     assert failures(finish(make_run(hash_pool, source, FullStore(output), Thresholds(1, 90))))
     staged(output)[90, 180].unlink()
@@ -371,7 +456,10 @@ def test_damaged_rows_of_another_range_are_named_and_its_next_run_encodes_them(
     run_range(hash_pool, source, output, HALVES[0])
     staged(output)[100, 200].write_bytes(b"")
     [failure] = failures(run_range(hash_pool, source, output, HALVES[1]))
-    assert failure.transient and "all of its rows are staged, and some cannot be used: " in failure.reason
+    assert (
+        failure.transient
+        and "all of its rows are staged, and some cannot be used: " in failure.reason
+    )
     assert "/100-200.parquet' cannot be read because" in failure.reason
     run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[0]))
     assert not failures(finish(run))
@@ -395,12 +483,23 @@ def test_rows_that_changed_under_one_version_since_they_were_staged_are_encoded_
 
 
 @pytest.mark.parametrize("new", [5, 0])
-def test_ranges_take_vectors_of_the_old_file(hash_pool: EncoderPool, catalog: Path, tmp_path: Path, new: int) -> None:
-    source, output, rows = open_source(catalog), tmp_path / "o", [*BIG[new:], *numbered_rows("new", new)]
+def test_ranges_take_vectors_of_the_old_file(
+    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, new: int
+) -> None:
+    source, output, rows = (
+        open_source(catalog),
+        tmp_path / "o",
+        [*BIG[new:], *numbered_rows("new", new)],
+    )
     completed(make_run(hash_pool, source, output))
     write_big(catalog, rows, "v2")
-    runs = [completed(make_run(hash_pool, source, output, ranges=ranges_of(source, half))) for half in HALVES]
-    assert [run.report.partitions_written for run in runs] == [0, 1], "no range reads all to see whether it is the same"
+    runs = [
+        completed(make_run(hash_pool, source, output, ranges=ranges_of(source, half)))
+        for half in HALVES
+    ]
+    assert [run.report.partitions_written for run in runs] == [0, 1], (
+        "no range reads all to see whether it is the same"
+    )
     assert sum(run.report.texts_encoded for run in runs) == new
     assert assert_complete(output, hash_pool.space.name, rows).source_version == "v2"
 

@@ -34,14 +34,21 @@ def test_document_has_every_documented_name_and_is_plain_json() -> None:
 
 def test_ratios_of_a_run_without_work_are_zero_or_one() -> None:
     document = RunReport().as_dict()
-    assert (document["texts_per_second"], document["duty_cycle"], document["padding_ratio"]) == (0, 0, 0)
+    assert (document["texts_per_second"], document["duty_cycle"], document["padding_ratio"]) == (
+        0,
+        0,
+        0,
+    )
     assert document["time_to_first_output_seconds"] is None
 
 
 @pytest.mark.parametrize(
-    ("io_seconds", "encode_seconds", "ratio"), [(0.0, 0.0, 1.0), (1.0, 2.0, 1.0), (2.0, 1.0, 0.5), (2.0, 0.0, 0.0)]
+    ("io_seconds", "encode_seconds", "ratio"),
+    [(0.0, 0.0, 1.0), (1.0, 2.0, 1.0), (2.0, 1.0, 0.5), (2.0, 0.0, 0.0)],
 )
-def test_overlap_is_the_share_of_io_that_encoding_hides(io_seconds: float, encode_seconds: float, ratio: float) -> None:
+def test_overlap_is_the_share_of_io_that_encoding_hides(
+    io_seconds: float, encode_seconds: float, ratio: float
+) -> None:
     assert overlap_ratio(io_seconds, encode_seconds) == ratio
 
 

@@ -29,18 +29,30 @@ def complete(hash_pool: EncoderPool, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def idle_run(hash_pool: EncoderPool, partitions: list[Partition], output: Path, **options: Any) -> EmbeddingRun:
+def idle_run(
+    hash_pool: EncoderPool, partitions: list[Partition], output: Path, **options: Any
+) -> EmbeddingRun:
     return make_run(UnstartedPool(hash_pool), partitions, output, **options)
 
 
-def test_constructing_a_run_writes_nothing_and_starts_nothing(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_constructing_a_run_writes_nothing_and_starts_nothing(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     before = busy_threads()
-    idle_run(hash_pool, CATALOG, tmp_path / "out", catalog=CatalogRecord("/shop"), observer=ChangeFeed(always=True))
+    idle_run(
+        hash_pool,
+        CATALOG,
+        tmp_path / "out",
+        catalog=CatalogRecord("/shop"),
+        observer=ChangeFeed(always=True),
+    )
     assert not (tmp_path / "out").exists()
     assert busy_threads() == before
 
 
-def test_run_without_work_starts_no_pool_and_is_reported(hash_pool: EncoderPool, complete: Path) -> None:
+def test_run_without_work_starts_no_pool_and_is_reported(
+    hash_pool: EncoderPool, complete: Path
+) -> None:
     run = idle_run(hash_pool, CATALOG, complete)
     assert [receipt.key for receipt in receipts(finish(run), "fresh")] == ["a", "b"]
     report = run.report
@@ -71,10 +83,16 @@ def test_run_says_what_it_does_before_it_encodes(
     run = make_run(hash_pool, partitions(), tmp_path)
     finish(run)
     deciding = "the files of the output are being compared with the source"
-    assert list(dict.fromkeys(said)) == [deciding, "the encoder is starting", "the output is being prepared"]
+    assert list(dict.fromkeys(said)) == [
+        deciding,
+        "the encoder is starting",
+        "the output is being prepared",
+    ]
 
 
-@pytest.mark.parametrize("more", [partition_of("c", []), partition_of("b", [], version="v2")], ids=["new", "changed"])
+@pytest.mark.parametrize(
+    "more", [partition_of("c", []), partition_of("b", [], version="v2")], ids=["new", "changed"]
+)
 def test_pool_is_started_by_the_first_partition_that_is_not_fresh(
     hash_pool: EncoderPool, complete: Path, more: Partition
 ) -> None:
@@ -82,11 +100,18 @@ def test_pool_is_started_by_the_first_partition_that_is_not_fresh(
     with pytest.raises(AssertionError, match="the pool was started"):
         list(idle_run(hash_pool, partitions, complete))
     events = finish(make_run(hash_pool, partitions, complete))
-    assert [(receipt.key, receipt.action) for receipt in receipts(events)] == [("a", "fresh"), (more.key, "encoded")]
+    assert [(receipt.key, receipt.action) for receipt in receipts(events)] == [
+        ("a", "fresh"),
+        (more.key, "encoded"),
+    ]
 
 
-def test_partition_with_the_key_of_a_fresh_one_before_it_is_refused(hash_pool: EncoderPool, complete: Path) -> None:
-    events = finish(make_run(hash_pool, [*CATALOG, partition_of("a", numbered_rows("other", 2))], complete))
+def test_partition_with_the_key_of_a_fresh_one_before_it_is_refused(
+    hash_pool: EncoderPool, complete: Path
+) -> None:
+    events = finish(
+        make_run(hash_pool, [*CATALOG, partition_of("a", numbered_rows("other", 2))], complete)
+    )
     [failure] = failures(events)
     assert failure.key == "a" and "the key comes again after it was closed" in failure.reason
     assert [receipt.action for receipt in receipts(events)] == ["fresh", "fresh"]
@@ -94,7 +119,10 @@ def test_partition_with_the_key_of_a_fresh_one_before_it_is_refused(hash_pool: E
 
 def test_fresh_run_makes_its_request_mean_the_space_again(tmp_path: Path) -> None:
     """Two requests of one space: the second one's run finds everything fresh."""
-    requests = EncodingSpec(f"hash://{DIMENSION}"), EncodingSpec(f"hash://{DIMENSION}", normalize=True)
+    requests = (
+        EncodingSpec(f"hash://{DIMENSION}"),
+        EncodingSpec(f"hash://{DIMENSION}", normalize=True),
+    )
     for request in requests:
         with EncoderPool(request, devices="cpu") as pool:
             finish(make_run(pool, CATALOG, tmp_path / "out"))

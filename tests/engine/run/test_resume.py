@@ -1,5 +1,6 @@
-"""Promise 3: after SIGKILL at any step, the next run finishes, encodes again at most what was in flight, and its result
-equals that of an uninterrupted run. Takes most of a minute: every case is two runs, one of them in a process to kill.
+"""Promise 3: after SIGKILL at any step, the next run finishes, encodes again at most what was in
+flight, and its result equals that of an uninterrupted run. Takes most of a minute: every case is
+two runs, one of them in a process to kill.
 """
 
 from __future__ import annotations
@@ -25,9 +26,23 @@ from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
+from tests.engine.killed_run import (
+    ENCODING,
+    PART_POINTS,
+    POINTS,
+    SPLIT_POINTS,
+    THRESHOLDS,
+    open_output,
+)
 from tests.engine.runs import completed, finish, make_run, receipts
-from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    keys_of,
+    numbered_rows,
+    published_files,
+    write_catalog,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -37,22 +52,31 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "tests.engine.killed_run"]
 SIZES = [30, 25, 0, 70, 300, 100, 1, 49, 130, 20, 350, 60, 0, 90]
-CATALOG: dict[str, Rows] = {f"p{n:02d}": numbered_rows(f"p{n}", size) for n, size in enumerate(SIZES)}
+CATALOG: dict[str, Rows] = {
+    f"p{n:02d}": numbered_rows(f"p{n}", size) for n, size in enumerate(SIZES)
+}
 TEXTS = sum(SIZES)
 STEPS = 231  # of an uninterrupted run to a disk; a run to a bucket has about sixty more
 # Two kills, in either order; the later one leaves enough steps for both to happen.
 KILLED_WITHIN = (STEPS - 60, 40)
 SUPERBATCHES = 10  # at least; for kills while one of them is being encoded
-# Where each point is passed for the n-th time: early, inside the split partitions, and late. Two are split, into
-# three and four segments.
+# Where each point is passed for the n-th time: early, inside the split partitions, and late. Two
+# are split, into three and four segments.
 INSTANTS = [
-    ("disk", point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))
+    ("disk", point, count)
+    for point in POINTS
+    for count in ((2, 9) if point in ("encode", "publish") else (5,))
 ]
 INSTANTS += [("disk", ENCODING, 4)]
-INSTANTS += [("disk", "published", 1), ("disk", "published", 2)]  # the description of the space, the first file
-INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
+# the description of the space, the first file
+INSTANTS += [("disk", "published", 1), ("disk", "published", 2)]
+INSTANTS += [
+    ("disk", *at)
+    for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))
+]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
-# Steps that only buckets have, and steps that may leave segments and files behind, in parts and whole.
+# Steps that only buckets have, and steps that may leave segments and files behind, in parts and
+# whole.
 INSTANTS += [("s3", *at) for at in (("begun", 3), ("part", 13), ("complete", 2), ("completed", 5))]
 INSTANTS += [("s3", *at) for at in (("kept", 6), ("assembled", 1))]
 
@@ -98,7 +122,9 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, catalog: Path, hash_pool: EncoderPool) -> Path:
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory, catalog: Path, hash_pool: EncoderPool
+) -> Path:
     output = tmp_path_factory.mktemp("uninterrupted")
     run = completed(make_run(hash_pool, open_source(catalog), output, THRESHOLDS))
     assert run.report.texts_encoded == TEXTS
@@ -112,7 +138,9 @@ Mortal = Callable[..., tuple[int, list[list[str]]]]
 def mortal_run(tmp_path_factory: pytest.TempPathFactory, catalog: Path) -> Iterator[Mortal]:
     """Runs each in its own process and returns the exit status and the lines of its log."""
     logs = tmp_path_factory.mktemp("logs")
-    with subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+    with subprocess.Popen(
+        COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forking:
         assert forking.stdin
         assert forking.stdout
         runs = 0
@@ -161,11 +189,15 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
 
     run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS)
     events = finish(run)
-    assert keys_of(receipts(events, "fresh")) == sorted(published), "published partitions are not encoded again"
+    assert keys_of(receipts(events, "fresh")) == sorted(published), (
+        "published partitions are not encoded again"
+    )
     assert keys_of(receipts(events, "encoded")) == sorted(CATALOG.keys() - published)
     assert run.report.texts_reused == staged, "staged rows are not encoded again"
     assert run.report.texts_encoded == TEXTS - sum(len(CATALOG[key]) for key in published) - staged
-    assert texts_encoded(lines) + run.report.texts_encoded - TEXTS <= in_flight(lines), "encoded twice"
+    assert texts_encoded(lines) + run.report.texts_encoded - TEXTS <= in_flight(lines), (
+        "encoded twice"
+    )
     found = output.look()
     files = published_files(uninterrupted, space)
     assert published_files(found, space) == files, "no temp file is left"
@@ -180,12 +212,15 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("where", "seed"), [(where, seed) for where in ("disk", "s3") for seed in range(50)])
+@pytest.mark.parametrize(
+    ("where", "seed"), [(where, seed) for where in ("disk", "s3") for seed in range(50)]
+)
 def test_run_with_other_thresholds_completes_a_killed_run(
     hash_pool: EncoderPool, output: Output, mortal_run: Mortal, catalog: Path, seed: int
 ) -> None:
-    """Takes a quarter of an hour: 100 kills on a disk and 100 in a bucket, at seeded steps, the second one of each pair
-    while the second run resumes the work; with every fifth seed the first kill comes while a worker encodes.
+    """Takes a quarter of an hour: 100 kills on a disk and 100 in a bucket, at seeded steps, the
+    second one of each pair while the second run resumes the work; with every fifth seed the first
+    kill comes while a worker encodes.
     """
     random = Random(seed)
     space = hash_pool.space.name
@@ -221,13 +256,19 @@ def staged_rows(output: Path, keys: Collection[str]) -> int:
 
 
 def test_kills_cover_every_step_of_split_partitions_and_uploads() -> None:
-    assert {point for where, point, _ in INSTANTS if where == "disk"} == {*POINTS, *SPLIT_POINTS, ENCODING}
+    assert {point for where, point, _ in INSTANTS if where == "disk"} == {
+        *POINTS,
+        *SPLIT_POINTS,
+        ENCODING,
+    }
     assert {point for where, point, _ in INSTANTS if where == "s3"} > set(PART_POINTS)
 
 
 def all_gone(pids: list[int]) -> bool:
     """Whether the processes end by themselves; a zombie has ended."""
-    _, alive = psutil.wait_procs([process for pid in pids for process in worker_with(pid)], timeout=30)
+    _, alive = psutil.wait_procs(
+        [process for pid in pids for process in worker_with(pid)], timeout=30
+    )
     return not [process for process in alive if still_runs(process)]
 
 
@@ -239,7 +280,8 @@ def still_runs(process: psutil.Process) -> bool:
 
 
 def worker_with(pid: int) -> list[psutil.Process]:
-    """The worker with this pid, if it still runs: it may end at any moment, and another process may get its pid."""
+    """The worker with this pid, if it still runs: it may end at any moment, and another process may
+    get its pid."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if "surge_dagster.engine.encoder.worker.main" in process.cmdline():
@@ -264,9 +306,13 @@ def test_run_that_is_killed_repeatedly_is_completed(
 
 def test_run_that_is_not_killed_passes_every_step(tmp_path: Path, catalog: Path) -> None:
     arguments = [str(catalog), str(tmp_path / "o"), "", str(tmp_path / "log"), "receipt", "1000"]
-    ran = subprocess.run([*COMMAND, *arguments], cwd=ROOT, timeout=100, capture_output=True, text=True)
+    ran = subprocess.run(
+        [*COMMAND, *arguments], cwd=ROOT, timeout=100, capture_output=True, text=True
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
     assert len([line for line in lines if line[0] == "receipt"]) == len(CATALOG)
     assert texts_encoded(lines) == TEXTS
-    assert [line for line in lines if line[0] == "passed"] == [["passed", str(STEPS)]], "the kills cover the whole run"
+    assert [line for line in lines if line[0] == "passed"] == [["passed", str(STEPS)]], (
+        "the kills cover the whole run"
+    )

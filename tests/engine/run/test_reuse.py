@@ -1,4 +1,5 @@
-"""Incremental runs: rows whose text is in the partition's old file keep its vector, and nothing else does."""
+"""Incremental runs: rows whose text is in the partition's old file keep its vector, and nothing
+else does."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ LONG = "x" * 5000  # hash:// counts a token for every four bytes and takes 256
 
 def test_only_rows_with_new_texts_are_encoded(output: Output) -> None:
     output.embed(ROWS)
-    edited = [*ROWS[:10], ("new", "inserted"), *ROWS[10:20], ("id-20", "edited"), *ROWS[21:40], *ROWS[50:], ROWS[45]]
+    edited = [
+        *ROWS[:10],
+        ("new", "inserted"),
+        *ROWS[10:20],
+        ("id-20", "edited"),
+        *ROWS[21:40],
+        *ROWS[50:],
+        ROWS[45],
+    ]
     receipt = output.embed(edited)
     output.check(edited)
     assert (receipt.rows_encoded, receipt.rows_reused) == (2, 50)
@@ -33,7 +42,10 @@ def test_only_rows_with_new_texts_are_encoded(output: Output) -> None:
 
 def test_moved_rows_and_rows_with_other_ids_keep_their_vectors(output: Output) -> None:
     output.embed(ROWS)
-    shuffled = [(row_id, text) for (row_id, _), (_, text) in zip(ROWS, random.Random(3).sample(ROWS, 60), strict=True)]
+    shuffled = [
+        (row_id, text)
+        for (row_id, _), (_, text) in zip(ROWS, random.Random(3).sample(ROWS, 60), strict=True)
+    ]
     assert output.embed(shuffled).rows_encoded == 0
     output.check(shuffled)
     assert output.encoded == 0
@@ -56,7 +68,9 @@ def test_rows_of_a_split_partition_are_reused(output: Output) -> None:
     assert read_embedded(output.root, output.run.space.name, "k").facts.rows_reused == 440
 
 
-def test_vectors_of_many_row_groups_are_found(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_of_many_row_groups_are_found(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", 16)
     monkeypatch.setattr(previous_rows, "_PIECE_BYTES", 10 * 4 * DIMENSION)
     rows = numbered_rows("k", 90)
@@ -100,10 +114,14 @@ def test_oldest_vector_of_a_file_is_as_old_as_that_of_the_file_it_came_from(outp
     first = output.embed(ROWS)
     rewrite(output.path, lambda table: table, oldest_encoded_at="2020-02-02T02:02:02+00:00")
     assert output.embed(ROWS[1:]).oldest_encoded_at == "2020-02-02T02:02:02+00:00"
-    assert output.embed(ROWS, force=True).oldest_encoded_at >= first.oldest_encoded_at > "2020-02-03"
+    assert (
+        output.embed(ROWS, force=True).oldest_encoded_at >= first.oldest_encoded_at > "2020-02-03"
+    )
 
 
-def test_rows_of_many_partitions_in_a_superbatch_are_reused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_rows_of_many_partitions_in_a_superbatch_are_reused(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     first = [partition_of(f"p{n}", numbered_rows(f"p{n}", 40), version="v1") for n in range(12)]
     second = [partition_of(f"p{n}", numbered_rows(f"p{n}", 41), version="v2") for n in range(12)]
     finish(make_run(hash_pool, first, tmp_path))

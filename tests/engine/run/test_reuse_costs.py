@@ -38,10 +38,14 @@ def test_rows_in_any_order_read_the_old_file_a_few_times_and_not_for_each_piece(
     output.check(shuffled)
     assert 3 * 20 <= len(groups) < 4 * 20 and 60 < receipt.rows_reused < 160
     groups.clear()
-    assert output.embed(shuffled[1:], batch_rows=20).rows_reused == 319 and len(groups) == 20, "each once, in order"
+    assert output.embed(shuffled[1:], batch_rows=20).rows_reused == 319 and len(groups) == 20, (
+        "each once, in order"
+    )
 
 
-def test_old_file_that_does_not_fit_is_not_used(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_file_that_does_not_fit_is_not_used(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output.embed(ROWS)
     monkeypatch.setattr(previous_rows, "LOOKUP_BYTES", 1 << 40)
     assert output.embed(ROWS[1:]).rows_reused == 0
@@ -58,7 +62,10 @@ def test_republishing_takes_only_free_memory_and_never_waits_for_gathered_rows(
     monkeypatch.setattr(thresholds, "_B_MAX_FACTOR", 1)
 
     def run(version: str, rows: Rows) -> EmbeddingRun:
-        partitions = [partition_of("a", rows, version=version), partition_of("b", ROWS, version=version)]
+        partitions = [
+            partition_of("a", rows, version=version),
+            partition_of("b", ROWS, version=version),
+        ]
         return make_run(output.pool, partitions, output.root, Thresholds(b_min=1000, b_max=1000))
 
     first = run("v1", rows)
@@ -71,11 +78,19 @@ def test_republishing_takes_only_free_memory_and_never_waits_for_gathered_rows(
             raise AssertionError(f"nothing would release the {size:,} bytes that are waited for")
 
     monkeypatch.setattr(Ledger, "reserve", reserve_at_once)
-    outcomes = {receipt.key: (receipt.action, receipt.rows_reused) for receipt in receipts(finish(run("v2", rows[1:])))}
-    assert outcomes == {"a": ("encoded", 949), "b": ("encoded", 60) if beyond else ("republished", 0)}
+    outcomes = {
+        receipt.key: (receipt.action, receipt.rows_reused)
+        for receipt in receipts(finish(run("v2", rows[1:])))
+    }
+    assert outcomes == {
+        "a": ("encoded", 949),
+        "b": ("encoded", 60) if beyond else ("republished", 0),
+    }
 
 
-def test_old_file_is_given_up_when_the_ids_need_its_memory(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_file_is_given_up_when_the_ids_need_its_memory(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output.embed(ROWS)
     reserve = previous_rows._Memory.reserve
 

@@ -20,7 +20,15 @@ from surge_dagster.engine.run import previous_rows
 from surge_dagster.engine.run.report import OldVectorSample
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, partition_of, rewrite, with_vectors
+from tests.small_catalogs import (
+    DIMENSION,
+    Rows,
+    assert_embedded,
+    numbered_rows,
+    partition_of,
+    rewrite,
+    with_vectors,
+)
 
 __all__ = ["output"]
 
@@ -49,13 +57,22 @@ def test_run_reuses_nothing_when_the_model_changed_behind_its_name(
     assert "this run reuses no old vectors" in caplog.text
 
 
-def test_sample_is_compared_once_and_before_any_partition_is_read(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    """Only the last partition has vectors of another model; those before it are encoded all the same."""
+def test_sample_is_compared_once_and_before_any_partition_is_read(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    """Only the last partition has vectors of another model; those before it are encoded all the
+    same."""
     catalog = {key: numbered_rows(key, 40) for key in "abc"}
-    finish(make_run(hash_pool, [partition_of(key, rows) for key, rows in catalog.items()], tmp_path))
+    finish(
+        make_run(hash_pool, [partition_of(key, rows) for key, rows in catalog.items()], tmp_path)
+    )
     rewrite(tmp_path / file_name(hash_pool.space.name, "c"), of_another_model)
 
-    run = make_run(hash_pool, [partition_of(key, rows[1:], version="v2") for key, rows in catalog.items()], tmp_path)
+    run = make_run(
+        hash_pool,
+        [partition_of(key, rows[1:], version="v2") for key, rows in catalog.items()],
+        tmp_path,
+    )
     events = finish(run)
 
     [sample] = [event for event in events if isinstance(event, OldVectorSample)]
@@ -80,7 +97,9 @@ def test_files_without_texts_are_reused_without_a_comparison(output: Output) -> 
     assert output.run.report.compared_rows == 0
 
 
-def test_nothing_is_reused_when_the_sample_cannot_be_encoded(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_reused_when_the_sample_cannot_be_encoded(
+    output: Output, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(texts: object) -> np.ndarray:
         raise EncoderError("it ends every worker")
 
@@ -125,7 +144,9 @@ def test_vectors_of_another_precision_are_not_reused(output: Output) -> None:
     assert output.embed(ROWS[1:]).rows_reused == 0
 
 
-def test_vectors_of_another_dtype_are_not_reused(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+def test_vectors_of_another_dtype_are_not_reused(
+    output: Output, caplog: pytest.LogCaptureFixture
+) -> None:
     """They are so near to those of float32 that no sample would show it."""
     output.embed(ROWS)
     table, facts = pq.read_table(output.path), read_facts(pq.read_metadata(output.path))
@@ -133,11 +154,16 @@ def test_vectors_of_another_dtype_are_not_reused(output: Output, caplog: pytest.
     with pa.OSFile(str(output.path), "wb") as sink, new_writer(sink, columns, facts) as writer:
         writer.append_table(table.replace_schema_metadata(None).cast(columns))
         writer.close()
-    assert output.embed(ROWS[1:]).rows_reused == 0 and "vectors of its old file are not used" in caplog.text
+    assert (
+        output.embed(ROWS[1:]).rows_reused == 0
+        and "vectors of its old file are not used" in caplog.text
+    )
     output.check(ROWS[1:])
 
 
-def test_old_file_replaced_after_the_listing_is_not_reused(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_file_replaced_after_the_listing_is_not_reused(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output.embed(ROWS)
     read = previous_rows.open_published
 

@@ -17,8 +17,23 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
-from tests.engine.runs import completed, failures, finish, limit_bytes, make_run, receipts, smallest_run_limit
-from tests.small_catalogs import FailingStore, Rows, assert_embedded, partition_of, read_embedded, rewrite
+from tests.engine.runs import (
+    completed,
+    failures,
+    finish,
+    limit_bytes,
+    make_run,
+    receipts,
+    smallest_run_limit,
+)
+from tests.small_catalogs import (
+    FailingStore,
+    Rows,
+    assert_embedded,
+    partition_of,
+    read_embedded,
+    rewrite,
+)
 
 MIB = 1024 * 1024
 THRESHOLDS = Thresholds(b_min=1, b_max=1000)
@@ -30,7 +45,9 @@ def wide_rows(count: int, size: int) -> Rows:
     return [(f"id-{row}", letters[row].tobytes().decode("ascii")) for row in range(count)]
 
 
-def embed(pool: EncoderPool, output: Path, rows: Rows, version: str, **options: Any) -> EmbeddingRun:
+def embed(
+    pool: EncoderPool, output: Path, rows: Rows, version: str, **options: Any
+) -> EmbeddingRun:
     """A run over the one partition."""
     partition = partition_of("wide", rows, version=version, batch_rows=1)
     return make_run(pool, [partition], output, THRESHOLDS, **options)
@@ -59,7 +76,10 @@ def test_ledger_covers_the_memory_of_republishing(
 
 
 def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republished(
-    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    hash_pool: EncoderPool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = wide_rows(20, MIB)
     limit_bytes(monkeypatch, 64 * MIB)
@@ -73,13 +93,18 @@ def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republish
     assert_embedded(tmp_path, run.space.name, "wide", rows)
 
 
-def test_file_that_cannot_be_read_now_is_left_as_it_is(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_now_is_left_as_it_is(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     rows = wide_rows(60, 5_000)
     finish(make_run(hash_pool, [partition_of("wide", rows)], tmp_path))
     again = partition_of("wide", rows, version="v2")
     run = make_run(hash_pool, [again], FailingStore(tmp_path, "wide"))
     [failure] = failures(finish(run))
-    assert failure.transient and "Input/output error. Run again when its storage answers." in failure.reason
+    assert (
+        failure.transient
+        and "Input/output error. Run again when its storage answers." in failure.reason
+    )
     assert read_embedded(tmp_path, run.space.name, "wide").facts.source_version == "v1"
 
 
@@ -93,7 +118,9 @@ def test_file_with_damaged_footer_is_encoded_again(hash_pool: EncoderPool, tmp_p
     path.write_bytes(damaged)
     with pytest.raises(InvalidFile, match="cannot be read because its footer is damaged"):
         read_published_file(LocalStore(tmp_path), f"{run.space.name}/wide.parquet")
-    [receipt] = receipts(finish(make_run(hash_pool, [partition_of("wide", rows, version="v2")], tmp_path)))
+    [receipt] = receipts(
+        finish(make_run(hash_pool, [partition_of("wide", rows, version="v2")], tmp_path))
+    )
     assert (receipt.action, receipt.source_version) == ("encoded", "v2")
 
 
@@ -110,7 +137,9 @@ class RacingStore(LocalStore):
         return super().open(name, listed)
 
 
-def test_republished_file_keeps_the_facts_of_the_file_that_was_read(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_republished_file_keeps_the_facts_of_the_file_that_was_read(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     rows = wide_rows(3, 100)
     finish(embed(hash_pool, tmp_path, rows, "v1"))
     partition = partition_of("wide", rows, version="v2")
@@ -127,7 +156,9 @@ def test_rows_version_is_kept_by_republishing_and_new_when_rows_are_written(
     rows = wide_rows(3, 100)
 
     def version_of(version: str, action: str, **options: Any) -> str:
-        run = make_run(hash_pool, [partition_of("wide", rows, version=version)], tmp_path, **options)
+        run = make_run(
+            hash_pool, [partition_of("wide", rows, version=version)], tmp_path, **options
+        )
         assert receipts(finish(run), action)
         return assert_embedded(tmp_path, run.space.name, "wide", rows).rows_version
 

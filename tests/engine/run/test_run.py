@@ -1,4 +1,5 @@
-"""A whole run, from partitions to files, with real worker processes whose vectors can be recomputed."""
+"""A whole run, from partitions to files, with real worker processes whose vectors can be
+recomputed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.runs import completed, failures, finish, finish_receipts, in_memory, limit_bytes, make_run, receipts
+from tests.engine.runs import (
+    completed,
+    failures,
+    finish,
+    finish_receipts,
+    in_memory,
+    limit_bytes,
+    make_run,
+    receipts,
+)
 from tests.small_catalogs import (
     DIMENSION,
     assert_embedded,
@@ -33,11 +43,21 @@ from tests.small_catalogs import (
     write_rows,
 )
 
-CATALOG = {"a": numbered_rows("a", 30), "b": numbered_rows("b", 45), "c": [], "d": numbered_rows("d", 5)}
+CATALOG = {
+    "a": numbered_rows("a", 30),
+    "b": numbered_rows("b", 45),
+    "c": [],
+    "d": numbered_rows("d", 5),
+}
 
 
-def test_every_row_has_its_own_vector_in_its_own_place(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    catalog = CATALOG | {"split": numbered_rows("split", 310), 'Köln, "x" [1]': numbered_rows("köln", 3)}
+def test_every_row_has_its_own_vector_in_its_own_place(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    catalog = CATALOG | {
+        "split": numbered_rows("split", 310),
+        'Köln, "x" [1]': numbered_rows("köln", 3),
+    }
     write_catalog(tmp_path / "catalog", catalog)
     run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
     events = finish(run)
@@ -65,16 +85,28 @@ def test_random_catalogs_are_embedded_correctly(
         assert_embedded(output, run.space.name, key, rows)
     assert run.report.texts_encoded == sum(sizes)
     assert run.report.max_in_flight_texts <= sum(sizes)
-    assert {report.texts for report in events if isinstance(report, SuperBatchReport)} <= set(range(b_max + 1))
+    assert {report.texts for report in events if isinstance(report, SuperBatchReport)} <= set(
+        range(b_max + 1)
+    )
 
 
-def test_partition_of_three_times_b_max_becomes_one_valid_file(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_partition_of_three_times_b_max_becomes_one_valid_file(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     rows = numbered_rows("big", 300)
-    run = make_run(hash_pool, in_memory({"small": CATALOG["a"], "big": rows, "after": CATALOG["b"]}), tmp_path)
+    run = make_run(
+        hash_pool, in_memory({"small": CATALOG["a"], "big": rows, "after": CATALOG["b"]}), tmp_path
+    )
     events = finish(run)
     assert assert_embedded(tmp_path, run.space.name, "big", rows).rows == 300
-    assert [report.texts for report in events if isinstance(report, SuperBatchReport)].count(100) == 3
-    assert published_files(tmp_path, run.space.name) == {"small.parquet", "big.parquet", "after.parquet"}
+    assert [report.texts for report in events if isinstance(report, SuperBatchReport)].count(
+        100
+    ) == 3
+    assert published_files(tmp_path, run.space.name) == {
+        "small.parquet",
+        "big.parquet",
+        "after.parquet",
+    }
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.binary()])
@@ -84,7 +116,9 @@ def test_ids_keep_their_type(hash_pool: EncoderPool, tmp_path: Path, kind: pa.Da
     write_partition(tmp_path / "c", "none", [], id_type=kind)
     run = completed(make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "o"))
     for key in ("k", "none"):
-        assert pq.read_schema(tmp_path / "o" / file_name(run.space.name, key)).field("id").type == kind
+        assert (
+            pq.read_schema(tmp_path / "o" / file_name(run.space.name, key)).field("id").type == kind
+        )
     assert read_embedded(tmp_path / "o", run.space.name, "k").ids == [make(n) for n in range(120)]
 
 
@@ -95,10 +129,16 @@ def test_texts_can_be_left_out(hash_pool: EncoderPool, tmp_path: Path) -> None:
 
 def test_truncated_texts_are_counted(hash_pool: EncoderPool, tmp_path: Path) -> None:
     long = "x" * 5000  # hash:// counts a token for every four bytes and takes 256
-    catalog = {"some": [("1", long), ("2", "short"), ("3", long)], "split": [(str(n), long) for n in range(120)]}
+    catalog = {
+        "some": [("1", long), ("2", "short"), ("3", long)],
+        "split": [(str(n), long) for n in range(120)],
+    }
     run = make_run(hash_pool, in_memory(catalog), tmp_path)
     events = finish(run)
-    assert {receipt.key: receipt.truncated for receipt in receipts(events)} == {"some": 2, "split": 120}
+    assert {receipt.key: receipt.truncated for receipt in receipts(events)} == {
+        "some": 2,
+        "split": 120,
+    }
     assert run.report.truncated == 122
     assert read_embedded(tmp_path, run.space.name, "split").facts.truncated == 120
 
@@ -116,12 +156,22 @@ def test_receipts_match_the_published_files(hash_pool: EncoderPool, tmp_path: Pa
         facts = read_embedded(tmp_path, run.space.name, receipt.key).facts
         assert path == tmp_path / file_name(run.space.name, receipt.key)
         assert (receipt.bytes, receipt.etag) == (path.stat().st_size, str(path.stat().st_mtime_ns))
-        for name in ["rows", "dimension", "truncated", "source_version", "content_digest", "desired_version", "space"]:
+        for name in [
+            "rows",
+            "dimension",
+            "truncated",
+            "source_version",
+            "content_digest",
+            "desired_version",
+            "space",
+        ]:
             assert getattr(receipt, name) == getattr(facts, name), name
         assert (facts.model, facts.precision) == (f"hash://{DIMENSION}", "fp32")
 
 
-def test_superbatch_is_reported_before_the_partitions_it_completed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_superbatch_is_reported_before_the_partitions_it_completed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     run = make_run(hash_pool, in_memory(CATALOG | {"split": numbered_rows("split", 250)}), tmp_path)
     reported: set[int] = set()
     for event in finish(run):
@@ -131,7 +181,9 @@ def test_superbatch_is_reported_before_the_partitions_it_completed(hash_pool: En
             assert event.superbatch in reported
 
 
-def test_iterating_a_run_yields_receipts_of_published_partitions_only(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_iterating_a_run_yields_receipts_of_published_partitions_only(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     finish(make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path))
     again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
     assert keys_of(again) == ["b", "c", "d"]
@@ -157,7 +209,11 @@ def test_report_has_the_sums_of_the_events(hash_pool: EncoderPool, tmp_path: Pat
     assert document["peak_rss_bytes"] > 0
     assert 0 <= document["duty_cycle"] <= 1
     assert 0 <= document["overlap_ratio"] <= 1
-    assert (document["space"], document["dimension"], document["precision"]) == (run.space.name, DIMENSION, "fp32")
+    assert (document["space"], document["dimension"], document["precision"]) == (
+        run.space.name,
+        DIMENSION,
+        "fp32",
+    )
 
 
 @pytest.fixture
@@ -165,19 +221,32 @@ def catalog(tmp_path: Path) -> Path:
     return write_catalog(tmp_path / "catalog", CATALOG)
 
 
-def test_fresh_partition_is_skipped_without_being_read(hash_pool: EncoderPool, tmp_path: Path, catalog: Path) -> None:
+def test_fresh_partition_is_skipped_without_being_read(
+    hash_pool: EncoderPool, tmp_path: Path, catalog: Path
+) -> None:
     finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
 
     def unreadable() -> Iterator[Partition]:
         for partition in open_source(catalog):
-            yield Partition(partition.key, partition.source_version, lambda: pytest.fail("it was read"), lambda: None)
+            yield Partition(
+                partition.key,
+                partition.source_version,
+                lambda: pytest.fail("it was read"),
+                lambda: None,
+            )
 
     run = make_run(hash_pool, unreadable(), tmp_path / "out")
     assert keys_of(receipts(finish(run), "fresh")) == sorted(CATALOG)
-    assert (run.report.partitions_skipped, run.report.partitions_written, run.report.texts_encoded) == (4, 0, 0)
+    assert (
+        run.report.partitions_skipped,
+        run.report.partitions_written,
+        run.report.texts_encoded,
+    ) == (4, 0, 0)
 
 
-def test_only_the_changed_partition_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path, catalog: Path) -> None:
+def test_only_the_changed_partition_is_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path, catalog: Path
+) -> None:
     finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
     changed = [*CATALOG["b"], ("new", "a new text")]
     write_partition(catalog, "b", changed, version="v2")
@@ -189,9 +258,13 @@ def test_only_the_changed_partition_is_encoded_again(hash_pool: EncoderPool, tmp
     assert assert_embedded(tmp_path / "out", run.space.name, "b", changed).source_version == "v2"
 
 
-def test_other_text_column_makes_existing_files_stale(hash_pool: EncoderPool, tmp_path: Path, catalog: Path) -> None:
+def test_other_text_column_makes_existing_files_stale(
+    hash_pool: EncoderPool, tmp_path: Path, catalog: Path
+) -> None:
     finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
-    run = make_run(hash_pool, open_source(catalog, selection=Selection(text="id")), tmp_path / "out")
+    run = make_run(
+        hash_pool, open_source(catalog, selection=Selection(text="id")), tmp_path / "out"
+    )
     events = finish(run)
     assert keys_of(receipts(events, "encoded")) == ["a", "b", "d"]
     assert keys_of(receipts(events, "republished")) == ["c"], "it has no rows"
@@ -204,17 +277,33 @@ def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
     hash_pool: EncoderPool, tmp_path: Path, catalog: Path, key: str
 ) -> None:
     first = {
-        receipt.key: receipt for receipt in finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
+        receipt.key: receipt
+        for receipt in finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
     }
-    write_rows(partition_folder(catalog, key) / "part-0.parquet", CATALOG[key], key=key, version="v2", row_group_size=7)
+    write_rows(
+        partition_folder(catalog, key) / "part-0.parquet",
+        CATALOG[key],
+        key=key,
+        version="v2",
+        row_group_size=7,
+    )
     run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
     [receipt] = receipts(finish(run), "republished")
     assert (receipt.key, receipt.source_version, receipt.superbatch) == (key, "v2", None)
     assert receipt.desired_version == first[key].desired_version
     assert receipt.etag != first[key].etag
-    assert (run.report.texts_encoded, run.report.partitions_written, run.report.partitions_republished) == (0, 1, 1)
-    assert assert_embedded(tmp_path / "out", run.space.name, key, CATALOG[key]).source_version == "v2"
-    assert finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"), "republished") == []
+    assert (
+        run.report.texts_encoded,
+        run.report.partitions_written,
+        run.report.partitions_republished,
+    ) == (0, 1, 1)
+    assert (
+        assert_embedded(tmp_path / "out", run.space.name, key, CATALOG[key]).source_version == "v2"
+    )
+    assert (
+        finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"), "republished")
+        == []
+    )
 
 
 @pytest.mark.parametrize("fault", ["flipped", "removed", "cut off"])
@@ -235,20 +324,30 @@ def test_damaged_or_removed_file_is_encoded_again_instead_of_republished(
     assert_embedded(tmp_path / "out", run.space.name, "b", CATALOG["b"])
 
 
-def test_force_encodes_everything_again(hash_pool: EncoderPool, tmp_path: Path, catalog: Path) -> None:
+def test_force_encodes_everything_again(
+    hash_pool: EncoderPool, tmp_path: Path, catalog: Path
+) -> None:
     finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
     run = make_run(hash_pool, open_source(catalog), tmp_path / "out", force=True)
     assert keys_of(receipts(finish(run), "encoded")) == sorted(CATALOG)
     assert run.report.texts_encoded == 80
 
 
-def test_same_rows_in_other_files_have_the_same_desired_version(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_same_rows_in_other_files_have_the_same_desired_version(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     rows = numbered_rows("k", 50)
     write_rows(partition_folder(tmp_path / "one", "k") / "0.parquet", rows)
     write_rows(partition_folder(tmp_path / "two", "k") / "0.parquet", rows[:20])
-    write_rows(partition_folder(tmp_path / "two", "k") / "1.parquet", rows[20:], text_type=pa.large_string())
+    write_rows(
+        partition_folder(tmp_path / "two", "k") / "1.parquet",
+        rows[20:],
+        text_type=pa.large_string(),
+    )
     made = [
-        finish_receipts(make_run(hash_pool, open_source(tmp_path / name), tmp_path / f"out-{name}"))[0]
+        finish_receipts(
+            make_run(hash_pool, open_source(tmp_path / name), tmp_path / f"out-{name}")
+        )[0]
         for name in ("one", "two")
     ]
     assert made[0].desired_version == made[1].desired_version
@@ -263,7 +362,9 @@ def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
     assert failure.transient and "it was removed" in failure.reason
 
 
-def test_result_of_a_source_that_changed_while_encoded_is_discarded(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_result_of_a_source_that_changed_while_encoded_is_discarded(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     write_catalog(tmp_path / "c", CATALOG)
 
     def listed_then_changed() -> Iterator[Partition]:
@@ -275,13 +376,22 @@ def test_result_of_a_source_that_changed_while_encoded_is_discarded(hash_pool: E
     run = make_run(hash_pool, listed_then_changed(), tmp_path / "out")
     [failure] = failures(finish(run))
     assert (failure.key, failure.transient) == ("a", True)
-    assert "its source changed while it was encoded (source version 'v1' was read, it is 'v2' now)" in failure.reason
-    assert published_files(tmp_path / "out", run.space.name) == {"b.parquet", "c.parquet", "d.parquet"}
+    assert (
+        "its source changed while it was encoded (source version 'v1' was read, it is 'v2' now)"
+        in failure.reason
+    )
+    assert published_files(tmp_path / "out", run.space.name) == {
+        "b.parquet",
+        "c.parquet",
+        "d.parquet",
+    }
     again = make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "out")
     assert keys_of(receipts(finish(again), "encoded")) == ["a"]
 
 
-def test_republished_file_is_discarded_when_the_source_changed_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_republished_file_is_discarded_when_the_source_changed_again(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     run = completed(make_run(hash_pool, in_memory({"k": CATALOG["a"]}), tmp_path))
     stale = partition_of("k", CATALOG["a"], version="v2")
     moved_on = Partition("k", "v2", stale.read, lambda: "v3")
@@ -290,7 +400,9 @@ def test_republished_file_is_discarded_when_the_source_changed_again(hash_pool: 
     assert read_embedded(tmp_path, run.space.name, "k").facts.source_version == "v1"
 
 
-def test_fewer_rows_than_announced_is_a_transient_failure(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_fewer_rows_than_announced_is_a_transient_failure(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     rows = CATALOG["a"]
     short = Partition("k", "v1", partition_of("k", rows).read, lambda: "v1", rows=len(rows) + 1)
     run = make_run(hash_pool, [short, partition_of("other", rows)], tmp_path)
@@ -300,9 +412,13 @@ def test_fewer_rows_than_announced_is_a_transient_failure(hash_pool: EncoderPool
     assert published_files(tmp_path, run.space.name) == {"other.parquet"}
 
 
-def test_only_strings_of_at_least_a_disk_block_are_compressed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_only_strings_of_at_least_a_disk_block_are_compressed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     catalog = {"tiny": numbered_rows("tiny", 10), "larger": numbered_rows("larger", 500)}
-    run = completed(make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=600, b_max=600)))
+    run = completed(
+        make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=600, b_max=600))
+    )
     for key, compression in (("tiny", "UNCOMPRESSED"), ("larger", "ZSTD")):
         group = pq.read_metadata(tmp_path / file_name(run.space.name, key)).row_group(0)
         assert [group.column(place).compression for place in (0, 1)] == [compression] * 2

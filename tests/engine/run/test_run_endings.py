@@ -24,9 +24,23 @@ from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from tests.engine.run.test_staged_runs import cut_off
-from tests.engine.runs import completed, failures, finish, in_memory, make_run, wait_for_publishing_threads
+from tests.engine.runs import (
+    completed,
+    failures,
+    finish,
+    in_memory,
+    make_run,
+    wait_for_publishing_threads,
+)
 from tests.signals import interrupted_in_another_thread
-from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, partition_of, published_files
+from tests.small_catalogs import (
+    DIMENSION,
+    Rows,
+    assert_embedded,
+    numbered_rows,
+    partition_of,
+    published_files,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -38,7 +52,9 @@ LARGE = Thresholds(b_min=100_000, b_max=100_000)
 def faulty_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[EncoderPool]:
     """A pool of two workers in which texts do harm; see `encoder/faults.py`."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "encoder"))
-    with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:FaultyBackend", max_respawns=20) as pool:
+    with EncoderPool(
+        SPEC, devices="cpu,cpu", backend="faults:FaultyBackend", max_respawns=20
+    ) as pool:
         pool.start()
         yield pool
 
@@ -48,7 +64,9 @@ def _with(rows: Rows, row: int, text: str) -> Rows:
 
 
 @pytest.mark.parametrize("harm", ["die always", "fail always"])
-def test_text_that_kills_workers_fails_only_its_partition(faulty_pool: EncoderPool, tmp_path: Path, harm: str) -> None:
+def test_text_that_kills_workers_fails_only_its_partition(
+    faulty_pool: EncoderPool, tmp_path: Path, harm: str
+) -> None:
     catalog: dict[str, Rows] = {f"p{n}": numbered_rows(f"p{n}", 700) for n in range(6)}
     catalog["empty"] = []
     catalog["p3"] = _with(catalog["p3"], 400, harm)
@@ -56,15 +74,22 @@ def test_text_that_kills_workers_fails_only_its_partition(faulty_pool: EncoderPo
     [failure] = failures(finish(run))
     assert (failure.key, failure.transient) == ("p3", False)
     assert "partition 'p3', row 400: its text ends every worker that encodes it (" in failure.reason
-    assert published_files(tmp_path, run.space.name) == {f"{key}.parquet" for key in catalog.keys() - {"p3"}}
+    assert published_files(tmp_path, run.space.name) == {
+        f"{key}.parquet" for key in catalog.keys() - {"p3"}
+    }
     for key in catalog.keys() - {"p3"}:
         assert_embedded(tmp_path, run.space.name, key, catalog[key])
     assert run.report.superbatches == 1
     assert run.report.costs.replays >= 3
 
 
-def test_text_that_kills_workers_fails_its_whole_split_partition(faulty_pool: EncoderPool, tmp_path: Path) -> None:
-    catalog = {"split": _with(numbered_rows("split", 900), 450, "die always"), "p": numbered_rows("p", 90)}
+def test_text_that_kills_workers_fails_its_whole_split_partition(
+    faulty_pool: EncoderPool, tmp_path: Path
+) -> None:
+    catalog = {
+        "split": _with(numbered_rows("split", 900), 450, "die always"),
+        "p": numbered_rows("p", 90),
+    }
     run = make_run(faulty_pool, in_memory(catalog), tmp_path, Thresholds(b_min=100, b_max=200))
     [failure] = failures(finish(run))
     assert "partition 'split', row 450: its text ends every worker" in failure.reason
@@ -72,7 +97,9 @@ def test_text_that_kills_workers_fails_its_whole_split_partition(faulty_pool: En
     assert not (tmp_path / STAGING).exists()
 
 
-def _kill_now_and_then(pool: EncoderPool, rng: np.random.Generator, kills: int, over: threading.Event) -> int:
+def _kill_now_and_then(
+    pool: EncoderPool, rng: np.random.Generator, kills: int, over: threading.Event
+) -> int:
     """Kill one worker after another at random times; returns how many were killed."""
     for done in range(kills):
         if over.wait(float(rng.uniform(0.05, 0.4))):
@@ -82,7 +109,9 @@ def _kill_now_and_then(pool: EncoderPool, rng: np.random.Generator, kills: int, 
     return kills
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "kills", [10, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
 def test_workers_killed_during_a_run_lose_and_damage_no_row(tmp_path: Path, kills: int) -> None:
     catalog = {f"p{n}": numbered_rows(f"p{n}", 200 + 37 * (n % 11)) for n in range(40)}
     rng = np.random.default_rng(5)
@@ -92,11 +121,15 @@ def test_workers_killed_during_a_run_lose_and_damage_no_row(tmp_path: Path, kill
             over = threading.Event()
             done: list[int] = []
             killer = threading.Thread(
-                target=lambda left, over, done: done.append(_kill_now_and_then(pool, rng, left, over)),
+                target=lambda left, over, done: done.append(
+                    _kill_now_and_then(pool, rng, left, over)
+                ),
                 args=(kills - killed, over, done),
             )
             killer.start()
-            run = make_run(pool, in_memory(catalog), tmp_path / str(rounds), Thresholds(b_min=300, b_max=900))
+            run = make_run(
+                pool, in_memory(catalog), tmp_path / str(rounds), Thresholds(b_min=300, b_max=900)
+            )
             events = finish(run)
             over.set()
             killer.join()
@@ -120,7 +153,9 @@ def test_stopped_run_publishes_encoded_partitions_of_an_unfinished_superbatch(
     def stop_when_it_hangs() -> None:
         assert faulty_pool._dispatcher is not None
         jobs = faulty_pool._dispatcher._schedule._jobs
-        while not (hung.exists() and jobs and jobs[0].finished_rows >= 8_000) and not stopped.wait(0.01):
+        while not (hung.exists() and jobs and jobs[0].finished_rows >= 8_000) and not stopped.wait(
+            0.01
+        ):
             pass
         run.stop()
 
@@ -192,7 +227,9 @@ def test_second_interrupt_ends_the_wait_and_every_thread(
     go_on = threading.Event()
     store = StuckStore(tmp_path, go_on)
     catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(6)}
-    run = make_run(hash_pool, in_memory(catalog), store, Thresholds(b_min=60, b_max=60), grace_seconds=3600)
+    run = make_run(
+        hash_pool, in_memory(catalog), store, Thresholds(b_min=60, b_max=60), grace_seconds=3600
+    )
     events = run.events()
     try:
         assert next(events)
@@ -226,7 +263,9 @@ except KeyboardInterrupt:
 
 
 def test_stopped_process_does_not_wait_for_threads_blocked_by_the_disk(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as running:
         try:
             assert running.stdout is not None and running.stdout.readline() == "stuck\n"
             running.send_signal(signal.SIGINT)
@@ -235,7 +274,9 @@ def test_stopped_process_does_not_wait_for_threads_blocked_by_the_disk(tmp_path:
             running.kill()
 
 
-def test_run_that_waits_only_for_storage_can_be_stopped(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_run_that_waits_only_for_storage_can_be_stopped(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     go_on = threading.Event()
     store = StuckStore(tmp_path, go_on)
     run = make_run(hash_pool, in_memory({"p1": numbered_rows("p1", 60)}), store, grace_seconds=0.5)
@@ -256,7 +297,8 @@ def test_run_that_waits_only_for_storage_can_be_stopped(hash_pool: EncoderPool, 
 def test_run_that_gets_no_thread_ends_with_an_error(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A container may limit its processes. Two split partitions are complete with the run's second SuperBatch."""
+    """A container may limit its processes. Two split partitions are complete with the run's second
+    SuperBatch."""
     rows = {"a": numbered_rows("a", 130), "b": numbered_rows("b", 150)}
     assert failures(finish(make_run(hash_pool, [cut_off("b", rows["b"], 120)], tmp_path)))
     start, background = threading.Thread.start, publisher.in_background

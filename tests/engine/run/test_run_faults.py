@@ -1,4 +1,5 @@
-"""Failures outside the data: disks, folders, encoders and programming errors. No run hangs or leaves partial files."""
+"""Failures outside the data: disks, folders, encoders and programming errors. No run hangs or
+leaves partial files."""
 
 from __future__ import annotations
 
@@ -38,7 +39,14 @@ from tests.engine.runs import (
     receipts,
     smallest_run_limit,
 )
-from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    keys_of,
+    numbered_rows,
+    published_files,
+    write_catalog,
+)
 
 CATALOG: dict[str, Rows] = {
     "a": numbered_rows("a", 60),
@@ -117,7 +125,10 @@ def test_file_that_cannot_be_read_now_is_not_encoded_again(
     run = make_run(hash_pool, source, output)
     events = finish(run)
     assert keys_of(failures(events)) == ["c"] and failures(events)[0].transient
-    assert str(path) in failures(events)[0].reason and "Input/output error" in failures(events)[0].reason
+    assert (
+        str(path) in failures(events)[0].reason
+        and "Input/output error" in failures(events)[0].reason
+    )
     assert keys_of(receipts(events, "fresh")) == ["a", "big", "d"]
     assert run.report.texts_encoded == 0 and path.stat() == before
 
@@ -136,7 +147,9 @@ def test_store_that_fails_to_remove_staged_segments_does_not_stop_the_run(
     assert published_files(tmp_path, run.space.name) == {"a.parquet", "c.parquet", "d.parquet"}
 
 
-def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     claim_space(LocalStore(tmp_path), hash_pool.space)
     run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full))
     reported: list[Event] = []
@@ -146,9 +159,13 @@ def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(hash_pool: 
     assert run.failed
 
 
-def test_full_disk_is_named_in_the_error_of_a_new_run(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_full_disk_is_named_in_the_error_of_a_new_run(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     with pytest.raises(TransientError, match="Make room on the disk, then run again"):
-        list(make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full)))
+        list(
+            make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full))
+        )
 
 
 @pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
@@ -158,7 +175,9 @@ def test_unexpected_error_while_publishing_ends_the_run(
 ) -> None:
     before = busy_threads()
     many = CATALOG | {f"later {n}": numbered_rows(f"later{n}", 60) for n in range(20)}
-    run = make_run(hash_pool, in_memory(many), FaultyStore(tmp_path, {key}, step, programming_error))
+    run = make_run(
+        hash_pool, in_memory(many), FaultyStore(tmp_path, {key}, step, programming_error)
+    )
     with pytest.raises(AssertionError, match="a programming error"):
         list(run.events())
     assert busy_threads() <= before
@@ -168,8 +187,11 @@ def test_unexpected_error_while_publishing_ends_the_run(
         assert_embedded(tmp_path, run.space.name, name, rows)
 
 
-def test_unexpected_error_ends_the_run_though_no_slot_is_released(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    """All three SuperBatches wait to be flushed when the first one fails, so no fourth one can report the error."""
+def test_unexpected_error_ends_the_run_though_no_slot_is_released(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    """All three SuperBatches wait to be flushed when the first one fails, so no fourth one can
+    report the error."""
     claim_space(LocalStore(tmp_path), hash_pool.space)
     waiting = threading.Event()
 
@@ -215,17 +237,25 @@ def test_encoder_failure_ends_the_run_after_encoded_partitions_are_published(
     assert busy_threads() <= before
     assert published_files(tmp_path, run.space.name) == ({"a.parquet"} if at else set())
     again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
-    assert keys_of(receipts(finish(again), "encoded")) == sorted(CATALOG.keys() - ({"a"} if at else set()))
+    assert keys_of(receipts(finish(again), "encoded")) == sorted(
+        CATALOG.keys() - ({"a"} if at else set())
+    )
 
 
-@pytest.mark.parametrize("folder", ["file/out", "/proc/surge"], ids=["below a file", "without folders"])
-def test_output_where_no_folder_can_be_created_is_refused(hash_pool: EncoderPool, tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder", ["file/out", "/proc/surge"], ids=["below a file", "without folders"]
+)
+def test_output_where_no_folder_can_be_created_is_refused(
+    hash_pool: EncoderPool, tmp_path: Path, folder: str
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write to the output folder"):
         list(make_run(hash_pool, in_memory(CATALOG), tmp_path / folder))
 
 
-def test_output_that_is_the_folder_of_a_space_is_refused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_output_that_is_the_folder_of_a_space_is_refused(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     space = claim_space(LocalStore(tmp_path), hash_pool.space)
     with pytest.raises(ConfigError, match="is the folder of one space"):
         list(make_run(hash_pool, in_memory(CATALOG), tmp_path / space.name))
@@ -262,7 +292,9 @@ def test_real_full_disk_fails_only_partitions_that_do_not_fit(
     write_catalog(tmp_path / "c", catalog)
     command = [sys.executable, "-c", RUN_OUT_OF_DISK, str(tmp_path / "c"), str(tmp_path / "o")]
     environment = {**os.environ, "SURGE_CACHE_DIR": str(cache_folder)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=True, env=environment
+    )
     failed = dict(re.findall(r"^True (\w+ \d) (.*)$", ran.stdout, re.MULTILINE))
     assert len(failed) == len(ran.stdout.splitlines())
     assert {f"split {n}" for n in range(8)} <= failed.keys()
@@ -275,7 +307,9 @@ def test_real_full_disk_fails_only_partitions_that_do_not_fit(
     assert keys_of(receipts(finish(again), "encoded")) == sorted(failed)
 
 
-def test_thresholds_and_limit_are_checked_before_anything_is_written(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_thresholds_and_limit_are_checked_before_anything_is_written(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="b_min"):
         list(make_run(hash_pool, in_memory(CATALOG), tmp_path / "o", Thresholds(b_min=10, b_max=5)))
     assert smallest_run_limit(hash_pool, tmp_path / "o") > 1
@@ -293,7 +327,9 @@ def test_disk_that_refuses_two_tiny_partitions_fails_only_these(
     run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=100_000, b_max=100_000))
     events = finish(run)
     assert {failure.key for failure in failures(events)} == {"p07", "p30"}
-    assert all("Make room on" in failure.reason and failure.transient for failure in failures(events))
+    assert all(
+        "Make room on" in failure.reason and failure.transient for failure in failures(events)
+    )
     assert {receipt.key for receipt in receipts(events)} == TINY.keys() - {"p07", "p30"}
     for key in TINY.keys() - {"p07", "p30"}:
         assert_embedded(tmp_path, run.space.name, key, TINY[key])
@@ -306,16 +342,30 @@ def test_disk_that_refuses_every_write_ends_the_run(
 ) -> None:
     """From the fifth file on: whole partitions and split ones."""
     catalog = {f"p{n:03}": numbered_rows(f"p{n:03}", rows) for n in range(100)}
-    run = make_run(hash_pool, in_memory(catalog), RefusingStore(tmp_path / "o", fault), Thresholds(b_min=30, b_max=60))
-    expected = {"full": "No space left", "removed": "No such file", "read-only": "Read-only file system"}[fault]
+    run = make_run(
+        hash_pool,
+        in_memory(catalog),
+        RefusingStore(tmp_path / "o", fault),
+        Thresholds(b_min=30, b_max=60),
+    )
+    expected = {
+        "full": "No space left",
+        "removed": "No such file",
+        "read-only": "Read-only file system",
+    }[fault]
     written: list[str] = []
-    with pytest.raises(StoreUnavailable, match=f"4 writes in a row failed, .*{expected}.* published stays. Make room"):
+    with pytest.raises(
+        StoreUnavailable,
+        match=f"4 writes in a row failed, .*{expected}.* published stays. Make room",
+    ):
         for event in run.events():
             if isinstance(event, Receipt):
                 written.append(event.key)
     assert run.report.texts_encoded < len(catalog) * rows / 2
     if fault != "removed":
-        assert published_files(tmp_path / "o", run.space.name) == {f"{key}.parquet" for key in written}
+        assert published_files(tmp_path / "o", run.space.name) == {
+            f"{key}.parquet" for key in written
+        }
         again = make_run(hash_pool, in_memory(catalog), tmp_path / "o")
         assert set(keys_of(receipts(finish(again), "encoded"))) == catalog.keys() - set(written)
 
@@ -338,18 +388,30 @@ class RefusingStore(LocalStore):
             raise OSError({"full": errno.ENOSPC, "read-only": errno.EROFS}[self._fault], "")
 
 
-def test_only_the_tiny_partition_whose_source_changed_fails(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_only_the_tiny_partition_whose_source_changed_fails(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     def changed(partition: Partition) -> Partition:
-        return replace(partition, current_source_version=lambda: "another") if partition.key == "p07" else partition
+        return (
+            replace(partition, current_source_version=lambda: "another")
+            if partition.key == "p07"
+            else partition
+        )
 
-    run = make_run(hash_pool, map(changed, in_memory(TINY)), tmp_path, Thresholds(b_min=100_000, b_max=100_000))
+    run = make_run(
+        hash_pool, map(changed, in_memory(TINY)), tmp_path, Thresholds(b_min=100_000, b_max=100_000)
+    )
     events = finish(run)
     [failure] = failures(events)
     assert (failure.key, failure.transient) == ("p07", True)
-    assert published_files(tmp_path, run.space.name) == {f"{key}.parquet" for key in TINY.keys() - {"p07"}}
+    assert published_files(tmp_path, run.space.name) == {
+        f"{key}.parquet" for key in TINY.keys() - {"p07"}
+    }
 
 
-def test_receipts_are_reported_after_the_folder_was_flushed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_receipts_are_reported_after_the_folder_was_flushed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     durable: set[str] = set()  # names that survive a power cut
 
     class Recording(LocalStore):

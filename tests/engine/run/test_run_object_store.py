@@ -1,4 +1,5 @@
-"""Whole runs into an object store, through a proxy that breaks requests: the promises of a disk hold there too."""
+"""Whole runs into an object store, through a proxy that breaks requests: the promises of a disk
+hold there too."""
 
 from __future__ import annotations
 
@@ -26,8 +27,24 @@ from surge_dagster.engine.store.retries import ATTEMPTS
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import assert_nothing_is_held, completed, failures, finish, make_run, receipts
-from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer, RandomFaults, always, on, open_bucket
+from tests.engine.runs import (
+    assert_nothing_is_held,
+    completed,
+    failures,
+    finish,
+    make_run,
+    receipts,
+)
+from tests.engine.store.object_server import (
+    BUCKET,
+    SECRETS,
+    Fault,
+    ObjectServer,
+    RandomFaults,
+    always,
+    on,
+    open_bucket,
+)
 from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
 
 LARGE = Thresholds(b_min=10_000, b_max=10_000)
@@ -74,7 +91,9 @@ class Reader(threading.Thread):
                 if key.endswith(".json"):
                     json.loads(content)
                 else:
-                    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+                    with pq.ParquetFile(
+                        pa.BufferReader(content), page_checksum_verification=True
+                    ) as file:
                         assert file.read().num_rows == read_facts(file.metadata).rows
             except Exception as error:
                 self.broken.append(f"{key}: {error}")
@@ -95,7 +114,8 @@ def survive(
     faults: RandomFaults,
     **given: Any,
 ) -> None:
-    """Assert that a run in which the proxy breaks every twentieth request ends like one without faults."""
+    """Assert that a run in which the proxy breaks every twentieth request ends like one without
+    faults."""
     catalog = catalog_of(partitions)
     source = open_source(write_catalog(root / "catalog", catalog))
     store = open_bucket(server, scheme, **given)
@@ -116,7 +136,9 @@ def survive(
     assert reader.broken == []
     assert reader.listings > 1
     assert injected >= partitions // 40, "the proxy broke enough requests"
-    assert 0 < sum(retried.values()) <= injected, "requests that obstore repeats by itself are not counted"
+    assert 0 < sum(retried.values()) <= injected, (
+        "requests that obstore repeats by itself are not counted"
+    )
     assert run.report.as_dict()["storage_retries"] == retried
     assert_whole(server, run.space.name, catalog)
     found = list(verify(source, store, run.space, pool=pool, reencode=1))
@@ -139,9 +161,18 @@ def test_run_survives_faults_in_every_twentieth_request(
 def test_long_run_survives_faults_in_every_twentieth_request(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
 ) -> None:
-    """Takes a quarter of an hour, most of it waiting: stalls last a minute, the default timeout of clients."""
+    """Takes a quarter of an hour, most of it waiting: stalls last a minute, the default timeout of
+    clients."""
     faults = RandomFaults(0.05, seed=2000, stalls=None)
-    survive(object_server, hash_pool, tmp_path, scheme, 2000, faults, timeout_seconds=ClientLimits().timeout_seconds)
+    survive(
+        object_server,
+        hash_pool,
+        tmp_path,
+        scheme,
+        2000,
+        faults,
+        timeout_seconds=ClientLimits().timeout_seconds,
+    )
     assert object_server.injected["stall"] >= 10 and ClientLimits().timeout_seconds == 60
 
 
@@ -150,7 +181,9 @@ def test_run_without_work_reads_no_file_that_an_earlier_run_has_read(
 ) -> None:
     catalog = catalog_of(80, large=0)
     source = open_source(write_catalog(tmp_path / "catalog", catalog))
-    finish(make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=200, b_max=400)))
+    finish(
+        make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=200, b_max=400))
+    )
     forget_all()  # as in another process
     for expected in (len(catalog), 0):
         object_server.log.clear()
@@ -167,7 +200,9 @@ class TestFailures:
         catalog = catalog_of(20, large=1)
         source = open_source(write_catalog(tmp_path / "catalog", catalog))
         object_server.plan = always(Fault("status", 503), "PUT", "p%25205[.]parquet")
-        run = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=30, b_max=60))
+        run = make_run(
+            hash_pool, source, open_bucket(object_server), Thresholds(b_min=30, b_max=60)
+        )
         events = finish(run)
         assert keys_of(failures(events)) == ["p 5"]
         assert "503" in failures(events)[0].reason
@@ -208,13 +243,19 @@ class TestFailures:
         catalog = catalog_of(60, large=0)
         source = open_source(write_catalog(tmp_path / "catalog", catalog))
         object_server.plan = on("PUT", "", *[None] * 20, *[Fault("reset_before")] * 1_000)
-        run = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40))
-        with pytest.raises(StoreUnavailable, match=r"operations in a row failed.*What was published stays"):
+        run = make_run(
+            hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40)
+        )
+        with pytest.raises(
+            StoreUnavailable, match=r"operations in a row failed.*What was published stays"
+        ):
             list(run.events())
         published = set(object_server.objects())
         assert 1 < len(published) < len(catalog)
         object_server.plan = None
-        again = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40))
+        again = make_run(
+            hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40)
+        )
         events = finish(again)
         assert again.report.partitions_skipped == len(published) - 1
         assert keys_of(receipts(events)) == sorted(catalog)
@@ -233,10 +274,13 @@ class TestFailures:
                 reported.append(event)
         assert_nothing_is_held(run)
         assert run.report.superbatches == 1
-        published = {f"out/{file_name(run.space.name, receipt.key)}" for receipt in receipts(reported)}
+        published = {
+            f"out/{file_name(run.space.name, receipt.key)}" for receipt in receipts(reported)
+        }
         assert len(published) == 20
         assert set(object_server.objects()) == published | {f"out/{run.space.name}/space.json"}
-        # Three attempts for each of the four files that failed, and for those that eight threads were writing.
+        # Three attempts for each of the four files that failed, and for those that eight threads
+        # were writing.
         puts = [target for target in object_server.requests("PUT") if ".parquet" in target]
         assert len(puts) <= 20 + (1 + ClientLimits().retries) * ATTEMPTS * (4 + 2 * 8)
         object_server.plan = None
@@ -254,7 +298,9 @@ class TestFailures:
         object_server.log.clear()
         object_server.plan = always(Fault("status", 403), "PUT", "[.]parquet")
         run = make_run(hash_pool, source, open_bucket(object_server), LARGE, force=True)
-        with pytest.raises(StoreUnavailable, match=r"the store is down, or refuses them.*lack a right"):
+        with pytest.raises(
+            StoreUnavailable, match=r"the store is down, or refuses them.*lack a right"
+        ):
             list(run.events())
         assert 4 <= len(object_server.requests("PUT")) <= 4 + 2 * 8
         assert object_server.objects() == before
@@ -271,7 +317,10 @@ class TestFailures:
         catalog = catalog_of(12, large=1)
         source = open_source(write_catalog(tmp_path / "catalog", catalog))
         store = open_bucket(object_server, scheme)
-        shown = [repr(store), repr(StorageOptions(secret_access_key=SECRETS[1], session_token=SECRETS[2]))]
+        shown = [
+            repr(store),
+            repr(StorageOptions(secret_access_key=SECRETS[1], session_token=SECRETS[2])),
+        ]
         object_server.plan = RandomFaults(0.3, seed=1, stalls=0)
         with caplog.at_level(logging.DEBUG):
             run = make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60))
@@ -279,8 +328,15 @@ class TestFailures:
             object_server.plan = always(Fault("status", 403))
             with pytest.raises(Exception, match="403") as caught:
                 list(make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60)))
-        shown += [json.dumps(run.report.as_dict()), str(caught.getrepr(style="native")), caplog.text]
-        shown += [repr(read_facts(pq.read_metadata(store.open(name)))) for name in self._files(object_server, store)]
+        shown += [
+            json.dumps(run.report.as_dict()),
+            str(caught.getrepr(style="native")),
+            caplog.text,
+        ]
+        shown += [
+            repr(read_facts(pq.read_metadata(store.open(name))))
+            for name in self._files(object_server, store)
+        ]
         assert len(caplog.text) > 1000
         for secret in SECRETS[1:]:
             assert not [text for text in shown if secret in text]
@@ -288,7 +344,12 @@ class TestFailures:
     @staticmethod
     def _files(server: ObjectServer, store: ObjectStore) -> list[str]:
         server.plan = None
-        return [found.name for folder in store.folders() for found in store.list(folder) if "parquet" in found.name]
+        return [
+            found.name
+            for folder in store.folders()
+            for found in store.list(folder)
+            if "parquet" in found.name
+        ]
 
 
 def test_command_line_takes_buckets_and_credentials_from_the_environment(

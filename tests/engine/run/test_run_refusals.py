@@ -1,4 +1,5 @@
-"""A bad partition is refused with its key, row and remedy, once; it stops no other, and nothing written is lost."""
+"""A bad partition is refused with its key, row and remedy, once; it stops no other, and nothing
+written is lost."""
 
 from __future__ import annotations
 
@@ -121,7 +122,9 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
     }
 
 
-def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     write_catalog(tmp_path / "catalog", GOOD)
     expected = write_bad_partitions(tmp_path / "catalog")
     run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
@@ -141,7 +144,9 @@ def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(hash_pool
 
     for key, rows in GOOD.items():
         assert_embedded(tmp_path / "out", run.space.name, key, rows)
-    assert published_files(tmp_path / "out", run.space.name) == {f"{encode_key(key)}.parquet" for key in GOOD}
+    assert published_files(tmp_path / "out", run.space.name) == {
+        f"{encode_key(key)}.parquet" for key in GOOD
+    }
 
     again = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
     events = finish(again)
@@ -170,16 +175,22 @@ def test_partition_that_cannot_be_read_now_is_a_transient_failure(
     assert keys_of(receipts(again, "encoded")) == ["b"] and not failures(again)
 
 
-def test_partition_whose_source_becomes_invalid_keeps_its_file(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_partition_whose_source_becomes_invalid_keeps_its_file(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     write_catalog(tmp_path / "catalog", {"k": GOOD["good"]})
     run = completed(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     write_partition(tmp_path / "catalog", "k", with_row(40, 12, ("x", None)), version="v2")
     events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     assert keys_of(failures(events)) == ["k"]
-    assert assert_embedded(tmp_path / "out", run.space.name, "k", GOOD["good"]).source_version == "v1"
+    assert (
+        assert_embedded(tmp_path / "out", run.space.name, "k", GOOD["good"]).source_version == "v1"
+    )
 
 
-def test_repeated_partition_key_is_refused_and_reported_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_repeated_partition_key_is_refused_and_reported_once(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     first, other = numbered_rows("first", 30), numbered_rows("other", 30)
 
     def partitions() -> Iterator[Partition]:
@@ -227,8 +238,14 @@ def test_staged_segments_of_a_refused_partition_are_removed_by_the_end_of_the_ru
     bad = partition_of("bad", numbered_rows("bad", 300), fails_at=299, batch_rows=1)
     [last] = in_memory({"last": numbered_rows("last", 220)})
     run = make_run(hash_pool, [bad, last], tmp_path)
-    left = [published_files(tmp_path, run.space.name) for event in run.events() if isinstance(event, Receipt)]
-    assert left == [{"last.parquet"}], "segments are written one after the other: what came before was dealt with"
+    left = [
+        published_files(tmp_path, run.space.name)
+        for event in run.events()
+        if isinstance(event, Receipt)
+    ]
+    assert left == [{"last.parquet"}], (
+        "segments are written one after the other: what came before was dealt with"
+    )
 
 
 def test_row_that_fits_no_superbatch_is_named(
@@ -236,7 +253,9 @@ def test_row_that_fits_no_superbatch_is_named(
 ) -> None:
     rows = with_row(30, 20, ("x", "y" * 9000))
     limit_bytes(monkeypatch, 8192)
-    run = make_run(hash_pool, in_memory({"big row": rows, "good": numbered_rows("good", 30)}), tmp_path)
+    run = make_run(
+        hash_pool, in_memory({"big row": rows, "good": numbered_rows("good", 30)}), tmp_path
+    )
     [failure] = failures(finish(run))
     assert "row 20: the row has 9,001 bytes and a SuperBatch holds at most 8,192" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"good.parquet"}
@@ -248,14 +267,18 @@ def test_id_set_over_its_share_of_the_memory_is_refused(
     monkeypatch.setattr("surge_dagster.engine.run.memory._LEAST_ID_SET_BYTES", 16 * 1024)
     catalog = in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)})
     limit_bytes(monkeypatch, 65_536)
-    run = make_run(hash_pool, catalog, tmp_path, memory_limit_bytes=smallest_run_limit(hash_pool, tmp_path))
+    run = make_run(
+        hash_pool, catalog, tmp_path, memory_limit_bytes=smallest_run_limit(hash_pool, tmp_path)
+    )
     [failure] = failures(finish(run))
     assert failure.key == "many"
     assert "Raise the memory limit, or split the partition" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"few.parquet"}
 
 
-def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_file_of_another_space_is_left_alone_and_named(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     catalog = {"k": numbered_rows("k", 30), "other": numbered_rows("other", 30)}
     run = completed(make_run(hash_pool, in_memory(catalog), tmp_path))
     path = tmp_path / file_name(run.space.name, "k")
@@ -265,7 +288,9 @@ def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, t
         again = make_run(hash_pool, in_memory(catalog), tmp_path, force=force)
         [failure] = failures(finish(again))
         assert failure.key == "k"
-        assert "is taken by a file of the space 'somebody-else'; it was left alone" in failure.reason
+        assert (
+            "is taken by a file of the space 'somebody-else'; it was left alone" in failure.reason
+        )
         assert path.read_bytes() == foreign
 
 
@@ -279,7 +304,9 @@ def test_other_tokenizer_is_refused_before_anything_is_encoded(
     finish(make_run(hash_pool, [partition_of("a", numbered_rows("a", 60))], tmp_path))
     load("cd transformers-5.2")
     more = [partition_of("b", numbered_rows("b", 60))]
-    with pytest.raises(ConfigError, match=r"'hash://16' gives texts other tokens .* ab transformers-5\.1, not cd"):
+    with pytest.raises(
+        ConfigError, match=r"'hash://16' gives texts other tokens .* ab transformers-5\.1, not cd"
+    ):
         list(make_run(hash_pool, more, tmp_path).events())
     assert published_files(tmp_path, hash_pool.space.name) == {"a.parquet"}
     with pytest.raises(ConfigError, match="gives texts other tokens"):
@@ -289,7 +316,9 @@ def test_other_tokenizer_is_refused_before_anything_is_encoded(
     assert keys_of(receipts(finish(make_run(hash_pool, more, tmp_path)))) == ["b"]
 
 
-def test_error_in_a_source_that_is_being_replaced_is_transient(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_error_in_a_source_that_is_being_replaced_is_transient(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     bad = partition_of("k", numbered_rows("k", 20), fails_at=3)
     run = make_run(hash_pool, [Partition("k", "v1", bad.read, lambda: "v2")], tmp_path)
     [failure] = failures(finish(run))
@@ -332,9 +361,13 @@ def test_invalid_vector_refuses_its_partition_and_names_the_row(
 
 
 @pytest.mark.parametrize("row", [10, 110])
-def test_partition_that_is_bad_in_two_ways_is_named_once(hash_pool: EncoderPool, tmp_path: Path, row: int) -> None:
+def test_partition_that_is_bad_in_two_ways_is_named_once(
+    hash_pool: EncoderPool, tmp_path: Path, row: int
+) -> None:
     rows = numbered_rows("bad", 300)
     bad = partition_of("bad", rows, fails_at=295)
-    run = make_run(SpoilingPool(hash_pool, rows[row][1]), [bad, *in_memory({"good": GOOD["good"]})], tmp_path)
+    run = make_run(
+        SpoilingPool(hash_pool, rows[row][1]), [bad, *in_memory({"good": GOOD["good"]})], tmp_path
+    )
     assert keys_of(failures(finish(run))) == ["bad"]
     assert published_files(tmp_path, run.space.name) == {"good.parquet"}

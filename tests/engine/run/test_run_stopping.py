@@ -17,8 +17,22 @@ from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from tests.engine.run.test_run import CATALOG
-from tests.engine.runs import HeldCall, busy_threads, completed, finish, in_memory, make_run, receipts
-from tests.small_catalogs import assert_embedded, keys_of, numbered_rows, partition_of, published_files
+from tests.engine.runs import (
+    HeldCall,
+    busy_threads,
+    completed,
+    finish,
+    in_memory,
+    make_run,
+    receipts,
+)
+from tests.small_catalogs import (
+    assert_embedded,
+    keys_of,
+    numbered_rows,
+    partition_of,
+    published_files,
+)
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
@@ -44,7 +58,9 @@ def test_closing_early_publishes_what_is_encoded_and_ends_every_thread(
         assert_embedded(tmp_path, run.space.name, key, rows)
 
 
-def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     class SlowPool:
         """Is done with the second SuperBatch only when the run is stopping."""
 
@@ -54,7 +70,9 @@ def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(hash_pool: E
         def __getattr__(self, name: str) -> Any:
             return getattr(hash_pool, name)
 
-        def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
+        def submit(
+            self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None
+        ) -> EncodeCall:
             call = hash_pool.submit(slot, borders, rows)
             self.left -= 1
             if self.left:
@@ -69,11 +87,15 @@ def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(hash_pool: E
         assert SlowPool.begun.wait(60)
         break
     files = published_files(tmp_path, run.space.name)
-    assert {"p0.parquet", "p1.parquet"} <= files, "the pool may have begun the third one by then, and no other"
+    assert {"p0.parquet", "p1.parquet"} <= files, (
+        "the pool may have begun the third one by then, and no other"
+    )
     assert run.report.texts_encoded == 60 * len(files) <= 180
 
 
-def test_closing_during_a_split_partition_publishes_no_part_of_it(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_closing_during_a_split_partition_publishes_no_part_of_it(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     run = make_run(hash_pool, in_memory({"big": numbered_rows("big", 5000)}), tmp_path)
     events = run.events()
     assert isinstance(next(events), SuperBatchReport)
@@ -116,7 +138,10 @@ def test_slow_consumer_of_events_slows_the_run_and_loses_no_event(
 
 def test_two_runs_share_a_pool(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalogs = [{f"p{n}": numbered_rows(f"{c}{n}", 40) for n in range(10)} for c in "xy"]
-    runs = [make_run(hash_pool, in_memory(catalog), tmp_path / str(n)) for n, catalog in enumerate(catalogs)]
+    runs = [
+        make_run(hash_pool, in_memory(catalog), tmp_path / str(n))
+        for n, catalog in enumerate(catalogs)
+    ]
     threads = [threading.Thread(target=lambda run=run: list(run.events())) for run in runs]
     for thread in threads:
         thread.start()

@@ -61,11 +61,17 @@ def test_template_is_embedded_verified_and_fresh_until_it_changes(
     for key, rows in expected.items():
         assert_embedded(tmp_path / "out", run.space.name, key, rows)
     store = open_store(tmp_path / "out")
-    found = verify(open_source(products, selection=TITLED), store, run.space, pool=hash_pool, reencode=None)
+    found = verify(
+        open_source(products, selection=TITLED), store, run.space, pool=hash_pool, reencode=None
+    )
     assert not violations(found)
     again = make_run(hash_pool, open_source(products, selection=TITLED), tmp_path / "out")
     assert len(receipts(finish(again), "fresh")) == 2
-    other = make_run(hash_pool, open_source(products, selection=Selection("sku", "{title}, {price}")), tmp_path / "out")
+    other = make_run(
+        hash_pool,
+        open_source(products, selection=Selection("sku", "{title}, {price}")),
+        tmp_path / "out",
+    )
     assert len(receipts(finish(other), "encoded")) == 2
     assert_embedded(tmp_path / "out", run.space.name, "hats", [("h1", "Cap, 7")])
 
@@ -77,28 +83,42 @@ def test_partition_without_a_named_column_is_refused_and_the_others_go_on(
     events = finish(make_run(hash_pool, open_source(products, selection=TITLED), tmp_path / "out"))
     [failure] = failures(events)
     assert failure.key == "socks"
-    assert "part-0.parquet has no column 'price'; its columns are 'sku', 'title'. Name the right ones" in failure.reason
+    assert (
+        "part-0.parquet has no column 'price'; its columns are 'sku', 'title'. Name the right ones"
+        in failure.reason
+    )
     assert len(receipts(events, "encoded")) == 2
 
 
-SPARSE = [(f"id-{row}", None if row % 3 == 0 else " " if row % 3 == 1 else f"text {row}") for row in range(300)]
+SPARSE = [
+    (f"id-{row}", None if row % 3 == 0 else " " if row % 3 == 1 else f"text {row}")
+    for row in range(300)
+]
 PRESENT = [row for row in SPARSE if row[1] not in (None, " ")]
 SKIP = Selection(missing_text="skip")
 
 
 @pytest.fixture
 def sparse(tmp_path: Path) -> Path:
-    write_catalog(tmp_path / "catalog", {"all": SPARSE[::3][:9], "none": numbered_rows("none", 9), "some": SPARSE})
+    write_catalog(
+        tmp_path / "catalog",
+        {"all": SPARSE[::3][:9], "none": numbered_rows("none", 9), "some": SPARSE},
+    )
     return tmp_path / "catalog"
 
 
 def test_skipped_rows_are_counted_and_all_others_are_embedded(
     hash_pool: EncoderPool, sparse: Path, tmp_path: Path
 ) -> None:
-    run = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")  # "some" is split: b_max is 100
+    # "some" is split: b_max is 100
+    run = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")
     skipped = {receipt.key: receipt.skipped_rows for receipt in receipts(finish(run), "encoded")}
     assert skipped == {"all": 9, "none": 0, "some": 200}
-    assert (run.report.skipped_rows, run.report.blank_texts, run.report.texts_encoded) == (209, 0, 109)
+    assert (run.report.skipped_rows, run.report.blank_texts, run.report.texts_encoded) == (
+        209,
+        0,
+        109,
+    )
     assert not run.failed
     for key, rows in (("all", []), ("none", numbered_rows("none", 9)), ("some", PRESENT)):
         facts = assert_embedded(tmp_path / "out", run.space.name, key, rows)
@@ -112,7 +132,9 @@ def test_verify_passes_with_the_rule_of_the_run_and_fails_with_another(
 ) -> None:
     run = completed(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
     store = open_store(tmp_path / "out")
-    assert not violations(verify(open_source(sparse, selection=SKIP), store, run.space, pool=hash_pool, reencode=None))
+    assert not violations(
+        verify(open_source(sparse, selection=SKIP), store, run.space, pool=hash_pool, reencode=None)
+    )
     other = open_source(sparse, selection=Selection(missing_text="empty"))
     assert [each.kind for each in violations(verify(other, store, run.space))] == ["stale"] * 3
     # A file with another number of rows is named with both numbers.
@@ -121,13 +143,25 @@ def test_verify_passes_with_the_rule_of_the_run_and_fails_with_another(
     assert fault.kind == "rows" and "the file has 99 rows and the source 100." in fault.finding
 
 
-def test_run_that_begins_again_uses_the_staged_rows(hash_pool: EncoderPool, sparse: Path, tmp_path: Path) -> None:
-    first = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
+def test_run_that_begins_again_uses_the_staged_rows(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
+    first = make_run(
+        hash_pool,
+        open_source(sparse, selection=SKIP),
+        tmp_path / "out",
+        Thresholds(b_min=10, b_max=20),
+    )
     with contextlib.closing(first.events()) as events:
         for event in events:
             if isinstance(event, SuperBatchReport) and event.index == 3:
                 break
-    again = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out", Thresholds(b_min=10, b_max=20))
+    again = make_run(
+        hash_pool,
+        open_source(sparse, selection=SKIP),
+        tmp_path / "out",
+        Thresholds(b_min=10, b_max=20),
+    )
     receipt = next(each for each in receipts(finish(again)) if each.key == "some")
     assert (receipt.rows, receipt.skipped_rows) == (100, 200)
     assert_embedded(tmp_path / "out", again.space.name, "some", PRESENT)
@@ -137,13 +171,17 @@ def test_missing_announced_rows_are_noticed_when_rows_are_skipped(
     hash_pool: EncoderPool, sparse: Path, tmp_path: Path
 ) -> None:
     announced = [
-        replace(partition, rows=301) for partition in open_source(sparse, selection=SKIP) if partition.key == "some"
+        replace(partition, rows=301)
+        for partition in open_source(sparse, selection=SKIP)
+        if partition.key == "some"
     ]
     [failure] = failures(finish(make_run(hash_pool, announced, tmp_path / "out")))
     assert failure.transient and "301 rows were announced and 300 came" in failure.reason
 
 
-def test_another_rule_with_equal_texts_republishes(hash_pool: EncoderPool, sparse: Path, tmp_path: Path) -> None:
+def test_another_rule_with_equal_texts_republishes(
+    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
+) -> None:
     finish(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
     rows = numbered_rows("none", 9)
     write_partition(sparse, "none", [*rows[:4], ("blank", ""), *rows[4:]], version="v2")
@@ -156,7 +194,9 @@ def test_another_rule_with_equal_texts_republishes(hash_pool: EncoderPool, spars
 def test_blank_texts_are_counted_without_any_rule(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = [("1", ""), ("2", " "), ("3", "three")]
     write_catalog(tmp_path / "catalog", {"k": rows})
-    run = make_run(hash_pool, open_source(tmp_path / "catalog", selection=Selection()), tmp_path / "out")
+    run = make_run(
+        hash_pool, open_source(tmp_path / "catalog", selection=Selection()), tmp_path / "out"
+    )
     [receipt] = receipts(finish(run), "encoded")
     assert (receipt.blank_texts, receipt.skipped_rows, run.report.blank_texts) == (2, 0, 2)
     assert assert_embedded(tmp_path / "out", run.space.name, "k", rows).blank_texts == 2

@@ -1,4 +1,5 @@
-"""Memory that reading a source takes: no page, no dictionary and no row group brings a run beyond its limit."""
+"""Memory that reading a source takes: no page, no dictionary and no row group brings a run beyond
+its limit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.engine.runs import finish, make_run
 pytestmark = pytest.mark.processes
 
 MEGABYTE = 1_000_000
-# Reads every partition in a process of its own and gives the rows and the growth of its resident memory in bytes.
+# Reads every partition in a process of its own and gives the rows and the growth of its resident
+# memory in bytes.
 READER = """
 import json, pathlib, re, sys
 from surge_dagster.engine.tables.opening import open_source
@@ -40,41 +42,62 @@ print(json.dumps([rows, peak() - before]))
 def write(root: Path, key: str, texts: pa.Array, **options: Any) -> Path:
     folder = root / f"partition={key}"
     folder.mkdir(parents=True)
-    pq.write_table(pa.table({"id": pa.array(range(len(texts))), "text": texts}), folder / "part-0.parquet", **options)
+    pq.write_table(
+        pa.table({"id": pa.array(range(len(texts))), "text": texts}),
+        folder / "part-0.parquet",
+        **options,
+    )
     return folder / "part-0.parquet"
 
 
 ONE_TEXT = pa.array(["x" * (4 * MEGABYTE)])
 SHARED = {
     "as strings with a dictionary": {},
-    "as the beginnings of others": {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+    "as the beginnings of others": {
+        "use_dictionary": False,
+        "column_encoding": {"text": "DELTA_BYTE_ARRAY"},
+    },
     "as a dictionary of arrow's": {},
 }
 
 
 @pytest.mark.parametrize("how", SHARED)
-def test_rows_that_share_one_long_text_are_decoded_a_few_at_a_time(tmp_path: Path, how: str) -> None:
+def test_rows_that_share_one_long_text_are_decoded_a_few_at_a_time(
+    tmp_path: Path, how: str
+) -> None:
     """Takes seconds: each file holds 400 MB in some ten kilobytes."""
     texts = ONE_TEXT.take(pa.array(np.zeros(100, np.int64)))
     if how == "as a dictionary of arrow's":
         texts = texts.dictionary_encode()
     file = write(tmp_path, "a", texts, compression="zstd", **SHARED[how])
     assert file.stat().st_size < 100_000
-    ran = subprocess.run([sys.executable, "-c", READER, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", READER, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=True
+    )
     rows, grown = json.loads(ran.stdout)
     print(f"{how}: {grown / MEGABYTE:.0f} MB")
     assert rows == 100
     assert grown < 200 * MEGABYTE
 
 
-def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     """Takes seconds: the texts have 60 MB, and a page holds all of them."""
     random = np.random.default_rng(4)
-    texts = pa.array([random.integers(97, 123, MEGABYTE, np.uint8).tobytes().decode() for _ in range(60)])
+    texts = pa.array(
+        [random.integers(97, 123, MEGABYTE, np.uint8).tobytes().decode() for _ in range(60)]
+    )
     write(tmp_path / "catalog", "large", texts)
     write(tmp_path / "catalog", "small", texts, row_group_size=5)
     limit, thresholds = 250 * MEGABYTE, Thresholds(max_text_bytes=2 * MEGABYTE)
-    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out", thresholds, memory_limit_bytes=limit)
+    run = make_run(
+        hash_pool,
+        open_source(tmp_path / "catalog"),
+        tmp_path / "out",
+        thresholds,
+        memory_limit_bytes=limit,
+    )
     [refused] = [event for event in finish(run) if isinstance(event, Failure)]
     assert refused.key == "large" and not refused.transient
     assert "reading its largest row group may take 180," in refused.reason
@@ -82,8 +105,16 @@ def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(hash_poo
     assert refused.remedy.startswith("Write row groups of fewer rows, or set memory_l")
     raised = int(refused.remedy.rpartition(" ")[2].rstrip(".").replace(",", ""))
     run = make_run(
-        hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out", thresholds, memory_limit_bytes=raised
+        hash_pool,
+        open_source(tmp_path / "catalog"),
+        tmp_path / "out",
+        thresholds,
+        memory_limit_bytes=raised,
     )
-    encoded = [event.key for event in finish(run) if isinstance(event, Receipt) and event.action == "encoded"]
+    encoded = [
+        event.key
+        for event in finish(run)
+        if isinstance(event, Receipt) and event.action == "encoded"
+    ]
     assert encoded == ["large"]
     assert 180 * MEGABYTE < run.memory.ledger.peak <= raised

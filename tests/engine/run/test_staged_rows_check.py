@@ -1,4 +1,5 @@
-"""Staged rows are separated from the others in any batches, and used only if the source has the same rows."""
+"""Staged rows are separated from the others in any batches, and used only if the source has the
+same rows."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]
 
 
 @given(st.sets(st.integers(0, 60), max_size=12), st.integers(1, 70), st.integers(0, 1))
-def test_rows_are_divided_into_staged_and_others(borders: set[int], batch_rows: int, first: int) -> None:
+def test_rows_are_divided_into_staged_and_others(
+    borders: set[int], batch_rows: int, first: int
+) -> None:
     ends = sorted(borders)
     ranges = list(pairwise(ends))[first::2]
     staged = [staged_of(ROWS, start, stop) for start, stop in ranges]
@@ -57,7 +60,8 @@ def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "reason"), [(ROWS[1:], "its rows 10 to 20"), (ROWS[:15], "it has 15 rows, and 20 were there")]
+    ("rows", "reason"),
+    [(ROWS[1:], "its rows 10 to 20"), (ROWS[:15], "it has 15 rows, and 20 were there")],
 )
 def test_moved_or_missing_staged_rows_are_noticed(rows: Rows, reason: str) -> None:
     with pytest.raises(StagedRowsDiffer, match=reason):

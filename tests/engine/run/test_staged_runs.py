@@ -1,4 +1,5 @@
-"""Split partitions survive: a run that ends early leaves its segments staged, and the next one encodes the others.
+"""Split partitions survive: a run that ends early leaves its segments staged, and the next one
+encodes the others.
 
 Runs end early here in the gentlest way, a source that does not answer; `test_resume.py` kills them.
 """
@@ -32,7 +33,9 @@ ROOT = Path(__file__).parents[3]
 BIG = numbered_rows("big", 450)
 
 
-def cut_off(key: str, rows: Rows, at: int, *, version: str = "v1", batch_rows: int = 7) -> Partition:
+def cut_off(
+    key: str, rows: Rows, at: int, *, version: str = "v1", batch_rows: int = 7
+) -> Partition:
     """A partition whose storage stops to answer at a row."""
 
     def read() -> Iterator[RowBatch]:
@@ -43,10 +46,19 @@ def cut_off(key: str, rows: Rows, at: int, *, version: str = "v1", batch_rows: i
 
 
 def leave_staged(
-    pool: EncoderPool, output: Path, rows: Rows, at: int, b_max: int = 100, *, version: str = "v1", **options: Any
+    pool: EncoderPool,
+    output: Path,
+    rows: Rows,
+    at: int,
+    b_max: int = 100,
+    *,
+    version: str = "v1",
+    **options: Any,
 ) -> list[tuple[int, int]]:
     """Run until the partition's storage stops to answer; gives the rows that are staged then."""
-    run = make_run(pool, [cut_off("big", rows, at, version=version)], output, Thresholds(1, b_max), **options)
+    run = make_run(
+        pool, [cut_off("big", rows, at, version=version)], output, Thresholds(1, b_max), **options
+    )
     [failure] = failures(finish(run))
     assert failure.transient
     return sorted(staged(output))
@@ -83,7 +95,9 @@ def test_only_a_missing_segment_is_encoded_wherever_it_lies(
     leave_complete(hash_pool, tmp_path)
     if missing:
         staged(tmp_path)[missing].unlink()
-    assert resume(hash_pool, tmp_path).report.texts_encoded == (missing[1] - missing[0] if missing else 0)
+    assert resume(hash_pool, tmp_path).report.texts_encoded == (
+        missing[1] - missing[0] if missing else 0
+    )
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -112,11 +126,21 @@ def test_file_does_not_depend_on_the_thresholds_of_earlier_runs(
     assert not (output / STAGING).exists()
 
 
-def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    # All rows of "first" are staged, so it ends with an empty segment; that of "second" begins at the same place.
+def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    # All rows of "first" are staged, so it ends with an empty segment; that of "second" begins at
+    # the same place.
     rows = {key: numbered_rows(key, 250) for key in ("first", "second")}
     partitions = [partition_of(key, rows[key]) for key in rows]
-    assert len(failures(finish(make_run(hash_pool, partitions, FullStore(tmp_path), Thresholds(1, 100))))) == 2
+    assert (
+        len(
+            failures(
+                finish(make_run(hash_pool, partitions, FullStore(tmp_path), Thresholds(1, 100)))
+            )
+        )
+        == 2
+    )
     [last] = (tmp_path / STAGING).glob("*/second/*/200-250.parquet")
     last.unlink()
     run = make_run(hash_pool, partitions, tmp_path, Thresholds(1, 100))
@@ -128,7 +152,9 @@ def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(hash_pool
 
 def test_segments_of_other_lengths_are_filled_up(hash_pool: EncoderPool, tmp_path: Path) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
-    assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [*((0, 100), (100, 200), (200, 270), (270, 340))]
+    assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [
+        *((0, 100), (100, 200), (200, 270), (270, 340))
+    ]
     assert resume(hash_pool, tmp_path).report.texts_encoded == 110
 
 
@@ -142,7 +168,9 @@ def test_large_partition_is_in_flight_in_parts(hash_pool: EncoderPool, tmp_path:
     assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
 
 
-def test_encoded_segments_of_a_stopped_run_stay_staged(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_encoded_segments_of_a_stopped_run_stay_staged(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     out = threading.Event()
 
     def read() -> Iterator[RowBatch]:
@@ -179,7 +207,9 @@ def leave_complete(pool: EncoderPool, output: Path) -> None:
     assert len(staged(output)) == 5
 
 
-def test_segments_of_another_source_version_are_not_used(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_segments_of_another_source_version_are_not_used(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
     changed = numbered_rows("changed", 450)
     run = completed(make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path))
@@ -191,7 +221,10 @@ def test_segments_of_another_source_version_are_not_used(hash_pool: EncoderPool,
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([*BIG[:150], ("id-150", "another text"), *BIG[151:]], "its rows 100 to 200 are not those that were staged"),
+        (
+            [*BIG[:150], ("id-150", "another text"), *BIG[151:]],
+            "its rows 100 to 200 are not those that were staged",
+        ),
         (BIG[:190], "it has 190 rows, and 200 were there when it was staged"),
     ],
     ids=["changed", "fewer"],
@@ -219,10 +252,15 @@ def test_damaged_segment_is_encoded_again(
     path.write_bytes({"a bit": content, "the end": content[:-1], "all": b""}[harm])
     run = resume(hash_pool, tmp_path)
     assert (run.report.texts_encoded, run.report.texts_reused) == (350, 100)
-    assert f"staged rows of partition 'big' are encoded again: {str(path)!r} cannot be read" in caplog.text
+    assert (
+        f"staged rows of partition 'big' are encoded again: {str(path)!r} cannot be read"
+        in caplog.text
+    )
 
 
-def test_renamed_segment_is_not_used(hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_renamed_segment_is_not_used(
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
     path = staged(tmp_path)[100, 200]
     path.rename(path.with_name("150-250.parquet"))
@@ -231,7 +269,9 @@ def test_renamed_segment_is_not_used(hash_pool: EncoderPool, tmp_path: Path, cap
     assert re.search(r"it was written as '.*/100-200.parquet' in fp32", caplog.text)
 
 
-def test_segment_damaged_after_the_listing_is_encoded_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_segment_damaged_after_the_listing_is_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
     path = staged(tmp_path)[100, 200]
 
@@ -243,7 +283,8 @@ def test_segment_damaged_after_the_listing_is_encoded_again(hash_pool: EncoderPo
     [failure] = failures(finish(run))
     assert failure.transient
     assert (
-        "its staged rows 100 to 200 cannot be used: " in failure.reason and "cannot be read because" in failure.reason
+        "its staged rows 100 to 200 cannot be used: " in failure.reason
+        and "cannot be read because" in failure.reason
     )
     assert published_files(tmp_path, run.space.name) == set()
     assert resume(hash_pool, tmp_path).report.texts_encoded == 100

@@ -33,10 +33,18 @@ from tests.engine.runs import (
     make_run,
     receipts,
 )
-from tests.small_catalogs import assert_embedded, numbered_rows, partition_of, published_files, write_catalog
+from tests.small_catalogs import (
+    assert_embedded,
+    numbered_rows,
+    partition_of,
+    published_files,
+    write_catalog,
+)
 
 
-def test_segments_of_a_refused_partition_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_segments_of_a_refused_partition_are_removed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
     leave_staged(hash_pool, tmp_path, repeated, 270)
     run = make_run(hash_pool, [partition_of("big", repeated)], tmp_path)
@@ -66,7 +74,9 @@ def test_run_without_work_removes_what_is_staged_of_fresh_partitions_and_verify_
     assert other.exists(), "its partition may come back"
 
 
-def test_run_without_work_removes_segments_whose_removal_failed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_run_without_work_removes_segments_whose_removal_failed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     class KeepingStore(LocalStore):
         def delete(self, name: str) -> None:
             raise PermissionError(errno.EACCES, "", name)
@@ -78,7 +88,9 @@ def test_run_without_work_removes_segments_whose_removal_failed(hash_pool: Encod
     assert staged(output) == {}
 
 
-def test_segments_of_partitions_outside_the_run_are_kept(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_segments_of_partitions_outside_the_run_are_kept(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
     finish(make_run(hash_pool, [partition_of("other", numbered_rows("other", 250))], tmp_path))
     assert sorted(staged(tmp_path)) == [(0, 100), (100, 200)]
@@ -92,14 +104,24 @@ def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
     leave_staged(hash_pool, tmp_path / "o", BIG, 270)
     here = {"small": numbered_rows("small", 5)} | ({} if is_removed else {"big": BIG[:0]})
     source = open_source(write_catalog(tmp_path / "c", here))
-    run = make_run(hash_pool, [partition for partition in source if partition.key == "small"], tmp_path / "o")
+    run = make_run(
+        hash_pool, [partition for partition in source if partition.key == "small"], tmp_path / "o"
+    )
     finish(run)
     found = list(verify(source, LocalStore(tmp_path / "o"), run.space))
-    named = [violation for violation in found if isinstance(violation, Violation) and violation.is_warning]
-    assert [violation.key for violation in named] == ([f"{STAGING}/{run.space.name}/big"] if is_removed else [])
+    named = [
+        violation
+        for violation in found
+        if isinstance(violation, Violation) and violation.is_warning
+    ]
+    assert [violation.key for violation in named] == (
+        [f"{STAGING}/{run.space.name}/big"] if is_removed else []
+    )
 
 
-def test_verify_finds_no_fault_with_a_file_from_two_runs(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_verify_finds_no_fault_with_a_file_from_two_runs(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))
     [partition] = source
     leave_staged(hash_pool, tmp_path / "o", BIG, 270, version=partition.source_version)
@@ -137,7 +159,8 @@ def own_mounts() -> list[str]:
     """The command before a command that may mount; empty where that is not possible."""
     command = ["unshare", "--mount", "--map-root-user"]
     able = (
-        shutil.which("unshare") and subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/mnt"]).returncode == 0
+        shutil.which("unshare")
+        and subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/mnt"]).returncode == 0
     )
     return command if able else []
 
@@ -154,13 +177,21 @@ def test_full_disk_fails_only_partitions_that_do_not_fit_until_there_is_room(
     arguments = [sys.executable, ON_A_SMALL_DISK, str(disk), "160k", "450k", "9m"]
     environment = {**os.environ, "SURGE_CACHE_DIR": str(cache_folder)}
     ran = subprocess.run(
-        [*own_mounts(), *command, *arguments], capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment
+        [*own_mounts(), *command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=ROOT,
+        env=environment,
     )
     assert ran.returncode == 0, ran.stderr
     segments, file, room = (json.loads(line) for line in ran.stdout.splitlines())
-    for reasons, _, _, left in (segments, file):  # failures, texts encoded, texts reused, names on the disk
+    # failures, texts encoded, texts reused, names on the disk
+    for reasons, _, _, left in (segments, file):
         assert len(reasons) == 1
-        assert re.search(r"big.* No space left on device.* Make room on .* disk, then run again", reasons[0])
+        assert re.search(
+            r"big.* No space left on device.* Make room on .* disk, then run again", reasons[0]
+        )
         assert not [name for name in left if ".tmp-" in name], "no half file"
         assert [name for name in left if name.endswith("/small.parquet")]
         assert not [name for name in left if name.endswith("/big.parquet")]
@@ -173,14 +204,20 @@ def test_full_disk_fails_only_partitions_that_do_not_fit_until_there_is_room(
 def test_run_whose_staged_rows_another_run_removed_finds_its_file_and_fails_for_now_where_it_is_forced(
     hash_pool: EncoderPool, tmp_path: Path, is_forced: bool
 ) -> None:
-    """The other run publishes the partition, or finds its file up to date, just before this one would publish it."""
+    """The other run publishes the partition, or finds its file up to date, just before this one
+    would publish it."""
     if is_forced:
         finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
 
     class OvertakenStore(LocalStore):
         def create(self, name: str) -> LocalUpload:
             if name.endswith("/big.parquet"):
-                assert failures(list(make_run(hash_pool, [partition_of("big", BIG)], tmp_path).events())) == []
+                assert (
+                    failures(
+                        list(make_run(hash_pool, [partition_of("big", BIG)], tmp_path).events())
+                    )
+                    == []
+                )
             return super().create(name)
 
     run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), force=is_forced)
@@ -202,7 +239,8 @@ def test_run_whose_staged_rows_another_run_removed_finds_its_file_and_fails_for_
 def test_run_may_lose_its_staging_folder_before_it_is_flushed(
     hash_pool: EncoderPool, tmp_path: Path, overtaken_at: int
 ) -> None:
-    """Another run publishes the partition, and so removes the folder, between a segment and its flush."""
+    """Another run publishes the partition, and so removes the folder, between a segment and its
+    flush."""
     syncs = itertools.count(1)
 
     class OvertakenStore(LocalStore):
@@ -214,27 +252,36 @@ def test_run_may_lose_its_staging_folder_before_it_is_flushed(
             super().sync(folder)
 
     # One thread: none stages another segment while the other run publishes.
-    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), SMALL, publish_threads=1)
+    run = make_run(
+        hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), SMALL, publish_threads=1
+    )
     events = finish(run)
 
     assert failures(events) == []
     assert next(syncs) > overtaken_at
     assert_embedded(tmp_path, run.space.name, "big", BIG)
-    assert finish_receipts(make_run(UnstartedPool(hash_pool), [partition_of("big", BIG)], tmp_path), "fresh")
+    assert finish_receipts(
+        make_run(UnstartedPool(hash_pool), [partition_of("big", BIG)], tmp_path), "fresh"
+    )
     assert not (tmp_path / STAGING).exists()
 
 
-def test_two_concurrent_runs_may_stage_the_same_segments(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_two_concurrent_runs_may_stage_the_same_segments(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
     runs = [make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL) for _ in range(2)]
     found: list[list[Any]] = [[], []]
     threads = [
-        threading.Thread(target=lambda n=n: found[n].extend(runs[n].events()), name=f"run-{n}") for n in range(2)
+        threading.Thread(target=lambda n=n: found[n].extend(runs[n].events()), name=f"run-{n}")
+        for n in range(2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert [failures(events) for events in found] == [[], []], "the one that is faster removes what is staged"
+    assert [failures(events) for events in found] == [[], []], (
+        "the one that is faster removes what is staged"
+    )
     assert_embedded(tmp_path, runs[0].space.name, "big", BIG)
     for run in runs:
         assert_nothing_is_held(run)

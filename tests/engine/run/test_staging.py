@@ -1,4 +1,5 @@
-"""Segments as they lie staged, and the file that is put together from them, without a run around them."""
+"""Segments as they lie staged, and the file that is put together from them, without a run around
+them."""
 
 from __future__ import annotations
 
@@ -64,16 +65,22 @@ def stage(staging: Staging, rows: Rows, start: int, matrix: np.ndarray) -> Stage
     batch = row_batch_of(rows[start : start + len(matrix)])
     ids = batch.ids[: len(batch) // 2], batch.ids[len(batch) // 2 :]
     segment = Segment(PARTITION, 0, len(matrix), start, ids, read=None)
-    with Arena(slots=1, max_texts=len(batch), max_bytes=1 << 23, dimension=1, dtype="float32") as arena:
+    with Arena(
+        slots=1, max_texts=len(batch), max_bytes=1 << 23, dimension=1, dtype="float32"
+    ) as arena:
         slot = arena.acquire()
         slot.append(batch.texts)
         found = VectorFacts(start // 10, rows_encoded=len(matrix))
         return staging.write(SuperBatch(0, slot, (segment,), 0), segment, matrix, found)
 
 
-def assemble_segments(root: Path, rows: Rows, segments: list[StagedRows], space: Space = SPACE) -> PublishedFile:
+def assemble_segments(
+    root: Path, rows: Rows, segments: list[StagedRows], space: Space = SPACE
+) -> PublishedFile:
     target = target_of(LocalStore(root), space)
-    return assemble(target, staging_of(root, space), PARTITION, read_of(rows), segments, lambda: None)
+    return assemble(
+        target, staging_of(root, space), PARTITION, read_of(rows), segments, lambda: None
+    )
 
 
 def test_staged_rows_are_found_by_the_next_run(tmp_path: Path) -> None:
@@ -93,12 +100,19 @@ def test_overlapping_segments_are_not_used_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["precision", "include_text", "source_version"])
-def test_segments_with_other_settings_are_not_used_and_stay_until_publication(tmp_path: Path, other: str) -> None:
+def test_segments_with_other_settings_are_not_used_and_stay_until_publication(
+    tmp_path: Path, other: str
+) -> None:
     stage(staging_of(tmp_path), ROWS, 0, vectors(20))
     precision = "bf16" if other == "precision" else "fp32"
-    again = Staging(SpaceTarget(LocalStore(tmp_path), SPACE, precision, include_text=other != "include_text"))
+    again = Staging(
+        SpaceTarget(LocalStore(tmp_path), SPACE, precision, include_text=other != "include_text")
+    )
     source = PARTITION.source
-    assert again.usable(replace(source, source_version="v2") if other == "source_version" else source) == []
+    assert (
+        again.usable(replace(source, source_version="v2") if other == "source_version" else source)
+        == []
+    )
     assert len(staging_of(tmp_path).usable(source)) == 1, "the other run can go on with it"
     again.remove(KEY)
     assert not (tmp_path / STAGING).exists()
@@ -117,7 +131,9 @@ def test_segment_states_that_it_is_no_file_of_the_space(tmp_path: Path) -> None:
     assert read_facts(pq.read_metadata(path)).space == str(path.relative_to(tmp_path))
 
 
-def test_run_lists_a_bucket_once_and_stages_each_segment_with_one_request(object_server: ObjectServer) -> None:
+def test_run_lists_a_bucket_once_and_stages_each_segment_with_one_request(
+    object_server: ObjectServer,
+) -> None:
     store = open_object_store(f"s3://{BUCKET}/out", replace(OPTIONS, endpoint=object_server.url))
     staging = Staging(target_of(store))
     assert [method for method, _, _ in object_server.log] == ["GET"], "a listing"
@@ -144,7 +160,9 @@ def test_assembled_file_has_every_row_and_stays_within_the_readers_share(
     matrix = vectors(len(rows), space)
     staging = staging_of(tmp_path, space)
     borders = [0, len(rows) // 3, len(rows) // 3 + 1, 3 * len(rows) // 4, len(rows)]
-    segments = [stage(staging, rows, start, matrix[start:stop]) for start, stop in pairwise(borders)]
+    segments = [
+        stage(staging, rows, start, matrix[start:stop]) for start, stop in pairwise(borders)
+    ]
     before = pa.default_memory_pool()
     watched = pa.proxy_memory_pool(before)
     pa.set_memory_pool(watched)
@@ -156,7 +174,9 @@ def test_assembled_file_has_every_row_and_stays_within_the_readers_share(
     assert published.facts.rows == len(rows)
     assert published.facts.content_digest == read_of(rows).content_digest
     assert published.facts.truncated == sum(border // 10 for border in borders[:-1])
-    with pq.ParquetFile(tmp_path / published.stored.name, page_checksum_verification=True) as reader:
+    with pq.ParquetFile(
+        tmp_path / published.stored.name, page_checksum_verification=True
+    ) as reader:
         groups = [reader.metadata.row_group(n).num_rows for n in range(reader.num_row_groups)]
         full = row_group_rows(384, np.dtype(dtype).itemsize)
         assert max(groups) <= full
@@ -183,7 +203,14 @@ def test_cancelled_assembly_leaves_only_the_segments(tmp_path: Path) -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        assemble(target_of(LocalStore(tmp_path)), staging, PARTITION, read_of(ROWS[:20]), segments, cancel)
+        assemble(
+            target_of(LocalStore(tmp_path)),
+            staging,
+            PARTITION,
+            read_of(ROWS[:20]),
+            segments,
+            cancel,
+        )
     assert {path.name for path in (tmp_path / SPACE.name).iterdir()} <= {".lock"}
     assert staging_of(tmp_path).usable(PARTITION.source) == segments
 
@@ -191,4 +218,11 @@ def test_cancelled_assembly_leaves_only_the_segments(tmp_path: Path) -> None:
 def test_assembly_does_not_begin_when_the_source_has_changed(tmp_path: Path) -> None:
     changed = PartitionToRead(replace(PARTITION.source, current_source_version=lambda: "v2"))
     with pytest.raises(TransientError, match="its source changed while it was encoded"):
-        assemble(target_of(LocalStore(tmp_path)), staging_of(tmp_path), changed, read_of(ROWS), [], lambda: None)
+        assemble(
+            target_of(LocalStore(tmp_path)),
+            staging_of(tmp_path),
+            changed,
+            read_of(ROWS),
+            [],
+            lambda: None,
+        )

@@ -1,4 +1,5 @@
-"""What an encode call does not encode: equal texts again, and rows whose old vectors pass the comparison."""
+"""What an encode call does not encode: equal texts again, and rows whose old vectors pass the
+comparison."""
 
 from __future__ import annotations
 
@@ -93,10 +94,14 @@ def test_every_text_is_encoded_where_the_comparison_has_no_memory(hash_pool: Enc
         assert is_right(batch.slot, ["one", "one", "two"]).all()
 
 
-def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: EncoderPool) -> None:
+def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(
+    hash_pool: EncoderPool,
+) -> None:
     texts = [f"text {row}" for row in range(8)]
     nearly = hash_vectors(texts, DIMENSION)[[1, 2, 5, 6]] * np.float32(1 + 1e-6)
-    with batch_of(hash_pool, {"a": texts[:4], "empty": [], "b": texts[4:]}, known([1, 2, 5, 6], nearly)) as batch:
+    with batch_of(
+        hash_pool, {"a": texts[:4], "empty": [], "b": texts[4:]}, known([1, 2, 5, 6], nearly)
+    ) as batch:
         call = call_of(hash_pool, batch)
         metrics = call.result()
         assert metrics is not None and metrics.costs.texts_computed == 4
@@ -106,8 +111,14 @@ def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(hash_pool: 
 
 
 @pytest.mark.usefixtures("faulty_workers")
-def test_text_that_waited_for_a_failed_partition_is_encoded_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    partitions = {"bad": ["shared", KILLER, "own"], "good": ["other", "shared"], "bad too": [KILLER, "shared"]}
+def test_text_that_waited_for_a_failed_partition_is_encoded_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    partitions = {
+        "bad": ["shared", KILLER, "own"],
+        "good": ["other", "shared"],
+        "bad too": [KILLER, "shared"],
+    }
     texts = [text for each in partitions.values() for text in each]
     with faulty_pool() as pool, batch_of(pool, partitions) as batch:
         call = call_of(pool, batch)
@@ -132,7 +143,8 @@ def test_call_that_ends_early_counts_no_row_without_its_vector(tmp_path: Any) ->
 
 
 def test_rows_that_a_failed_pool_never_got_count_as_not_encoded(hash_pool: EncoderPool) -> None:
-    """A second call that the pool refuses must not be taken for done, neither by `result` nor by `end`."""
+    """A second call that the pool refuses must not be taken for done, neither by `result` nor by
+    `end`."""
     failed = EncodeMetrics(failed=(FailedRow(1, "it died"),))
     calls = iter([SimpleNamespace(result=lambda timeout_seconds=None: failed, encoded=[(2, 3)])])
 

@@ -1,9 +1,10 @@
-"""Promise 9: of two concurrent runs that listed different versions of a partition, the one with the newer source wins.
+"""Promise 9: of two concurrent runs that listed different versions of a partition, the one with the
+newer source wins.
 
-Each is a whole run in a thread, with its own pool, over the same catalog on disk. The run with the old version is held
-at its last check of the source version: before it, or just after it, when the version that it read is out of date. A
-writer puts, completes or renames a file only if the one that it replaces has not changed since its last check.
-Takes seconds: two runs in each case.
+Each is a whole run in a thread, with its own pool, over the same catalog on disk. The run with the
+old version is held at its last check of the source version: before it, or just after it, when the
+version that it read is out of date. A writer puts, completes or renames a file only if the one that
+it replaces has not changed since its last check. Takes seconds: two runs in each case.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class TwoRuns:
     """Two runs over one catalog; each lists its partitions when it begins."""
 
     def __init__(self, pools: list[EncoderPool], root: Path, rows: int) -> None:
-        self.catalog = write_catalog(root / "catalog", {KEY: numbered_rows("old", rows), "stays": STAYS})
+        self.catalog = write_catalog(
+            root / "catalog", {KEY: numbered_rows("old", rows), "stays": STAYS}
+        )
         self.new_rows: Rows = numbered_rows("new", rows + 1)
         self.space = pools[0].space.name
         self._pools = iter(pools)
@@ -81,9 +84,13 @@ class TwoRuns:
         write_partition(self.catalog, KEY, self.new_rows, version="v2")
 
     def prepare(
-        self, store: Store, before: Callable[[], None] = no_door, after: Callable[[], None] = no_door
+        self,
+        store: Store,
+        before: Callable[[], None] = no_door,
+        after: Callable[[], None] = no_door,
     ) -> EmbeddingRun:
-        """A run that calls `before` and `after` around its last check of the partition's source version."""
+        """A run that calls `before` and `after` around its last check of the partition's source
+        version."""
 
         def listed() -> Iterator[Partition]:
             for partition in open_source(self.catalog):
@@ -98,7 +105,9 @@ class TwoRuns:
         self._threads.shutdown()
 
     @staticmethod
-    def _between(partition: Partition, before: Callable[[], None], after: Callable[[], None]) -> Partition:
+    def _between(
+        partition: Partition, before: Callable[[], None], after: Callable[[], None]
+    ) -> Partition:
         def look() -> str | None:
             before()
             found = partition.current_source_version()
@@ -115,7 +124,9 @@ def pools(hash_pool: EncoderPool) -> Iterator[list[EncoderPool]]:
 
 
 @pytest.fixture(params=SIZES, ids=lambda rows: f"{rows} rows")
-def two(request: pytest.FixtureRequest, pools: list[EncoderPool], tmp_path: Path) -> Iterator[TwoRuns]:
+def two(
+    request: pytest.FixtureRequest, pools: list[EncoderPool], tmp_path: Path
+) -> Iterator[TwoRuns]:
     runs = TwoRuns(pools, tmp_path, request.param)
     yield runs
     runs.close()
@@ -128,7 +139,8 @@ def published(events: list[Any]) -> bool:
 
 
 def assert_refused(events: list[Any]) -> None:
-    """The run discarded its result for the partition, reports why, and published the other partition."""
+    """The run discarded its result for the partition, reports why, and published the other
+    partition."""
     [failure] = failures(events)
     assert (failure.key, failure.transient) == (KEY, True)
     assert "'v1' was read, it is 'v2' now" in failure.reason
@@ -149,7 +161,9 @@ class Output:
         self._server = server
 
     def open(self) -> Store:
-        return open_store(self._folder / "out") if self._server is None else open_bucket(self._server)
+        return (
+            open_store(self._folder / "out") if self._server is None else open_bucket(self._server)
+        )
 
     def copied(self) -> Path:
         """A folder of the disk with its files."""
@@ -162,7 +176,9 @@ class Output:
 
 @pytest.fixture(params=["disk", "bucket"])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
-    return Output(tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None)
+    return Output(
+        tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None
+    )
 
 
 @pytest.mark.parametrize("has_checked", [False, True])

@@ -11,4 +11,6 @@ from tests.engine.sources.shops import Shop
 
 @pytest.fixture(params=["disk", "bucket"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
-    return Shop(tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None)
+    return Shop(
+        tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None
+    )

@@ -19,7 +19,9 @@ def only(catalog: Source) -> Partition:
 
 def rows_of(partition: Partition) -> list[tuple[Any, Any]]:
     return [
-        row for batch in partition.read() for row in zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
+        row
+        for batch in partition.read()
+        for row in zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
     ]
 
 

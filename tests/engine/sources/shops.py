@@ -22,7 +22,10 @@ class Shop:
         self.server = server
         self.url = str(folder) if server is None else f"s3://{BUCKET}/cat"
         self.options = server and StorageOptions(
-            endpoint=server.url, access_key_id="a", secret_access_key="b", credentials=lambda: StaticToken("t")
+            endpoint=server.url,
+            access_key_id="a",
+            secret_access_key="b",
+            credentials=lambda: StaticToken("t"),
         )
 
     def write(self, name: str, rows: Rows = ROWS, **options: Any) -> None:

@@ -1,4 +1,5 @@
-"""Helpers of the tests of tables: files with rows of many keys in any order, and what a source makes of them."""
+"""Helpers of the tests of tables: files with rows of many keys in any order, and what a source
+makes of them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ NAMES = ("id", "text", "category")
 
 def shuffled_rows(rows: int, keys: int, seed: int = 1) -> list[Row]:
     chosen = random.Random(seed)
-    return [(f"id-{row}", f'text {row}, "quoted"\n', f"key {chosen.randrange(keys)}") for row in range(rows)]
+    return [
+        (f"id-{row}", f'text {row}, "quoted"\n', f"key {chosen.randrange(keys)}")
+        for row in range(rows)
+    ]
 
 
 def write_csv(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES) -> Path:
@@ -33,7 +37,9 @@ def write_csv(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES) -> 
 
 
 def write_parquet(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES) -> Path:
-    pq.write_table(pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)}), path)
+    pq.write_table(
+        pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)}), path
+    )
     return path
 
 

@@ -1,4 +1,5 @@
-"""Catalogs in a bucket behind a proxy that breaks requests: rows are whole or the partition's error is transient."""
+"""Catalogs in a bucket behind a proxy that breaks requests: rows are whole or the partition's error
+is transient."""
 
 from __future__ import annotations
 
@@ -50,28 +51,47 @@ def large_rows() -> Rows:
 def test_run_reads_a_bucket_and_the_next_one_finds_everything_fresh(
     bucket: Shop, hash_pool: EncoderPool, tmp_path: Path, scheme: str
 ) -> None:
-    rows = {f"lang=de/category=c{number}": numbered_rows(str(number), 1 + 7 * number) for number in range(6)}
+    rows = {
+        f"lang=de/category=c{number}": numbered_rows(str(number), 1 + 7 * number)
+        for number in range(6)
+    }
     for key, each in rows.items():
         bucket.write(f"{key}/0.parquet", each)
     source = open_source(f"{scheme}://{BUCKET}/cat", storage_options=bucket.options)
     run = make_run(hash_pool, source, tmp_path / "out")
     done = finish_receipts(run)
-    assert {receipt.key: receipt.rows for receipt in done} == {key: len(each) for key, each in rows.items()}
+    assert {receipt.key: receipt.rows for receipt in done} == {
+        key: len(each) for key, each in rows.items()
+    }
     again = make_run(hash_pool, source, tmp_path / "out")
     assert [receipt.action for receipt in finish_receipts(again)] == ["fresh"] * 6
-    events = list(verify(source, open_store(tmp_path / "out"), hash_pool.space, pool=hash_pool, reencode=None))
+    events = list(
+        verify(source, open_store(tmp_path / "out"), hash_pool.space, pool=hash_pool, reencode=None)
+    )
     assert len(events) == 7 and not [event for event in events if isinstance(event, Violation)]
 
 
-def test_footers_of_unchanged_objects_are_not_read_again(bucket: Shop, object_server: ObjectServer) -> None:
+def test_footers_of_unchanged_objects_are_not_read_again(
+    bucket: Shop, object_server: ObjectServer
+) -> None:
     for number in range(5):
         bucket.write(f"category={number}/0.parquet", numbered_rows("k", 3 + number))
-    first = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
+    first = [
+        (partition.key, partition.source_version, partition.rows) for partition in bucket.open()
+    ]
     bucket.write("category=2/0.parquet", numbered_rows("k", 50))
     object_server.log.clear()
-    second = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
+    second = [
+        (partition.key, partition.source_version, partition.rows) for partition in bucket.open()
+    ]
     assert ["list-type" in target for target in object_server.requests("GET")] == [True, False]
-    assert [old == new for old, new in zip(first, second, strict=True)] == [True, True, False, True, True]
+    assert [old == new for old, new in zip(first, second, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_two_listings_of_a_source_at_a_time_give_each_file_its_own_footer(
@@ -93,8 +113,12 @@ def test_two_listings_of_a_source_at_a_time_give_each_file_its_own_footer(
         assert {partition.key: partition.rows for partition in bucket.open()} == expected
 
 
-def test_rows_stay_whole_while_every_fifth_request_fails(bucket: Shop, object_server: ObjectServer) -> None:
-    rows = {f"{number}": numbered_rows(str(number), 20) for number in range(20)} | {"large": large_rows()}
+def test_rows_stay_whole_while_every_fifth_request_fails(
+    bucket: Shop, object_server: ObjectServer
+) -> None:
+    rows = {f"{number}": numbered_rows(str(number), 20) for number in range(20)} | {
+        "large": large_rows()
+    }
     for key, each in rows.items():
         bucket.write(f"category={key}/0.parquet", each)
     object_server.plan = RandomFaults(0.2, seed=3, stalls=0)
@@ -108,12 +132,16 @@ def test_object_replaced_during_reading_is_a_transient_error_of_its_partition(bu
     reading = iter(a.read())
     next(reading)
     bucket.write("category=a/0.parquet", [*large_rows(), *large_rows()][::-1])
-    with pytest.raises(TransientError, match=r"partition 'a': .*was replaced or removed while it was read") as failed:
+    with pytest.raises(
+        TransientError, match=r"partition 'a': .*was replaced or removed while it was read"
+    ) as failed:
         list(reading)
     assert failed.value.key == "a"
 
 
-def test_object_that_is_never_given_fails_its_partition_alone(bucket: Shop, object_server: ObjectServer) -> None:
+def test_object_that_is_never_given_fails_its_partition_alone(
+    bucket: Shop, object_server: ObjectServer
+) -> None:
     for key in "ab":
         bucket.write(f"category={key}/0.parquet", numbered_rows(key, 5))
     a, b = bucket.open()
@@ -167,7 +195,9 @@ class TestReadingAhead:
         for number, partition in enumerate(partitions):
             assert rows_of(partition) == numbered_rows(str(number), 3)
             if number == 12:
-                assert waiting.wait(30), "the object of partition 20 is requested before partition 13 is read"
+                assert waiting.wait(30), (
+                    "the object of partition 20 is requested before partition 13 is read"
+                )
         assert len(object_server.requests("GET")) == len(set(object_server.requests("GET"))) == 40
 
     def test_reading_scattered_partitions_opens_one_object_ahead_of_each(
@@ -188,7 +218,9 @@ class TestReadingAhead:
         for number in range(12):
             bucket.write(f"category={number:02d}/0.parquet", large_rows())
         partitions = list(bucket.open())
-        assert all(partition.page_bytes >= 4 * FIRST_BYTES + AHEAD_BYTES for partition in partitions)
+        assert all(
+            partition.page_bytes >= 4 * FIRST_BYTES + AHEAD_BYTES for partition in partitions
+        )
         object_server.log.clear()
         for partition in partitions[:6]:
             next(iter(partition.read()))
@@ -199,7 +231,10 @@ class TestReadingAhead:
     def test_next_piece_of_a_large_object_is_requested_while_one_is_read(
         self, bucket: Shop, object_server: ObjectServer
     ) -> None:
-        object_server.put("cat/a.csv", b"id,text\n" + b"".join(b"%d,%01000d\n" % (row, row) for row in range(6_000)))
+        object_server.put(
+            "cat/a.csv",
+            b"id,text\n" + b"".join(b"%d,%01000d\n" % (row, row) for row in range(6_000)),
+        )
         [file] = open_files(f"s3://{BUCKET}/cat/a.csv", bucket.options).list()
         begun = threading.Semaphore(0)
         with file.open() as opened:
@@ -213,12 +248,18 @@ class TestReadingAhead:
 
 @pytest.mark.parametrize("place", ["cat/products.csv", "cat", "cat/*.csv"])
 def test_table_in_a_bucket_gives_the_rows_of_each_key(
-    bucket: Shop, object_server: ObjectServer, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    bucket: Shop,
+    object_server: ObjectServer,
+    tmp_path: Path,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     rows = shuffled_rows(3_000, 40)
     object_server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows).read_bytes())
-    source = open_source(f"s3://{BUCKET}/{place}", partition_by=["category"], storage_options=bucket.options)
+    source = open_source(
+        f"s3://{BUCKET}/{place}", partition_by=["category"], storage_options=bucket.options
+    )
     assert contents(source) == by_key(rows)
     [first, *_] = listed = list(source)
     object_server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows[1:]).read_bytes())

@@ -1,4 +1,5 @@
-"""Further columns of a source stay beside the rows that they belong to, in types that output files can have."""
+"""Further columns of a source stay beside the rows that they belong to, in types that output files
+can have."""
 
 from __future__ import annotations
 
@@ -64,14 +65,18 @@ def test_columns_of_skipped_rows_are_skipped() -> None:
 def test_columns_follow_texts_that_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surge_dagster.engine.sources.template._JOINED_BYTES", 10)
     texts = [f"text {row}" for row in range(9)]
-    found = batches_of(Selection(text="{text}", carried=("n",)), id=texts, text=texts, n=list(range(9)))
+    found = batches_of(
+        Selection(text="{text}", carried=("n",)), id=texts, text=texts, n=list(range(9))
+    )
     assert len(found) > 1
     assert [row["n"] for batch in found for row in carried(batch)] == list(range(9))
 
 
 def test_type_that_no_file_can_have_is_refused_by_name() -> None:
     union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
-    with pytest.raises(DataError, match=r"'k': the column 'u' has type sparse_union.* cannot be carried into"):
+    with pytest.raises(
+        DataError, match=r"'k': the column 'u' has type sparse_union.* cannot be carried into"
+    ):
         batches_of(Selection(carried=("u",)), id=["1"], text=["t"], u=union)
 
 
@@ -81,12 +86,19 @@ def test_string_that_is_not_utf8_is_refused_with_its_row() -> None:
         batches_of(Selection(carried=("brand",)), id=["1", "2"], text=["a", "b"], brand=bad)
 
 
-def test_column_with_two_types_in_one_partition_is_refused_with_the_first_row_of_the_other(tmp_path: Path) -> None:
+def test_column_with_two_types_in_one_partition_is_refused_with_the_first_row_of_the_other(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "partition=k").mkdir()
     for name, price in (("a", [1.5, 2.5]), ("b", ["3"])):
         ids, texts = [f"{name}{row}" for row in range(len(price))], ["t"] * len(price)
-        pq.write_table(pa.table({"id": ids, "text": texts, "price": price}), tmp_path / f"partition=k/{name}.parquet")
-    with pytest.raises(DataError, match=r"row 2: the column 'price' has type string from this row on, and double"):
+        pq.write_table(
+            pa.table({"id": ids, "text": texts, "price": price}),
+            tmp_path / f"partition=k/{name}.parquet",
+        )
+    with pytest.raises(
+        DataError, match=r"row 2: the column 'price' has type string from this row on, and double"
+    ):
         list(read_rows(only(open_source(tmp_path, selection=Selection(carried=("price",))))))
 
 
@@ -94,7 +106,9 @@ def test_content_digest_covers_carried_columns() -> None:
     def digest(price: pa.Array | None, name: str = "price", cut: int = 1) -> str:
         found = ContentDigest()
         columns = None if price is None else pa.RecordBatch.from_arrays([price], [name])
-        batch = RowBatch(pa.array(["1", "2"]), pa.array(["a", "b"], pa.large_string()), carried=columns)  # pyright: ignore[reportArgumentType]
+        batch = RowBatch(
+            pa.array(["1", "2"]), pa.array(["a", "b"], pa.large_string()), carried=columns
+        )  # pyright: ignore[reportArgumentType]
         for part in (batch.rows(0, cut), batch.rows(cut, 2)):
             found.update(part)
         return found.hexdigest()
@@ -118,9 +132,13 @@ def test_bytes_of_carried_columns_count_per_row() -> None:
 def test_types_and_layouts_are_those_of_every_kind_of_source() -> None:
     given = {
         "a": pa.array([["x"]], pa.large_list(pa.string_view())),  # of polars
-        "b": pa.array([{"c": ["x"]}], pa.struct([pa.field("c", pa.large_list(pa.large_string()), nullable=False)])),
+        "b": pa.array(
+            [{"c": ["x"]}],
+            pa.struct([pa.field("c", pa.large_list(pa.large_string()), nullable=False)]),
+        ),
         "d": pa.array([["x"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
-        "e": pa.array([["x"]], pa.list_(pa.field("element", pa.string(), nullable=False))),  # of files by Spark
+        # of files by Spark
+        "e": pa.array([["x"]], pa.list_(pa.field("element", pa.string(), nullable=False))),
         "f": pa.array([["x"]], pa.list_(pa.string_view(), 1)),
         "g": pa.array([[]], pa.list_(pa.null())),
         "h": pa.array(["x"], pa.large_string()),
@@ -133,8 +151,34 @@ def test_types_and_layouts_are_those_of_every_kind_of_source() -> None:
     [batch] = batches_of(Selection(carried=tuple(given)), id=["1"], text=["t"], **given)
     assert batch.carried is not None
     strings = pa.list_(pa.string())
-    kinds = [strings, pa.struct([("c", strings)]), strings, strings, pa.list_(pa.string(), 1), strings]
-    kinds += [pa.string(), pa.list_(pa.int8()), pa.int64(), pa.string(), pa.string(), pa.timestamp("ms")]
+    kinds = [
+        strings,
+        pa.struct([("c", strings)]),
+        strings,
+        strings,
+        pa.list_(pa.string(), 1),
+        strings,
+    ]
+    kinds += [
+        pa.string(),
+        pa.list_(pa.int8()),
+        pa.int64(),
+        pa.string(),
+        pa.string(),
+        pa.timestamp("ms"),
+    ]
     assert [str(kind) for kind in batch.carried.schema.types] == [str(kind) for kind in kinds]
     [row] = carried(batch)
-    assert list(row.values())[:-1] == [["x"], {"c": ["x"]}, ["x"], ["x"], ["x"], [], "x", [1], 1, "x", None]
+    assert list(row.values())[:-1] == [
+        ["x"],
+        {"c": ["x"]},
+        ["x"],
+        ["x"],
+        ["x"],
+        [],
+        "x",
+        [1],
+        1,
+        "x",
+        None,
+    ]

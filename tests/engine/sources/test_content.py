@@ -1,4 +1,5 @@
-"""What is remembered of a partition's rows: one digest for equal content, another for any other, and repeated ids."""
+"""What is remembered of a partition's rows: one digest for equal content, another for any other,
+and repeated ids."""
 
 from __future__ import annotations
 
@@ -28,13 +29,16 @@ def digest_of(*batches: RowBatch) -> str:
 
 
 @given(rows_of_strings, st.data())
-def test_digest_does_not_depend_on_batches_slices_or_offsets(rows: Rows, data: st.DataObject) -> None:
+def test_digest_does_not_depend_on_batches_slices_or_offsets(
+    rows: Rows, data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
     before, behind = data.draw(rows_of_strings), data.draw(rows_of_strings)
     padded = row_batch_of([*before, *rows, *behind])
     pieces = [
         RowBatch(
-            padded.ids[len(before) + start : len(before) + stop], padded.texts[len(before) + start : len(before) + stop]
+            padded.ids[len(before) + start : len(before) + stop],
+            padded.texts[len(before) + start : len(before) + stop],
         )
         for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)
     ]
@@ -43,7 +47,8 @@ def test_digest_does_not_depend_on_batches_slices_or_offsets(rows: Rows, data: s
 
 @given(rows_of_strings, rows_of_strings)
 @example([("1", "abc"), ("2", "def")], [("1", "abcd"), ("2", "ef")])  # the border between two texts
-@example([("1", "abc"), ("2", "def")], [("1a", "bc"), ("2", "def")])  # the border between id and text
+# the border between id and text
+@example([("1", "abc"), ("2", "def")], [("1a", "bc"), ("2", "def")])
 @example([("1", "abc"), ("2", "def")], [("1", "def"), ("2", "abc")])
 @example([("1", "abc")], [("1", "abc"), ("", "")])
 def test_different_rows_have_different_digests(one: Rows, other: Rows) -> None:
@@ -101,8 +106,9 @@ def test_one_of_very_many_repeated_ids_is_named_too() -> None:
     with pytest.raises(DataError) as refused:
         refuse_repeated_id(partition_of("k", rows, batch_rows=4_000), repeated)
     assert refused.value.row is not None
-    assert f"the id '{refused.value.row - 10_000}' stands at row {refused.value.row - 10_000} already" in str(
-        refused.value
+    assert (
+        f"the id '{refused.value.row - 10_000}' stands at row {refused.value.row - 10_000} already"
+        in str(refused.value)
     )
 
 

@@ -1,4 +1,5 @@
-"""Columns of dictionary types: cut by the bytes of their values, and refused where an index is none."""
+"""Columns of dictionary types: cut by the bytes of their values, and refused where an index is
+none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Catalogs of any layout: what is refused by name, and what the disk does not give, hides no other partition."""
+"""Catalogs of any layout: what is refused by name, and what the disk does not give, hides no other
+partition."""
 
 from __future__ import annotations
 
@@ -45,12 +46,16 @@ class TestRefusals:
         assert rows_of(found["a"]) == ROWS
         assert "0.parquet" in str(refusal(found["b"])) and found["b"].rows is None
 
-    def test_folders_without_column_names_are_refused_with_a_pattern_that_works(self, shop: Shop) -> None:
+    def test_folders_without_column_names_are_refused_with_a_pattern_that_works(
+        self, shop: Shop
+    ) -> None:
         shop.write("shoes/0.parquet")
         with pytest.raises(ConfigError, match="If each folder is a partition, give ") as refused:
             list(shop.open())
         assert f"'{shop.url}/{{name}}/*.parquet' as source" in str(refused.value)
-        assert f"`surge-dagster embed {shop.url} OUTPUT --partition-by COLUMN`" in str(refused.value)
+        assert f"`surge-dagster embed {shop.url} OUTPUT --partition-by COLUMN`" in str(
+            refused.value
+        )
         assert list(shop.partitions("/{name}/*.parquet")) == ["shoes"]
 
     def test_single_file_is_refused_with_the_partition_by_command(self, shop: Shop) -> None:

@@ -20,14 +20,25 @@ def row(text: str) -> Rows:
 
 class TestKeys:
     def test_folders_named_by_a_column_give_its_values_as_keys(self, shop: Shop) -> None:
-        for name in ("category=shoes/1.parquet", "category=shoes/0.parquet", "category=garden%20tools/deep/0.parquet"):
+        for name in (
+            "category=shoes/1.parquet",
+            "category=shoes/0.parquet",
+            "category=garden%20tools/deep/0.parquet",
+        ):
             shop.write(name, row(name))
         found = {key: rows_of(partition) for key, partition in shop.partitions().items()}
         assert list(found) == ["garden tools", "shoes"]
-        assert found["shoes"] == [*row("category=shoes/0.parquet"), *row("category=shoes/1.parquet")]
+        assert found["shoes"] == [
+            *row("category=shoes/0.parquet"),
+            *row("category=shoes/1.parquet"),
+        ]
 
     def test_several_levels_make_one_key(self, shop: Shop) -> None:
-        for name in ("lang=de/category=shoes", "lang=de/category=K%C3%B6ln", "lang=en/category=a%2Fb"):
+        for name in (
+            "lang=de/category=shoes",
+            "lang=de/category=K%C3%B6ln",
+            "lang=en/category=a%2Fb",
+        ):
             shop.write(f"{name}/0.parquet", row(name))
         found = {key: rows_of(partition) for key, partition in shop.partitions().items()}
         assert found == {
@@ -55,14 +66,19 @@ class TestKeys:
             ("/**/{name}.parquet", ["de-0", "de-1", "en-0"]),
         ],
     )
-    def test_names_of_a_pattern_give_the_key(self, shop: Shop, pattern: str, keys: list[str]) -> None:
+    def test_names_of_a_pattern_give_the_key(
+        self, shop: Shop, pattern: str, keys: list[str]
+    ) -> None:
         for name in ("a/de-0", "a/de-1", "a/en-0", "b/de-0"):
             shop.write(f"{name}.parquet", row(name))
         found = shop.partitions(pattern)
         assert list(found) == keys
         expected = 3 if pattern.startswith("/a/") else 4
         assert sum(len(rows_of(partition)) for partition in found.values()) == expected
-        assert all(partition.current_source_version() == partition.source_version for partition in found.values())
+        assert all(
+            partition.current_source_version() == partition.source_version
+            for partition in found.values()
+        )
 
     @pytest.mark.parametrize("column", ["category", "partition"])
     def test_other_formats_are_read_by_their_endings(self, shop: Shop, column: str) -> None:
@@ -81,7 +97,9 @@ class TestKeys:
 
 
 class TestVersions:
-    def test_version_changes_with_each_file_that_is_changed_added_or_removed(self, shop: Shop) -> None:
+    def test_version_changes_with_each_file_that_is_changed_added_or_removed(
+        self, shop: Shop
+    ) -> None:
         shop.write("lang=de/category=a/0.parquet", row("1"))
         shop.write("lang=de/category=b/0.parquet", row("1"))
         listed = shop.partitions()
@@ -99,7 +117,9 @@ class TestVersions:
         assert b.current_source_version() is None
 
     @pytest.mark.parametrize("pattern", ["/{name}-*.parquet", "/{name}/*.parquet"])
-    def test_file_that_joins_a_partition_of_a_pattern_changes_its_version_alone(self, shop: Shop, pattern: str) -> None:
+    def test_file_that_joins_a_partition_of_a_pattern_changes_its_version_alone(
+        self, shop: Shop, pattern: str
+    ) -> None:
         place = pattern.replace("{name}", "{}").replace("*", "{}").lstrip("/")
         for name in "ab":
             shop.write(place.format(name, 0), row(name))
@@ -130,5 +150,7 @@ def test_hundred_thousand_tiny_files_are_listed_in_bounded_memory(tmp_path: Path
         assert tracemalloc.get_traced_memory()[1] < 200_000_000
     finally:
         tracemalloc.stop()
-    assert [partition.key for partition in partitions] == [f"{number:03d}" for number in range(1_000)]
+    assert [partition.key for partition in partitions] == [
+        f"{number:03d}" for number in range(1_000)
+    ]
     assert rows_of(partitions[-1]) == [(str(part), "text 999") for part in range(100)]

@@ -1,4 +1,5 @@
-"""Files of folders, patterns and single files: listed alike on a disk and in a bucket, each with its token."""
+"""Files of folders, patterns and single files: listed alike on a disk and in a bucket, each with
+its token."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ NAMES = [
     "a+b#/s*.csv",
     "notes.txt",
 ]
-VISIBLE = sorted((name for name in NAMES if name[0] not in "_." and name != "notes.txt"), key=str.encode)
+VISIBLE = sorted(
+    (name for name in NAMES if name[0] not in "_." and name != "notes.txt"), key=str.encode
+)
 
 
 class Place(Shop):
@@ -42,7 +45,9 @@ class Place(Shop):
 
 @pytest.fixture(params=["disk", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    place = Place(tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None)
+    place = Place(
+        tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None
+    )
     for name in NAMES:
         place.put(name, name.encode())
     return place
@@ -52,7 +57,9 @@ def names(files: SourceFiles, scope: str = "", begin: str = "") -> list[str]:
     return [file.relative for file in files.list(scope, begin)]
 
 
-def test_folder_lists_visible_files_of_known_formats_in_bytewise_order_with_size_and_content(place: Place) -> None:
+def test_folder_lists_visible_files_of_known_formats_in_bytewise_order_with_size_and_content(
+    place: Place,
+) -> None:
     found = place.files().list()
     assert [file.relative for file in found] == VISIBLE
     for file in found:
@@ -80,7 +87,9 @@ def test_one_file_is_listed_by_its_own_name(place: Place) -> None:
         ("/{town}-0.parquet", []),
     ],
 )
-def test_pattern_selects_files_below_its_first_wildcard(place: Place, pattern: str, expected: list[str]) -> None:
+def test_pattern_selects_files_below_its_first_wildcard(
+    place: Place, pattern: str, expected: list[str]
+) -> None:
     assert sorted(names(place.files(pattern))) == sorted(expected)
 
 
@@ -122,7 +131,9 @@ def test_missing_local_place_is_refused_by_its_absolute_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for given in (tmp_path / missing, missing):
-        with pytest.raises(ConfigError, match=rf"no catalog at '{tmp_path}/.*: there is no .* is mounted"):
+        with pytest.raises(
+            ConfigError, match=rf"no catalog at '{tmp_path}/.*: there is no .* is mounted"
+        ):
             open_files(given)
 
 
@@ -141,7 +152,9 @@ def test_scope_may_be_the_files_of_a_folder_whose_names_begin_alike(place: Place
 
 class TestBuckets:
     def open(self, server: ObjectServer, url: str) -> SourceFiles:
-        return open_files(url, StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b"))
+        return open_files(
+            url, StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
+        )
 
     def test_files_whose_names_begin_alike_are_listed_from_the_first_to_the_last_of_them(
         self, object_server: ObjectServer
@@ -165,13 +178,18 @@ class TestBuckets:
         assert names(self.open(object_server, f"s3://{BUCKET}")) == ["a/0.parquet"]
 
     def test_missing_bucket_is_named(self, object_server: ObjectServer) -> None:
-        with pytest.raises(TransientError, match=r"s3://nowhere.*NoSuchBucket.*Is there such a bucket\?"):
+        with pytest.raises(
+            TransientError, match=r"s3://nowhere.*NoSuchBucket.*Is there such a bucket\?"
+        ):
             self.open(object_server, "s3://nowhere/cat").list()
 
-    def test_name_that_no_listing_can_show_is_refused_with_what_to_do(self, object_server: ObjectServer) -> None:
+    def test_name_that_no_listing_can_show_is_refused_with_what_to_do(
+        self, object_server: ObjectServer
+    ) -> None:
         object_server.put("cat/a//0.parquet", b"x")
         with pytest.raises(
-            TransientError, match=r"LIST cat/ failed \(name: .*a//b\) after one attempt.*Rename or remove"
+            TransientError,
+            match=r"LIST cat/ failed \(name: .*a//b\) after one attempt.*Rename or remove",
         ):
             self.open(object_server, f"s3://{BUCKET}/cat").list()
 

@@ -28,15 +28,24 @@ PRESENT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 def read(rows: Sequence[tuple[Any, Any]], **options: Any) -> tuple[list[tuple[Any, Any]], int]:
     """The rows of one batch as a selection gives them, and how many it skipped."""
-    columns = {"id": pa.array([row[0] for row in rows], pa.string()), "text": [row[1] for row in rows]}
+    columns = {
+        "id": pa.array([row[0] for row in rows], pa.string()),
+        "text": [row[1] for row in rows],
+    }
     batches = list(Selection(**options).row_batches("k", pa.record_batch(columns), 100))
-    given = [row for each in batches for row in zip(each.ids.to_pylist(), each.texts.to_pylist(), strict=True)]
+    given = [
+        row
+        for each in batches
+        for row in zip(each.ids.to_pylist(), each.texts.to_pylist(), strict=True)
+    ]
     return given, sum(each.skipped for each in batches)
 
 
 def test_every_row_without_a_text_is_skipped_and_counted() -> None:
     assert read(ROWS, missing_text="skip") == ([("1", "one"), ("4", "four")], 3)
-    assert read([(None, None), ("2", "two")], missing_text="skip") == ([("2", "two")], 1), "an empty line of a table"
+    assert read([(None, None), ("2", "two")], missing_text="skip") == ([("2", "two")], 1), (
+        "an empty line of a table"
+    )
     assert read(ROWS[1:3], missing_text="skip") == ([], 2)
 
 
@@ -62,7 +71,12 @@ def test_second_file_follows_the_skipped_rows_of_the_first(tmp_path: Path) -> No
     assert partition.rows == 10, "as the files announce them"
     assert rows_of(partition) == [("1", "one"), ("4", "four")] * 2
     assert sum(batch.skipped for batch in partition.read()) == 6
-    write_rows(path.with_name("part-2.parquet"), [("6", "six"), (None, "text without id")], key="k", version="v1")
+    write_rows(
+        path.with_name("part-2.parquet"),
+        [("6", "six"), (None, "text without id")],
+        key="k",
+        version="v1",
+    )
     assert refusal(only(open_source(tmp_path, selection=Selection(missing_text="skip")))).row == 11
 
 
@@ -72,7 +86,10 @@ def test_every_kind_of_source_announces_the_rows_that_it_skips(
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     ids, texts = [row[0] for row in ROWS], [row[1] for row in ROWS]
-    table, selection = pa.table({"id": ids, "text": texts, "key": ["k"] * len(ids)}), Selection(missing_text="skip")
+    table, selection = (
+        pa.table({"id": ids, "text": texts, "key": ["k"] * len(ids)}),
+        Selection(missing_text="skip"),
+    )
     (tmp_path / "k").mkdir()
     pq.write_table(table, tmp_path / "k" / "rows.parquet")
     source: Source = {
@@ -82,14 +99,21 @@ def test_every_kind_of_source_announces_the_rows_that_it_skips(
         "table": lambda: table_of(tmp_path / "k" / "rows.parquet", "key", selection=selection),
     }[kind]()
     partition = only(source)
-    assert (partition.key, partition.rows, rows_of(partition)) == ("k", 5, [("1", "one"), ("4", "four")])
+    assert (partition.key, partition.rows, rows_of(partition)) == (
+        "k",
+        5,
+        [("1", "one"), ("4", "four")],
+    )
     assert sum(batch.skipped for batch in partition.read()) == 3
 
 
 @pytest.mark.parametrize(
-    ("missing_text", "expected"), [("refuse_nulls", ["a.b", " .", "."]), ("skip", ["a.b"]), ("empty", ["a.b", "", ""])]
+    ("missing_text", "expected"),
+    [("refuse_nulls", ["a.b", " .", "."]), ("skip", ["a.b"]), ("empty", ["a.b", "", ""])],
 )
-def test_text_of_several_columns_is_blank_where_all_of_them_are(missing_text: Any, expected: list[str]) -> None:
+def test_text_of_several_columns_is_blank_where_all_of_them_are(
+    missing_text: Any, expected: list[str]
+) -> None:
     columns = {"id": [1, 2, 3], "a": ["a", " ", ""], "b": ["b", None, ""]}
     selection = Selection(text="{a}.{b}", missing_text=missing_text)
     batches = list(selection.row_batches("k", pa.record_batch(columns), 0))

@@ -1,4 +1,5 @@
-"""A catalog on disk: its order, its versions, streaming in bounded memory, and folders that are no catalog."""
+"""A catalog on disk: its order, its versions, streaming in bounded memory, and folders that are no
+catalog."""
 
 from __future__ import annotations
 
@@ -20,13 +21,21 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
-from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
+from tests.small_catalogs import (
+    numbered_rows,
+    partition_folder,
+    write_catalog,
+    write_partition,
+    write_rows,
+)
 
 
 class TestOrder:
     def test_rows_keep_their_order_over_files_row_groups_and_batches(self, tmp_path: Path) -> None:
         rows = numbered_rows("k", 25_000)
-        write_rows(partition_folder(tmp_path, "k") / "0.parquet", rows[:20_000], row_group_size=3_000)
+        write_rows(
+            partition_folder(tmp_path, "k") / "0.parquet", rows[:20_000], row_group_size=3_000
+        )
         write_rows(partition_folder(tmp_path, "k") / "1.parquet", rows[20_000:])
         partition = only(open_source(tmp_path))
         assert partition.rows == 25_000
@@ -37,7 +46,9 @@ class TestStreaming:
     def test_partition_is_never_whole_in_memory(self, tmp_path: Path) -> None:
         rows = [(str(n), f"{n:07d}" * 300) for n in range(20_000)]  # 42 MB in one row group
         write_partition(tmp_path, "k", rows, row_group_size=len(rows), use_dictionary=False)
-        sizes = [batch.ids.nbytes + batch.texts.nbytes for batch in only(open_source(tmp_path)).read()]
+        sizes = [
+            batch.ids.nbytes + batch.texts.nbytes for batch in only(open_source(tmp_path)).read()
+        ]
         assert len(sizes) > 15
         assert max(sizes) < 3 * 1024 * 1024
 
@@ -50,7 +61,8 @@ class TestStreaming:
     def test_text_that_a_dictionary_holds_once_is_not_written_out_for_thousands_of_rows(
         self, tmp_path: Path, kind: pa.DataType
     ) -> None:
-        rows = [(str(n), "boilerplate " * 2_000) for n in range(6_000)]  # 144 MB, in a file of a hundred kilobytes
+        # 144 MB, in a file of a hundred kilobytes
+        rows = [(str(n), "boilerplate " * 2_000) for n in range(6_000)]
         path = write_partition(tmp_path, "k", rows, text_type=kind)
         assert path.stat().st_size < 200_000
         largest, most_held = sizes(only(open_source(tmp_path)))
@@ -61,7 +73,10 @@ class TestStreaming:
     def test_rows_that_share_the_longest_text_there_may_be_are_read_few_at_a_time(
         self, tmp_path: Path, kind: pa.DataType
     ) -> None:
-        texts = [*["x" * DEFAULT_MAX_TEXT_BYTES] * 60, *(f"{number:07d}" * 80 for number in range(2_000))]
+        texts = [
+            *["x" * DEFAULT_MAX_TEXT_BYTES] * 60,
+            *(f"{number:07d}" * 80 for number in range(2_000)),
+        ]
         rows = [(str(number), text) for number, text in enumerate(texts)]
         write_partition(tmp_path, "k", rows, text_type=kind, compression="zstd")
         largest, most_held = sizes(only(open_source(tmp_path)))
@@ -69,12 +84,20 @@ class TestStreaming:
         assert most_held < 64 * 1024 * 1024
 
     def test_rows_of_distinct_texts_are_read_thousands_at_a_time(self, tmp_path: Path) -> None:
-        path = str(write_partition(tmp_path, "k", [(str(number), f"{number:07d}" * 80) for number in range(20_000)]))
+        path = str(
+            write_partition(
+                tmp_path, "k", [(str(number), f"{number:07d}" * 80) for number in range(20_000)]
+            )
+        )
         with pa.OSFile(path) as source, pq.ParquetFile(source) as reader:
             assert rows_per_read(reader, source, ["id", "text"], 0) > 3_000
 
-    def test_long_texts_that_stand_together_are_not_read_thousands_at_a_time(self, tmp_path: Path) -> None:
-        rows = [(str(n), f"{n:05d} " * (4_000 if 30_000 <= n < 31_000 else 1)) for n in range(60_000)]
+    def test_long_texts_that_stand_together_are_not_read_thousands_at_a_time(
+        self, tmp_path: Path
+    ) -> None:
+        rows = [
+            (str(n), f"{n:05d} " * (4_000 if 30_000 <= n < 31_000 else 1)) for n in range(60_000)
+        ]
         write_partition(tmp_path, "k", rows, use_dictionary=False)
         partition = only(open_source(tmp_path))
         largest, most_held = sizes(partition)
@@ -86,12 +109,14 @@ class TestStreaming:
         reading = iter(only(open_source(tmp_path)).read())
         next(reading)
         reading.close()  # pyright: ignore[reportAttributeAccessIssue]
-        targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]  # noqa: PTH115, PTH208
+        open_files = [entry for entry in Path("/proc/self/fd").iterdir() if _is_open(entry.name)]
+        targets = [str(entry.readlink()) for entry in open_files]
         assert not [target for target in targets if target.startswith(str(tmp_path))]
 
 
 def sizes(partition: Partition) -> tuple[int, int]:
-    """Bytes of the largest batch of texts of a partition, and the most that Arrow held beside each batch."""
+    """Bytes of the largest batch of texts of a partition, and the most that Arrow held beside each
+    batch."""
     before, largest, most_held = pa.total_allocated_bytes(), 0, 0
     for batch in partition.read():
         largest = max(largest, batch.texts.nbytes)
@@ -100,7 +125,8 @@ def sizes(partition: Partition) -> tuple[int, int]:
 
 
 def _is_open(descriptor: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{descriptor}")  # the descriptor of the listing itself is closed
+    # the descriptor of the listing itself is closed
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
 
 
 class TestVersions:
@@ -118,18 +144,28 @@ class TestVersions:
         assert (version == declared) is (length == 250 and last.isprintable())
         assert version.isprintable() and len(version) <= 250
 
-    def test_without_a_declared_version_size_and_mtime_are_the_version(self, tmp_path: Path) -> None:
+    def test_without_a_declared_version_size_and_mtime_are_the_version(
+        self, tmp_path: Path
+    ) -> None:
         path = write_partition(tmp_path, "k", ROWS, version=None)
         partition = only(open_source(tmp_path))
         assert partition.source_version == f"{path.stat().st_size}-{path.stat().st_mtime_ns}"
         os.utime(path, ns=(1, 1))
-        assert partition.current_source_version() == f"{path.stat().st_size}-1" != partition.source_version
+        assert (
+            partition.current_source_version()
+            == f"{path.stat().st_size}-1"
+            != partition.source_version
+        )
 
     @pytest.mark.parametrize("files", [1, 2])
-    def test_columns_of_other_names_are_part_of_the_version(self, tmp_path: Path, files: int) -> None:
+    def test_columns_of_other_names_are_part_of_the_version(
+        self, tmp_path: Path, files: int
+    ) -> None:
         for number in range(files):
             write_rows(partition_folder(tmp_path, "k") / f"{number}.parquet", ROWS, version="v1")
-        plain = only(open_source(tmp_path, selection=Selection(id="id", text="text"))).source_version
+        plain = only(
+            open_source(tmp_path, selection=Selection(id="id", text="text"))
+        ).source_version
         for id_column, text_column, named in [
             ("sku", "text", "?id_column=sku"),
             ("id", "Größe & Preis", "?text_column=Gr%C3%B6%C3%9Fe+%26+Preis"),
@@ -141,12 +177,17 @@ class TestVersions:
 
 class TestCatalogsThatCannotBeUsed:
     def test_empty_folder_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"is empty: expected files .* in folders named by a column .*found none"):
+        with pytest.raises(
+            ConfigError,
+            match=r"is empty: expected files .* in folders named by a column .*found none",
+        ):
             list(open_source(tmp_path))
 
     @pytest.mark.parametrize("url", ["https://example.com/x", "ftp://bucket/catalog"])
     def test_unsupported_storage_is_refused(self, url: str) -> None:
-        with pytest.raises(ConfigError, match="expected a local path or a file:// URL, or a bucket"):
+        with pytest.raises(
+            ConfigError, match="expected a local path or a file:// URL, or a bucket"
+        ):
             open_source(url)
 
     @pytest.mark.parametrize("scheme", ["", "file://"])
@@ -174,16 +215,22 @@ class TestFilesThatCannotBeRead:
     def test_truncated_file_refuses_its_partition_by_name(self, tmp_path: Path, left: int) -> None:
         path = write_partition(tmp_path, "k", numbered_rows("k", 500))
         path.write_bytes(path.read_bytes()[:left])
-        assert "partition=k/part-0.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
+        assert "partition=k/part-0.parquet cannot be read" in str(
+            refusal(only(open_source(tmp_path)))
+        )
 
-    def test_flipped_bit_in_a_page_with_a_checksum_refuses_its_partition(self, tmp_path: Path) -> None:
+    def test_flipped_bit_in_a_page_with_a_checksum_refuses_its_partition(
+        self, tmp_path: Path
+    ) -> None:
         rows = [(f"{n}", f"text {n}") for n in range(2000)]
         options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
         path = write_partition(tmp_path, "k", rows, **options)
         content = bytearray(path.read_bytes())
         content[content.index(b"text 1234")] ^= 1
         path.write_bytes(content)
-        assert "partition=k/part-0.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
+        assert "partition=k/part-0.parquet cannot be read" in str(
+            refusal(only(open_source(tmp_path)))
+        )
 
     @pytest.mark.parametrize("part", ["pages", "footer"])
     def test_damaged_file_never_ends_the_process_and_damaged_pages_never_give_wrong_rows(
@@ -221,7 +268,8 @@ class TestNoRows:
 
 
 class TestEntriesThatAreNotOpened:
-    """Whatever stands in a partition's folder, listing and reading end, and only this partition is refused."""
+    """Whatever stands in a partition's folder, listing and reading end, and only this partition is
+    refused."""
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
@@ -229,21 +277,31 @@ class TestEntriesThatAreNotOpened:
         return write_catalog(tmp_path / "catalog", {"a": ROWS, "m": ROWS, "z": ROWS})
 
     @pytest.mark.parametrize("kind", ["pipe", "socket", "link to a pipe", "nested pipe"])
-    def test_only_regular_files_are_opened(self, root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_regular_files_are_opened(
+        self, root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = partition_folder(root, "m")
         monkeypatch.chdir(folder)  # a socket's path may have about 100 bytes
         if kind == "socket":
             with socket.socket(socket.AF_UNIX) as server:
                 server.bind("x.parquet")
         else:
-            pipe = {"pipe": "x.parquet", "link to a pipe": "_pipe", "nested pipe": "nested/x.parquet"}[kind]
+            pipe = {
+                "pipe": "x.parquet",
+                "link to a pipe": "_pipe",
+                "nested pipe": "nested/x.parquet",
+            }[kind]
             Path(pipe).parent.mkdir(exist_ok=True)
             os.mkfifo(pipe)
             if kind == "link to a pipe":
                 Path("x.parquet").symlink_to(pipe)
-        self.assert_only_m_is_refused(root, "x.parquet is a pipe, a socket or a device, not a regular file")
+        self.assert_only_m_is_refused(
+            root, "x.parquet is a pipe, a socket or a device, not a regular file"
+        )
 
-    def test_folders_nested_too_deep_are_refused(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_folders_nested_too_deep_are_refused(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as inside:
             inside.chdir(partition_folder(root, "m"))
             for _ in range(1500):
@@ -252,7 +310,8 @@ class TestEntriesThatAreNotOpened:
         try:
             self.assert_only_m_is_refused(root, "d/d lies below 50 nested folders")
         finally:
-            subprocess.run(["rm", "-r", partition_folder(root, "m")], check=True)  # pytest's own removal recurses
+            # pytest's own removal recurses
+            subprocess.run(["rm", "-r", partition_folder(root, "m")], check=True)
 
     @pytest.mark.parametrize(
         ("target", "reason"),

@@ -14,7 +14,13 @@ from surge_dagster.engine.sources import FolderCatalog, Selection, Source, local
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.tables import versions
-from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
+from tests.small_catalogs import (
+    numbered_rows,
+    partition_folder,
+    write_catalog,
+    write_partition,
+    write_rows,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +63,15 @@ def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.usefixtures("settled")
-def test_footer_of_unchanged_file_is_read_once(catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_footer_of_unchanged_file_is_read_once(
+    catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog]
     assert footers_read(catalog, monkeypatch) == 0
     forget_all()
-    assert [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog] == before
+    assert [
+        (part.key, part.source_version, part.rows, part.text_bytes) for part in catalog
+    ] == before
 
 
 def test_footer_of_file_changed_a_moment_ago_is_read_again(
@@ -72,7 +82,9 @@ def test_footer_of_file_changed_a_moment_ago_is_read_again(
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("how", ["in place", "renamed over it"])
-def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(catalog: FolderCatalog, how: str) -> None:
+def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(
+    catalog: FolderCatalog, how: str
+) -> None:
     before = next(partition for partition in catalog if partition.key == "b")
     path = partition_folder(Path(catalog.url), "b") / "part-0.parquet"
     old = path.stat()
@@ -89,7 +101,9 @@ def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(catalog:
 
 
 @pytest.mark.usefixtures("settled")
-def test_added_changed_and_removed_partitions_are_listed_as_they_are(catalog: FolderCatalog) -> None:
+def test_added_changed_and_removed_partitions_are_listed_as_they_are(
+    catalog: FolderCatalog,
+) -> None:
     write_partition(Path(catalog.url), "b", numbered_rows("b", 4), version="v2")
     write_partition(Path(catalog.url), "d", numbered_rows("d", 1))
     (partition_folder(Path(catalog.url), "a") / "part-0.parquet").unlink()
@@ -101,7 +115,9 @@ def test_added_changed_and_removed_partitions_are_listed_as_they_are(catalog: Fo
 
 
 @pytest.mark.usefixtures("settled")
-def test_settings_of_one_catalog_do_not_reach_another_one_of_the_same_folder(catalog: FolderCatalog) -> None:
+def test_settings_of_one_catalog_do_not_reach_another_one_of_the_same_folder(
+    catalog: FolderCatalog,
+) -> None:
     strict = open_source(Path(catalog.url), selection=Selection(max_text_bytes=1))
     [a, *_] = strict
     with pytest.raises(DataError, match="at most 1 are allowed"):

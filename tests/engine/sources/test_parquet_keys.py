@@ -1,4 +1,5 @@
-"""Keys of a catalog on disk: each folder stands for one key, and a folder that does not is refused by name."""
+"""Keys of a catalog on disk: each folder stands for one key, and a folder that does not is refused
+by name."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.small_catalogs import partition_folder, write_catalog, write_partitio
 
 class TestKeys:
     @pytest.mark.parametrize("key", ["a/b", "..", 'Köln, "x" [1]', "x" * 300, "~", " "])
-    def test_keys_with_special_characters_are_read_from_their_folders(self, tmp_path: Path, key: str) -> None:
+    def test_keys_with_special_characters_are_read_from_their_folders(
+        self, tmp_path: Path, key: str
+    ) -> None:
         write_partition(tmp_path, key, ROWS)
         partition = only(open_source(tmp_path))
         assert partition.key == key
@@ -27,7 +30,9 @@ class TestKeys:
 
     def test_long_key_that_is_declared_wrongly_is_refused(self, tmp_path: Path) -> None:
         write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="y" * 300)
-        assert "declares that it belongs to partition 'yyy" in str(refusal(only(open_source(tmp_path))))
+        assert "declares that it belongs to partition 'yyy" in str(
+            refusal(only(open_source(tmp_path)))
+        )
 
     def test_long_key_with_unreadable_files_never_becomes_another_key(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,16 +51,24 @@ class TestKeys:
             rows_of(hidden)
         for _ in range(2):
             seen = only(catalog)
-            assert seen.key == "x" * 300 and seen.source_version != hidden.source_version and rows_of(seen) == ROWS
+            assert (
+                seen.key == "x" * 300
+                and seen.source_version != hidden.source_version
+                and rows_of(seen) == ROWS
+            )
 
     @pytest.mark.parametrize("folder", ["partition=", "partition=%FF"])
-    def test_folder_with_invalid_key_is_refused_under_its_name_on_disk(self, tmp_path: Path, folder: str) -> None:
+    def test_folder_with_invalid_key_is_refused_under_its_name_on_disk(
+        self, tmp_path: Path, folder: str
+    ) -> None:
         write_rows(tmp_path / folder / "0.parquet", ROWS)
         partition = only(open_source(tmp_path))
         assert partition.key in folder
         refusal(partition)
 
-    def test_key_that_is_the_name_of_an_invalid_folder_is_one_partition_and_refused(self, tmp_path: Path) -> None:
+    def test_key_that_is_the_name_of_an_invalid_folder_is_one_partition_and_refused(
+        self, tmp_path: Path
+    ) -> None:
         write_catalog(tmp_path, {"caf%E9": ROWS, "good": ROWS})
         write_rows(tmp_path / "partition=caf%E9" / "0.parquet", ROWS)
         refused, good = open_source(tmp_path)
@@ -66,7 +79,9 @@ class TestKeys:
         self, tmp_path: Path
     ) -> None:
         write_catalog(tmp_path, {"a": ROWS, "z": ROWS})
-        write_rows(tmp_path / "k" / "0.parquet", ROWS).parent.rename(tmp_path / os.fsdecode(b"partition=caf\xe9"))
+        write_rows(tmp_path / "k" / "0.parquet", ROWS).parent.rename(
+            tmp_path / os.fsdecode(b"partition=caf\xe9")
+        )
         first, bad, last = open_source(tmp_path)
         assert [first.key, bad.key, last.key] == ["a", "caf%E9", "z"]
         assert rows_of(first) == rows_of(last) == ROWS
@@ -76,7 +91,8 @@ class TestKeys:
         assert bad.key.isascii() and message.isascii()
 
     @pytest.mark.parametrize(
-        ("name", "shown"), [(b"caf\xe9.parquet", "caf%E9.parquet"), (b"caf\xe9/0.parquet", "caf%E9/0.parquet")]
+        ("name", "shown"),
+        [(b"caf\xe9.parquet", "caf%E9.parquet"), (b"caf\xe9/0.parquet", "caf%E9/0.parquet")],
     )
     def test_file_whose_name_is_not_utf8_is_refused_beside_others(
         self, tmp_path: Path, name: bytes, shown: str

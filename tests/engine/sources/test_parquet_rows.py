@@ -1,4 +1,5 @@
-"""Rows of a catalog on disk: every supported type is read, and a row that cannot be embedded is refused by number."""
+"""Rows of a catalog on disk: every supported type is read, and a row that cannot be embedded is
+refused by number."""
 
 from __future__ import annotations
 
@@ -20,32 +21,46 @@ from tests.small_catalogs import partition_folder, write_partition, write_rows
 
 class TestRefusedRows:
     @pytest.mark.parametrize(("column", "row"), [("text", ("4", None)), ("id", (None, "four"))])
-    def test_null_is_named_with_its_row(self, tmp_path: Path, column: str, row: tuple[Any, Any]) -> None:
+    def test_null_is_named_with_its_row(
+        self, tmp_path: Path, column: str, row: tuple[Any, Any]
+    ) -> None:
         write_partition(tmp_path, "k", [*ROWS, row, ("5", "five")])
         found = refusal(only(open_source(tmp_path)))
         assert found.row == 3
         assert str(found).startswith(f"partition 'k', row 3: the {column} is null")
 
-    def test_text_column_of_nothing_but_nulls_is_named_at_its_first_row(self, tmp_path: Path) -> None:
+    def test_text_column_of_nothing_but_nulls_is_named_at_its_first_row(
+        self, tmp_path: Path
+    ) -> None:
         write_partition(tmp_path, "k", [("1", None), ("2", None)], text_type=pa.null())
         assert refusal(only(open_source(tmp_path))).row == 0
 
-    def test_text_of_ten_megabytes_is_named_with_its_size_unless_it_is_allowed(self, tmp_path: Path) -> None:
+    def test_text_of_ten_megabytes_is_named_with_its_size_unless_it_is_allowed(
+        self, tmp_path: Path
+    ) -> None:
         rows = [*ROWS, ("4", "x" * 10_000_000)]
         write_partition(tmp_path, "k", rows)
         found = refusal(only(open_source(tmp_path)))
         assert found.row == 3
         assert "the text has 10,000,000 bytes; at most 4,194,304 are allowed" in str(found)
-        assert rows_of(only(open_source(tmp_path, selection=Selection(max_text_bytes=10_000_000)))) == rows
+        assert (
+            rows_of(only(open_source(tmp_path, selection=Selection(max_text_bytes=10_000_000))))
+            == rows
+        )
 
     @pytest.mark.parametrize("column", ["id", "text"])
-    def test_bytes_that_are_not_utf8_are_named_with_their_row(self, tmp_path: Path, column: str) -> None:
+    def test_bytes_that_are_not_utf8_are_named_with_their_row(
+        self, tmp_path: Path, column: str
+    ) -> None:
         good = pa.array(["a", "b", "c"])
         bad = pa.array([b"a", b"b", b"\xff\xfe"]).view(pa.string())
         path = partition_folder(tmp_path, "k") / "0.parquet"
         path.parent.mkdir(parents=True)
         pq.write_table(
-            pa.table({"id": bad if column == "id" else good, "text": bad if column == "text" else good}), path
+            pa.table(
+                {"id": bad if column == "id" else good, "text": bad if column == "text" else good}
+            ),
+            path,
         )
         found = refusal(only(open_source(tmp_path)))
         assert found.row == 2
@@ -91,10 +106,12 @@ class TestTypes:
         ("column", "types"),
         [("id", {"id_type": pa.float64()}), ("text", {"text_type": pa.int64()})],
     )
-    def test_another_type_is_refused_by_name(self, tmp_path: Path, column: str, types: dict[str, pa.DataType]) -> None:
-        write_partition(tmp_path, "k", [(1, 1)], **{"id_type": pa.int64(), "text_type": pa.string(), **types}) if (
-            column == "text"
-        ) else write_partition(tmp_path, "k", [(1.0, "t")], **types)
+    def test_another_type_is_refused_by_name(
+        self, tmp_path: Path, column: str, types: dict[str, pa.DataType]
+    ) -> None:
+        write_partition(
+            tmp_path, "k", [(1, 1)], **{"id_type": pa.int64(), "text_type": pa.string(), **types}
+        ) if (column == "text") else write_partition(tmp_path, "k", [(1.0, "t")], **types)
         assert f"the {column} column has type" in str(refusal(only(open_source(tmp_path))))
 
     def test_files_whose_ids_differ_in_type_are_refused(self, tmp_path: Path) -> None:
@@ -108,7 +125,9 @@ class TestTypes:
 
 @pytest.mark.parametrize("column", ["id", "text"])
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_column_whose_values_begin_outside_of_its_data_is_refused(column: str, kind: pa.DataType) -> None:
+def test_column_whose_values_begin_outside_of_its_data_is_refused(
+    column: str, kind: pa.DataType
+) -> None:
     offsets = np.array([0, 1, 1 << 30, 3], np.int32 if pa.types.is_string(kind) else np.int64)
     damaged = pa.Array.from_buffers(kind, 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"abc")])
     whole = pa.array(["a", "b", "c"])

@@ -1,4 +1,5 @@
-"""Disks and mounts that do not return a file: the partition fails as transient, and no other one is hidden."""
+"""Disks and mounts that do not return a file: the partition fails as transient, and no other one is
+hidden."""
 
 from __future__ import annotations
 
@@ -32,10 +33,13 @@ def refuse_calls(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: i
 
 
 class TestSystemErrors:
-    """A disk, a mount or a missing right: nothing is known of the content, so nothing is refused for it."""
+    """A disk, a mount or a missing right: nothing is known of the content, so nothing is refused
+    for it."""
 
     @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
-    def test_system_error_is_transient(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def test_system_error_is_transient(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
         path = write_partition(tmp_path, "k", ROWS)
         partition = only(open_source(tmp_path))
         with monkeypatch.context() as patched:
@@ -57,14 +61,23 @@ class TestSystemErrors:
         write_catalog(tmp_path, {"a": ROWS, key: ROWS, "z": ROWS})
         folder = partition_folder(tmp_path, key)
         with monkeypatch.context() as patched:
-            refuse_calls(patched, call, folder if call == "os.scandir" else folder / "part-0.parquet", errno.EIO)
+            refuse_calls(
+                patched,
+                call,
+                folder if call == "os.scandir" else folder / "part-0.parquet",
+                errno.EIO,
+            )
             first, unseen, last = open_source(tmp_path)
             with pytest.raises(TransientError, match="Input/output error"):
                 unseen.current_source_version()
         assert rows_of(first) == rows_of(last) == ROWS
         assert unseen.key == folder.name.removeprefix("partition=")
-        assert unseen.current_source_version() == "v1" != unseen.source_version, "it is not a newer version"
-        with pytest.raises(TransientError, match=r"Input/output error\. Run again when its storage answers\."):
+        assert unseen.current_source_version() == "v1" != unseen.source_version, (
+            "it is not a newer version"
+        )
+        with pytest.raises(
+            TransientError, match=r"Input/output error\. Run again when its storage answers\."
+        ):
             list(unseen.read())
         assert [partition.key for partition in open_source(tmp_path)] == ["a", key, "z"]
 
@@ -73,12 +86,15 @@ class TestSystemErrors:
         self, tmp_path: Path, name: str
     ) -> None:
         write_catalog(tmp_path, {"a": ROWS, "z": ROWS} | ({"m": ROWS} if name else {}))
-        Path(f"{partition_folder(tmp_path, 'm')}{name}").symlink_to("x" * 300)  # longer than a name may be
+        # longer than a name may be
+        Path(f"{partition_folder(tmp_path, 'm')}{name}").symlink_to("x" * 300)
         first, unseen, last = open_source(tmp_path)
         assert (first.key, unseen.key, last.key) == ("a", "m", "z")
         assert rows_of(first) == rows_of(last) == ROWS
         for look in (unseen.current_source_version, lambda: list(unseen.read())):
-            with pytest.raises(TransientError, match=rf"partition 'm': .*{os.strerror(errno.ENAMETOOLONG)}"):
+            with pytest.raises(
+                TransientError, match=rf"partition 'm': .*{os.strerror(errno.ENAMETOOLONG)}"
+            ):
                 look()
 
     def test_folder_of_several_partitions_that_the_system_does_not_show_ends_the_listing(
@@ -98,5 +114,7 @@ class TestSystemErrors:
         path = write_rows(tmp_path / "a.parquet", ROWS)
         (a,) = open_source(tmp_path)
         path.unlink() if is_removed else write_rows(path, [*ROWS, ("9", "nine")])
-        with pytest.raises(TransientError, match=r"partition 'a': .*was removed while it was read\. Run again"):
+        with pytest.raises(
+            TransientError, match=r"partition 'a': .*was removed while it was read\. Run again"
+        ):
             list(a.read())

@@ -72,7 +72,9 @@ def test_output_and_temp_names_stay_within_what_a_disk_takes(tmp_path) -> None:
     store.prepare("space")
     name = file_name("space", "ü" * 300)
     with store.create(name) as upload:
-        [temp] = [path.name for path in (tmp_path / "space").iterdir() if path.name.startswith(".tmp-")]
+        [temp] = [
+            path.name for path in (tmp_path / "space").iterdir() if path.name.startswith(".tmp-")
+        ]
         assert max(len(os.fsencode(temp)), len(os.fsencode(name.partition("/")[2]))) <= 255
         upload.sink.write(b"x")
         upload.publish(lambda: None)
@@ -85,5 +87,7 @@ def test_values_of_several_columns_are_read_back_from_their_key(values: dict[str
 
 
 def test_key_of_several_columns_is_readable_and_that_of_one_is_its_value() -> None:
-    assert joined_key({"lang": "de", "category": "shoes/Köln"}) == "lang=de/category=shoes%2FK%C3%B6ln"
+    assert (
+        joined_key({"lang": "de", "category": "shoes/Köln"}) == "lang=de/category=shoes%2FK%C3%B6ln"
+    )
     assert joined_key({"category": "shoes/Köln"}) == "shoes/Köln"

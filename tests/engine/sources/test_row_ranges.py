@@ -1,4 +1,5 @@
-"""Ranges of the rows of a partition: the rows that a reading of all has there, without those in front of them."""
+"""Ranges of the rows of a partition: the rows that a reading of all has there, without those in
+front of them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ ROWS = numbered_rows("k", 100)
 FILES = (0, 33, 33, 80, 100)  # the second one is empty
 
 
-def catalog_of(folder: Path, rows: Rows = ROWS, selection: Selection | None = None, **options: Any) -> Partition:
+def catalog_of(
+    folder: Path, rows: Rows = ROWS, selection: Selection | None = None, **options: Any
+) -> Partition:
     """A partition of four files of row groups of ten rows."""
     for number, (start, stop) in enumerate(pairwise(FILES)):
         name = folder / "category=k" / f"part-{number}.parquet"
@@ -68,7 +71,9 @@ def test_row_groups_in_front_of_a_range_and_behind_it_are_not_read(tmp_path: Pat
 
 def test_refused_row_of_a_range_is_named_by_its_place_in_the_partition(tmp_path: Path) -> None:
     partition = catalog_of(tmp_path, [*ROWS[:50], ("id-50", None), *ROWS[51:]])
-    with pytest.raises(DataError, match=r"row 17 of category=k/part-2.parquet: the text is null") as refused:
+    with pytest.raises(
+        DataError, match=r"row 17 of category=k/part-2.parquet: the text is null"
+    ) as refused:
         ids_of(partition, 45, 90)
     assert refused.value.row == 50
     assert ids_of(partition, 51, 90) == [row[0] for row in ROWS[51:90]]
@@ -87,7 +92,9 @@ def test_sources_that_cannot_read_rows_alone_say_so(tmp_path: Path, kind: str) -
     assert partition.read_range is None
 
 
-def test_range_of_a_file_in_a_bucket_is_requested_alone(tmp_path: Path, object_server: ObjectServer) -> None:
+def test_range_of_a_file_in_a_bucket_is_requested_alone(
+    tmp_path: Path, object_server: ObjectServer
+) -> None:
     shop = Shop(tmp_path, object_server)
     rows = [(f"id-{row}", f"{row:04} " * 20_000) for row in range(100)]
     shop.write("category=k/part-0.parquet", rows, row_group_size=10)

@@ -1,4 +1,5 @@
-"""A refusal names the row of the file, counted from 0 without a header, wherever and whenever the row is refused."""
+"""A refusal names the row of the file, counted from 0 without a header, wherever and whenever the
+row is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from tests.engine.sources.reading import refusal
 from tests.engine.sources.tables import Row, table_of, write_csv, write_parquet
 
 # Of the partition k the first row is skipped, since it has no text, and the last one is at fault.
-ROWS = [("1", "a", "x"), ("2", "", "k"), ("3", "b", "k"), ("4", "c", "x"), ("5", "d", "k"), ("5", "long " * 5, "k")]
+ROWS = [
+    ("1", "a", "x"),
+    ("2", "", "k"),
+    ("3", "b", "k"),
+    ("4", "c", "x"),
+    ("5", "d", "k"),
+    ("5", "long " * 5, "k"),
+]
 
 
 def source_of(kind: str, folder: Path, selection: Selection) -> Source:
@@ -28,12 +36,16 @@ def source_of(kind: str, folder: Path, selection: Selection) -> Source:
     if kind == "csv":
         return table_of(write_csv(folder / "t.csv", ROWS), selection=selection)
     if kind == "jsonl":
-        lines = [json.dumps(dict(zip(("id", "text", "category"), row, strict=True))) for row in ROWS]
+        lines = [
+            json.dumps(dict(zip(("id", "text", "category"), row, strict=True))) for row in ROWS
+        ]
         (folder / "t.jsonl").write_text("\n".join(lines))
         return table_of(folder / "t.jsonl", selection=selection)
     of_key: list[Row] = [row for row in ROWS if row[2] == "k"]
     (folder / "category=k").mkdir()
-    for name, rows in (("a", of_key[:2]), ("b", of_key[2:])) if kind == "folder" else (("a", of_key),):
+    for name, rows in (
+        (("a", of_key[:2]), ("b", of_key[2:])) if kind == "folder" else (("a", of_key),)
+    ):
         write_parquet(folder / "category=k" / f"{name}.parquet", rows)
     return open_folders(folder, selection)
 
@@ -54,19 +66,29 @@ def partition_of(kind: str, folder: Path, max_text_bytes: int) -> Partition:
         ("one file", "row 2", "row 3"),
     ],
 )
-def test_row_in_a_refusal_is_that_of_the_file(tmp_path: Path, kind: str, first: str, place: str) -> None:
+def test_row_in_a_refusal_is_that_of_the_file(
+    tmp_path: Path, kind: str, first: str, place: str
+) -> None:
     partition = partition_of(kind, tmp_path, 1_000)
     ids = IdSet()
     for batch in partition.read():
         ids.add(batch.ids)
-    with pytest.raises(DataError, match=f"partition 'k', {place}: the id '5' stands at {first} already"):
+    with pytest.raises(
+        DataError, match=f"partition 'k', {place}: the id '5' stands at {first} already"
+    ):
         refuse_repeated_id(partition, ids.repeated())
     late = DataError("k", "its text ends every worker", "", row=2)  # among the rows with a text
-    assert located(partition, late).finding == f"partition 'k', {place}: its text ends every worker."
+    assert (
+        located(partition, late).finding == f"partition 'k', {place}: its text ends every worker."
+    )
 
 
-@pytest.mark.parametrize(("kind", "place"), [("csv", "row 5 of t.csv"), ("lazy frame", "row 5"), ("one file", "row 3")])
-def test_row_that_reading_refuses_is_that_of_the_file(tmp_path: Path, kind: str, place: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "place"), [("csv", "row 5 of t.csv"), ("lazy frame", "row 5"), ("one file", "row 3")]
+)
+def test_row_that_reading_refuses_is_that_of_the_file(
+    tmp_path: Path, kind: str, place: str
+) -> None:
     assert refusal(partition_of(kind, tmp_path, 20)).finding.startswith(
         f"partition 'k', {place}: the text has 25 bytes"
     )

@@ -18,34 +18,54 @@ TITLED = "{title}. {description}"
 
 
 def batch_of(**columns: Any) -> pa.RecordBatch:
-    arrays = {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}
+    arrays = {
+        name: values if isinstance(values, pa.Array) else pa.array(values)
+        for name, values in columns.items()
+    }
     rows = len(next(iter(arrays.values())))
     return pa.record_batch({"id": pa.array(range(rows), pa.int64()), **arrays})
 
 
 def texts_of(text: str, batch: pa.RecordBatch, **options: Any) -> list[str]:
     batches = list(Selection(text=text, **options).row_batches("k", batch, 0))
-    assert [row for each in batches for row in each.ids.to_pylist()] == batch.column("id").to_pylist()
+    assert [row for each in batches for row in each.ids.to_pylist()] == batch.column(
+        "id"
+    ).to_pylist()
     return [row for each in batches for row in each.texts.to_pylist()]
 
 
 def test_columns_are_put_together_in_order_and_braces_can_be_written() -> None:
     batch = batch_of(title=["Boot", "Café ☕"], description=["warm", "hot"], unread=[1, 2])
     assert texts_of(TITLED, batch) == ["Boot. warm", "Café ☕. hot"]
-    assert texts_of("{{{title}}}: {description}{title}", batch) == ["{Boot}: warmBoot", "{Café ☕}: hotCafé ☕"]
+    assert texts_of("{{{title}}}: {description}{title}", batch) == [
+        "{Boot}: warmBoot",
+        "{Café ☕}: hotCafé ☕",
+    ]
     assert Selection(id="sku", text=TITLED).columns == ["sku", "title", "description"]
     assert Selection(id="title", text=TITLED).columns == ["title", "description"]
 
 
 @given(
-    st.lists(st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"])), min_size=3, max_size=3),
-    st.lists(st.tuples(*[st.none() | st.text(st.characters(exclude_categories=["Cs"]))] * 2), max_size=9),
+    st.lists(
+        st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"])),
+        min_size=3,
+        max_size=3,
+    ),
+    st.lists(
+        st.tuples(*[st.none() | st.text(st.characters(exclude_categories=["Cs"]))] * 2), max_size=9
+    ),
 )
-def test_texts_are_those_of_a_format_string_with_nulls_as_nothing(literals: list[str], rows: list[Any]) -> None:
+def test_texts_are_those_of_a_format_string_with_nulls_as_nothing(
+    literals: list[str], rows: list[Any]
+) -> None:
     rows = [row for row in rows if row != (None, None)]
     text = f"{literals[0]}{{a}}{literals[1]}{{b}}{literals[2]}"
-    columns = {name: pa.array([row[place] for row in rows], pa.string()) for place, name in enumerate("ab")}
-    assert texts_of(text, batch_of(**columns)) == [text.format(a=a or "", b=b or "") for a, b in rows]
+    columns = {
+        name: pa.array([row[place] for row in rows], pa.string()) for place, name in enumerate("ab")
+    }
+    assert texts_of(text, batch_of(**columns)) == [
+        text.format(a=a or "", b=b or "") for a, b in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +86,14 @@ def test_numbers_dates_and_categories_are_written_as_strings(values: Any, shown:
     assert texts_of("{title}|{other}|", batch) == [f"a|{shown[0]}|", f"b|{shown[1]}|"]
 
 
-@pytest.mark.parametrize("values", [[["a"]], [{"a": 1}], [b"a"], pa.array([b"a"], pa.large_binary())])
+@pytest.mark.parametrize(
+    "values", [[["a"]], [{"a": 1}], [b"a"], pa.array([b"a"], pa.large_binary())]
+)
 def test_column_of_a_type_without_text_is_refused_by_name(values: Any) -> None:
-    with pytest.raises(DataError, match=r"partition 'k': the column 'other' has type .*; a text is put together from"):
+    with pytest.raises(
+        DataError,
+        match=r"partition 'k': the column 'other' has type .*; a text is put together from",
+    ):
         texts_of("{title} {other}", batch_of(title=["a"], other=values))
 
 
@@ -82,7 +107,9 @@ def test_text_that_would_be_too_long_is_refused_before_it_is_built() -> None:
     batch = batch_of(title=["a", "b" * 10_000])
     text = "{title}" * 10_000  # 100 MB
     before = pa.total_allocated_bytes()
-    with pytest.raises(DataError, match=r"row 1: the text has 100,000,000 bytes; at most 1,000,000 are allowed"):
+    with pytest.raises(
+        DataError, match=r"row 1: the text has 100,000,000 bytes; at most 1,000,000 are allowed"
+    ):
         texts_of(text, batch, max_text_bytes=1_000_000)
     assert pa.total_allocated_bytes() - before < 1_000_000
     assert len(texts_of("{title}", batch, max_text_bytes=10_000)) == 2
@@ -118,9 +145,12 @@ def test_template_that_cannot_be_used_is_refused_at_once(text: str, message: str
 
 
 def test_another_template_is_another_version_and_column_names_keep_theirs() -> None:
-    suffixes = [Selection(text=text).version_suffix for text in (TITLED, "{title} {description}", "{title}", "title")]
+    suffixes = [
+        Selection(text=text).version_suffix
+        for text in (TITLED, "{title} {description}", "{title}", "title")
+    ]
     assert len(set(suffixes)) == 4 and suffixes[3] == "?text_column=title"
     assert all(len(suffix) < 40 for suffix in suffixes)
-    assert Selection(id="sku", text=TITLED).version_suffix == "?id_column=sku&text=" + suffixes[0].removeprefix(
-        "?text="
-    )
+    assert Selection(id="sku", text=TITLED).version_suffix == "?id_column=sku&text=" + suffixes[
+        0
+    ].removeprefix("?text=")

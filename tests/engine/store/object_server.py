@@ -1,9 +1,9 @@
 """A real object store on 127.0.0.1, moto's, behind a proxy that breaks requests on purpose.
 
-The real clients talk to the proxy over sockets. The proxy passes a request on, answers with an error, cuts the
-connection before or after the store has done its work, passes a part of an answer on, or lets the client wait until its
-timeout.
-It also adds two things that moto leaves out: GCS's generations, and the refusal of a body that is too short.
+The real clients talk to the proxy over sockets. The proxy passes a request on, answers with an
+error, cuts the connection before or after the store has done its work, passes a part of an answer
+on, or lets the client wait until its timeout. It also adds two things that moto leaves out: GCS's
+generations, and the refusal of a body that is too short.
 
 Usage, for a process of its own with an empty bucket:
   python -m tests.engine.store.object_server ADDRESS PORT [ignoring-conditions]
@@ -39,7 +39,15 @@ from surge_dagster.engine.store.retries import Retrier
 
 BUCKET = "vectors"
 Action = Literal["status", "reset_before", "reset_after", "truncate_up", "truncate_down", "stall"]
-_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection", "content-length"}
+_HOP_BY_HOP = {
+    "connection",
+    "keep-alive",
+    "transfer-encoding",
+    "te",
+    "upgrade",
+    "proxy-connection",
+    "content-length",
+}
 _AUTHORIZED = {"Authorization": "Bearer test"}  # moto accepts any token
 _MAX_IN_A_ROW = 2  # an operation has three attempts
 SECRETS = (
@@ -52,7 +60,8 @@ SECRETS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How the proxy breaks a request; it answers with `status` and `code` if the action is "status".
+    """How the proxy breaks a request; it answers with `status` and `code` if the action is
+    "status".
 
     A request without a body cannot be truncated on its way up: its connection is cut.
     """
@@ -67,7 +76,8 @@ Plan = Callable[[str, str], Fault | None]
 
 
 def on(method: str, path: str, *faults: Fault | None) -> Plan:
-    """These faults, or none, for the first requests of a method whose path and query match; then none."""
+    """These faults, or none, for the first requests of a method whose path and query match; then
+    none."""
     waiting = list(faults)
 
     def plan(called: str, target: str) -> Fault | None:
@@ -78,17 +88,21 @@ def on(method: str, path: str, *faults: Fault | None) -> Plan:
 
 def always(fault: Fault, method: str | None = None, path: str = "") -> Plan:
     """The same fault for every request, or every one of a method and path."""
-    return lambda called, target: fault if method in (None, called) and re.search(path, target) else None
+    return lambda called, target: (
+        fault if method in (None, called) and re.search(path, target) else None
+    )
 
 
 class RandomFaults:
     """Breaks a share of the requests of every kind; only the request and the seed decide how.
 
-    Parts of an upload are not truncated: obstore does not repeat what a store answers with status 400.
+    Parts of an upload are not truncated: obstore does not repeat what a store answers with status
+    400.
 
     Args:
         rate: share of the requests.
-        stalls: the largest number of stalls, because each lasts as long as the client's timeout; None is no limit.
+        stalls: the largest number of stalls, because each lasts as long as the client's timeout;
+            None is no limit.
     """
 
     def __init__(self, rate: float, seed: int, stalls: int | None = 3) -> None:
@@ -106,7 +120,11 @@ class RandomFaults:
             self._in_a_row[request] = 0
             return None
         self._in_a_row[request] += 1
-        faults = [*(Fault("status", status) for status in (503, 429, 500)), Fault("reset_before"), Fault("reset_after")]
+        faults = [
+            *(Fault("status", status) for status in (503, 429, 500)),
+            Fault("reset_before"),
+            Fault("reset_after"),
+        ]
         if method == "PUT" and "partNumber" not in target:
             faults.append(Fault("truncate_up"))
         if method == "GET":
@@ -135,13 +153,19 @@ def without_waits(where: str) -> Retrier:
     return Retrier(where, sleep=lambda _: None)
 
 
-def open_bucket(server: ObjectServer, scheme: str = "s3", path: str = "out", **limits: Any) -> ObjectStore:
+def open_bucket(
+    server: ObjectServer, scheme: str = "s3", path: str = "out", **limits: Any
+) -> ObjectStore:
     """A store with short timeouts and small parts, which does not wait between attempts.
 
     Args:
         limits: changes of the client's limits.
     """
-    given: dict[str, Any] = {"timeout_seconds": 5.0, "part_bytes": 16 * 1024, "first_backoff_seconds": 0.001}
+    given: dict[str, Any] = {
+        "timeout_seconds": 5.0,
+        "part_bytes": 16 * 1024,
+        "first_backoff_seconds": 0.001,
+    }
     options = StorageOptions(
         endpoint=server.url,
         access_key_id=SECRETS[0],
@@ -192,7 +216,8 @@ class ObjectServer:
         self._direct = urllib3.PoolManager(headers=_AUTHORIZED)
 
     def __enter__(self) -> ObjectServer:
-        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request hides the output of a failed test
+        # a line per request hides the output of a failed test
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)
         self._moto.start()
         host, port = self._moto.get_host_and_port()
         self.moto_url = f"http://{host}:{port}"
@@ -206,7 +231,8 @@ class ObjectServer:
         self._moto.stop()
 
     def reset(self) -> None:
-        """Empty the bucket and stop breaking requests, after requests of disconnected clients have ended."""
+        """Empty the bucket and stop breaking requests, after requests of disconnected clients have
+        ended."""
         self.plan, self.before, self.ignores_conditions = None, None, False
         self.settle()
         self.injected.clear()
@@ -215,7 +241,8 @@ class ObjectServer:
         self._direct.request("PUT", f"{self.moto_url}/{BUCKET}")
 
     def settle(self) -> None:
-        """Wait until no request is being handled: the store may get one long after its client has disconnected."""
+        """Wait until no request is being handled: the store may get one long after its client has
+        disconnected."""
         deadline = time.monotonic() + 60
         while self.under_way:
             assert time.monotonic() < deadline, f"{self.under_way} requests are still under way"
@@ -223,7 +250,9 @@ class ObjectServer:
 
     def objects(self) -> dict[str, str]:
         """Etag by key, listed past the proxy."""
-        answer = self._direct.request("GET", f"{self.moto_url}/{BUCKET}?max-keys=100000").data.decode()
+        answer = self._direct.request(
+            "GET", f"{self.moto_url}/{BUCKET}?max-keys=100000"
+        ).data.decode()
         return dict(re.findall(r"<Key>([^<]*)</Key>.*?<ETag>([^<]*)</ETag>", answer))
 
     def content(self, key: str) -> bytes:
@@ -250,7 +279,8 @@ class ObjectServer:
     def unfinished(self) -> list[str]:
         """Keys of multipart uploads that are neither completed nor aborted."""
         return re.findall(
-            r"<Key>([^<]*)</Key>", self._direct.request("GET", f"{self.moto_url}/{BUCKET}?uploads").data.decode()
+            r"<Key>([^<]*)</Key>",
+            self._direct.request("GET", f"{self.moto_url}/{BUCKET}?uploads").data.decode(),
         )
 
     def requests(self, method: str) -> list[str]:
@@ -271,7 +301,9 @@ class ObjectServer:
         await site.start()
         self.url = f"http://{self._address}:{runner.addresses[0][1]}"
         async with ClientSession(
-            connector=TCPConnector(limit=32), auto_decompress=False, timeout=ClientTimeout(total=120)
+            connector=TCPConnector(limit=32),
+            auto_decompress=False,
+            timeout=ClientTimeout(total=120),
         ) as self._session:
             self._ready.set()
             await self._stop.wait()
@@ -309,24 +341,38 @@ class ObjectServer:
         elif fault.action in ("reset_after", "truncate_down"):
             status, headers, body = await self._pass_on(request, await request.read())
             if fault.action == "truncate_down":
-                out = web.StreamResponse(status=status, headers={**headers, "Content-Length": str(len(body))})
+                out = web.StreamResponse(
+                    status=status, headers={**headers, "Content-Length": str(len(body))}
+                )
                 await out.prepare(request)
                 await out.write(body[: len(body) // 2])
         _cut(request)
         return web.Response(status=500)
 
-    async def _pass_on(self, request: web.Request, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+    async def _pass_on(
+        self, request: web.Request, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name.lower() not in _HOP_BY_HOP
+        }
         generation = headers.get("x-goog-if-generation-match")
         if generation == "0":
             headers["If-None-Match"] = "*"
         elif generation is not None:
-            headers["If-Match"] = next((e for e, g in self._generations.items() if g == generation), '"none"')
+            headers["If-Match"] = next(
+                (e for e, g in self._generations.items() if g == generation), '"none"'
+            )
         if self.ignores_conditions and request.method == "PUT":
-            headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}
+            headers = {
+                name: value for name, value in headers.items() if not name.lower().startswith("if-")
+            }
         lock = self._locks.setdefault(request.path, asyncio.Lock())
         async with lock if request.method in ("PUT", "POST") else contextlib.nullcontext():
-            status, found, content = await self._ask(request.method, request.raw_path, headers, body)
+            status, found, content = await self._ask(
+                request.method, request.raw_path, headers, body
+            )
         return self._translated(request, status, found, content)
 
     async def _ask(
@@ -334,8 +380,12 @@ class ObjectServer:
     ) -> tuple[int, dict[str, str], bytes]:
         path = re.sub("^http://[^/]*", "", raw_path)  # a client sends a whole URL to its HTTP proxy
         url = URL(self.moto_url + path, encoded=True)
-        async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
-            found = {"ETag" if name == "Etag" else name: value for name, value in answer.headers.items()}
+        async with self._session.request(
+            method, url, headers=headers, data=body, allow_redirects=False
+        ) as answer:
+            found = {
+                "ETag" if name == "Etag" else name: value for name, value in answer.headers.items()
+            }
             return answer.status, found, await answer.read()
 
     def _translated(
@@ -346,7 +396,9 @@ class ObjectServer:
         if request.method == "HEAD" and length:
             headers["Content-Length"] = length
         if etag := headers.get("ETag"):
-            headers["x-goog-generation"] = self._generations.setdefault(etag, str(next(self._numbers)))
+            headers["x-goog-generation"] = self._generations.setdefault(
+                etag, str(next(self._numbers))
+            )
         return status, headers, content
 
 
@@ -359,7 +411,9 @@ def _cut(request: web.Request) -> None:
     transport: Any = request.transport
     if transport is not None:
         with contextlib.suppress(OSError):
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
         transport.abort()
 
 

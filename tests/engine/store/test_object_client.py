@@ -1,4 +1,5 @@
-"""Credentials of object stores: what provides them may fail, early or late, and its text is never shown."""
+"""Credentials of object stores: what provides them may fail, early or late, and its text is never
+shown."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ from tests.engine.store.object_server import BUCKET, ObjectServer, without_waits
 def open_without_retries(scheme: str, options: StorageOptions) -> ObjectStore:
     """A bucket whose requests obstore sends once, and whose operations wait for nothing."""
     limits = ClientLimits(retries=0)
-    return open_object_store(f"{scheme}://{BUCKET}/out", options, limits=limits, retrier=without_waits)
+    return open_object_store(
+        f"{scheme}://{BUCKET}/out", options, limits=limits, retrier=without_waits
+    )
 
 
 class TestCredentialProcess:
-    """A profile names a program that provides credentials; what it prints when it fails is not shown."""
+    """A profile names a program that provides credentials; what it prints when it fails is not
+    shown."""
 
     SCRIPT = """
         echo x >> calls
@@ -35,7 +39,8 @@ class TestCredentialProcess:
 
     @pytest.fixture
     def profile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-        """Writes the profile whose credentials a program provides, with the arguments of that program."""
+        """Writes the profile whose credentials a program provides, with the arguments of that
+        program."""
         monkeypatch.chdir(tmp_path)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
             monkeypatch.delenv(name, raising=False)
@@ -56,7 +61,8 @@ class TestCredentialProcess:
         operation: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        profile((datetime.now(UTC) + timedelta(seconds=60)).isoformat())  # so soon that they are renewed immediately
+        # so soon that they are renewed immediately
+        profile((datetime.now(UTC) + timedelta(seconds=60)).isoformat())
         store = open_without_retries("s3", StorageOptions(endpoint=object_server.url))
         if operation == "PUT":
             with store.create("space/a.parquet") as upload:
@@ -68,10 +74,14 @@ class TestCredentialProcess:
         assert "they could not be renewed, CredentialRetrievalError" in caplog.text
         assert "hunter2" not in caplog.text
 
-    def test_program_that_fails_is_reported_without_what_it_prints(self, profile: Callable[[str], None]) -> None:
+    def test_program_that_fails_is_reported_without_what_it_prints(
+        self, profile: Callable[[str], None]
+    ) -> None:
         Path("calls").write_text("x\n")
         profile("")
-        with pytest.raises(ConfigError, match=r"cannot be read \(CredentialRetrievalError\)") as refused:
+        with pytest.raises(
+            ConfigError, match=r"cannot be read \(CredentialRetrievalError\)"
+        ) as refused:
             open_store("s3://bucket/out")
         assert "hunter2" not in str(refused.getrepr(style="native"))
 
@@ -81,11 +91,15 @@ class TestCredentialProcess:
     ) -> None:
         profile("")
         monkeypatch.setenv(variable, "mine")
-        with pytest.raises(ConfigError, match=r"the S3 credentials cannot be read \(\w+\): check AWS_PROFILE"):
+        with pytest.raises(
+            ConfigError, match=r"the S3 credentials cannot be read \(\w+\): check AWS_PROFILE"
+        ):
             open_store("s3://bucket/out")
 
 
-def test_missing_package_of_s3_is_refused_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_of_s3_is_refused_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'surge-dagster\[s3\]'"):
@@ -111,14 +125,22 @@ class TestGoogle:
     @pytest.mark.parametrize("failure", [TransportError("hunter2"), RefreshError("hunter2")])
     @pytest.mark.parametrize("times", [2, 9])
     def test_renewal_that_fails_is_tried_again_and_counted(
-        self, object_server: ObjectServer, failure: Exception, times: int, caplog: pytest.LogCaptureFixture
+        self,
+        object_server: ObjectServer,
+        failure: Exception,
+        times: int,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        options = StorageOptions(endpoint=object_server.url, credentials=lambda: Failing(failure, times))
+        options = StorageOptions(
+            endpoint=object_server.url, credentials=lambda: Failing(failure, times)
+        )
         store = open_without_retries("gs", options)
         if times == 2:
             assert list(store.list("space")) == []
         else:
-            with pytest.raises(TransientError, match=r"could not be renewed, \w+Error.*Check the program") as failed:
+            with pytest.raises(
+                TransientError, match=r"could not be renewed, \w+Error.*Check the program"
+            ) as failed:
                 list(store.list("space"))
             assert "hunter2" not in str(failed.getrepr(style="native"))
         assert store.retries == {"credentials": 2}

@@ -1,4 +1,5 @@
-"""Objects in an object store: real clients, a real server, and a proxy between them that breaks requests."""
+"""Objects in an object store: real clients, a real server, and a proxy between them that breaks
+requests."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def store(object_server: ObjectServer, scheme: str) -> ObjectStore:
     return open_store_of(object_server, scheme)
 
 
-def put(store: ObjectStore, name: str, content: bytes, still_wanted: Callable[[], None] = lambda: None) -> Any:
+def put(
+    store: ObjectStore, name: str, content: bytes, still_wanted: Callable[[], None] = lambda: None
+) -> Any:
     with store.create(name) as upload:
         upload.sink.write(content)
         return upload.publish(still_wanted)
@@ -65,7 +68,9 @@ class TestObjects:
         assert list(object_server.objects()) == [f"some/out/{NAME}"]
         assert store.retries == {}
 
-    def test_object_is_invisible_before_it_is_published(self, store: ObjectStore, object_server: ObjectServer) -> None:
+    def test_object_is_invisible_before_it_is_published(
+        self, store: ObjectStore, object_server: ObjectServer
+    ) -> None:
         with store.create(NAME) as upload:
             for _ in range(20):
                 upload.sink.write(b"x" * (PART // 3))
@@ -84,7 +89,9 @@ class TestObjects:
         assert object_server.objects() == {}
 
     @pytest.mark.parametrize("size", [10, 3 * PART])
-    def test_result_that_is_no_longer_wanted_is_discarded(self, store: ObjectStore, size: int) -> None:
+    def test_result_that_is_no_longer_wanted_is_discarded(
+        self, store: ObjectStore, size: int
+    ) -> None:
         def object_to() -> None:
             raise TransientError("the source changed")
 
@@ -93,7 +100,9 @@ class TestObjects:
             put(store, NAME, b"x" * size, object_to)
         assert read(store, NAME) == b"old"
 
-    def test_reading_a_footer_costs_one_request(self, store: ObjectStore, object_server: ObjectServer) -> None:
+    def test_reading_a_footer_costs_one_request(
+        self, store: ObjectStore, object_server: ObjectServer
+    ) -> None:
         put(store, NAME, b"x" * PART * 4 + b"footer")
         object_server.log.clear()
         with store.open(NAME) as file:
@@ -130,7 +139,9 @@ class TestObjects:
         def listing(*arguments: Any, **settings: Any) -> Any:
             found: Any = own(*arguments, **settings)
             objects = [{**meta, "e_tag": meta["e_tag"].strip('"')} for meta in found["objects"]]
-            assert [meta["e_tag"] for meta in objects] != [meta["e_tag"] for meta in found["objects"]]
+            assert [meta["e_tag"] for meta in objects] != [
+                meta["e_tag"] for meta in found["objects"]
+            ]
             return {**found, "objects": objects}
 
         monkeypatch.setattr(obstore, "list_with_delimiter", listing)
@@ -140,7 +151,15 @@ class TestObjects:
             assert store.read_end(NAME, 3).stored == stored
 
     def test_listing_leaves_out_hidden_names_at_any_depth(self, store: ObjectStore) -> None:
-        for name in ("space/a", "space/in/b", "space/.hidden/c", "space/.d", ".staged/e/f", "other/g", "top"):
+        for name in (
+            "space/a",
+            "space/in/b",
+            "space/.hidden/c",
+            "space/.d",
+            ".staged/e/f",
+            "other/g",
+            "top",
+        ):
             put(store, name, b"x")
 
         def names(folder: str, *, deep: bool = False) -> list[str]:
@@ -182,7 +201,9 @@ IN_PARTS = 3 * PART + 1
 
 
 class TestFaults:
-    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}")
+    @pytest.mark.parametrize(
+        "fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}"
+    )
     def test_whole_object_survives_two_faults_in_a_row(
         self, store: ObjectStore, object_server: ObjectServer, fault: Fault
     ) -> None:
@@ -191,13 +212,22 @@ class TestFaults:
         assert list(store.list("space")) == [stored]
         assert object_server.content(f"some/out/{NAME}") == b"content"
         assert object_server.injected.total() == 2
-        # obstore repeats statuses by itself; a conditional PUT whose connection broke is repeated here.
+        # obstore repeats statuses by itself; a conditional PUT whose connection broke is repeated
+        # here.
         assert sum(store.retries.values()) == (0 if fault.action == "status" else 2)
 
-    @pytest.mark.parametrize("fault", EACH_FAULT[:-1], ids=lambda fault: f"{fault.action}-{fault.status}")
-    @pytest.mark.parametrize("request_", [("POST", "uploads"), ("PUT", "partNumber=2"), ("POST", "uploadId")])
+    @pytest.mark.parametrize(
+        "fault", EACH_FAULT[:-1], ids=lambda fault: f"{fault.action}-{fault.status}"
+    )
+    @pytest.mark.parametrize(
+        "request_", [("POST", "uploads"), ("PUT", "partNumber=2"), ("POST", "uploadId")]
+    )
     def test_multipart_upload_survives_a_fault_in_each_of_its_steps(
-        self, store: ObjectStore, object_server: ObjectServer, fault: Fault, request_: tuple[str, str]
+        self,
+        store: ObjectStore,
+        object_server: ObjectServer,
+        fault: Fault,
+        request_: tuple[str, str],
     ) -> None:
         object_server.plan = on(*request_, fault)
         content = bytes(range(256)) * (IN_PARTS // 256)
@@ -219,7 +249,8 @@ class TestFaults:
     def test_store_that_stalls_is_given_up_and_tried_again(
         self, object_server: ObjectServer, scheme: str, method: str, counted: dict[str, int]
     ) -> None:
-        """The proxy holds the request until the client has given up, and then passes it to the store."""
+        """The proxy holds the request until the client has given up, and then passes it to the
+        store."""
         store = open_store_of(object_server, scheme, timeout_seconds=0.5)
         object_server.plan = on(method, "", Fault("stall"))
         put(store, NAME, b"content")
@@ -285,7 +316,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class TestTwoWriters:
-    """One has read the old source, the other the new one; the object of the new source stays, in either order."""
+    """One has read the old source, the other the new one; the object of the new source stays, in
+    either order."""
 
     @pytest.mark.parametrize("size", [10, IN_PARTS], ids=["whole", "in parts"])
     @pytest.mark.parametrize("first", ["old", "new"])
@@ -313,7 +345,10 @@ class TestTwoWriters:
             version = "new"
             put(new, NAME, content, require("new"))
         else:
-            with pytest.raises(TransientError, match="the source is new now"), old.create(NAME) as late:
+            with (
+                pytest.raises(TransientError, match="the source is new now"),
+                old.create(NAME) as late,
+            ):
                 late.sink.write(b"o" * size)
 
                 def overtaken() -> None:
@@ -342,7 +377,9 @@ class TestTwoWriters:
             put(ours, NAME, b"o" * IN_PARTS, overtaken)
         assert object_server.content(f"some/out/{NAME}") == b"t" * IN_PARTS
 
-    def test_concurrent_writers_leave_one_whole_object(self, object_server: ObjectServer, scheme: str) -> None:
+    def test_concurrent_writers_leave_one_whole_object(
+        self, object_server: ObjectServer, scheme: str
+    ) -> None:
         def write(number: int) -> None:
             with contextlib.suppress(TransientError):
                 put(open_store_of(object_server, scheme), NAME, bytes([number]) * 1000)
@@ -376,19 +413,28 @@ class TestOpening:
             ("s3://bucket/out", StorageOptions(access_key_id="mine"), "give both or neither"),
         ],
     )
-    def test_incomplete_url_or_access_key_is_refused(self, url: str, options: StorageOptions, reason: str) -> None:
+    def test_incomplete_url_or_access_key_is_refused(
+        self, url: str, options: StorageOptions, reason: str
+    ) -> None:
         with pytest.raises(ConfigError, match=reason):
             open_store(url, options)
 
     @pytest.mark.parametrize(
-        "url", ["s3://key:hunter2@bucket/out", "az://c/out?sig=hunter2", "https://user:hunter2@host/out?sig=hunter2"]
+        "url",
+        [
+            "s3://key:hunter2@bucket/out",
+            "az://c/out?sig=hunter2",
+            "https://user:hunter2@host/out?sig=hunter2",
+        ],
     )
     def test_secret_in_a_url_is_refused_and_not_shown(self, url: str) -> None:
         with pytest.raises(ConfigError) as caught:
             open_store(url)
         assert "hunter2" not in str(caught.value)
 
-    @pytest.mark.parametrize(("scheme", "remedy"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_APPLICATION")])
+    @pytest.mark.parametrize(
+        ("scheme", "remedy"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_APPLICATION")]
+    )
     def test_missing_credentials_are_reported_before_work_starts(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str, remedy: str
     ) -> None:

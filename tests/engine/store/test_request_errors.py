@@ -25,7 +25,9 @@ Operation = Callable[[ObjectStore], object]
 NOWHERE = "http://127.0.0.1:1"
 
 
-def store_at(endpoint: str, bucket: str = BUCKET, limits: ClientLimits | None = None) -> ObjectStore:
+def store_at(
+    endpoint: str, bucket: str = BUCKET, limits: ClientLimits | None = None
+) -> ObjectStore:
     return open_object_store(
         f"s3://{bucket}/out",
         StorageOptions(endpoint=endpoint, access_key_id="k", secret_access_key="s"),
@@ -67,8 +69,12 @@ def test_refused_request_is_sent_once_and_the_error_says_what_fixes_it(
     assert len(object_server.log) == 1 or status >= 500, "obstore itself repeats those"
 
 
-def test_missing_bucket_is_named_as_the_cause(object_server: ObjectServer, operation: Operation) -> None:
-    with pytest.raises(TransientError, match=r"404: NoSuchBucket.*one attempt.*Is there such a bucket"):
+def test_missing_bucket_is_named_as_the_cause(
+    object_server: ObjectServer, operation: Operation
+) -> None:
+    with pytest.raises(
+        TransientError, match=r"404: NoSuchBucket.*one attempt.*Is there such a bucket"
+    ):
         operation(store_at(object_server.url, "another"))
 
 
@@ -79,14 +85,21 @@ def tls_port(tmp_path: Path) -> Iterator[int]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        x509.CertificateBuilder(
+            name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1)
+        )
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
     files = tmp_path / "certificate", tmp_path / "key"
     files[0].write_bytes(certificate.public_bytes(pem))
-    files[1].write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    files[1].write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files)
 
@@ -103,7 +116,10 @@ def tls_port(tmp_path: Path) -> Iterator[int]:
 
 def test_untrusted_certificate_is_checked_once(tls_port: int, operation: Operation) -> None:
     store = store_at(f"https://127.0.0.1:{tls_port}")
-    with pytest.raises(TransientError, match=r"one attempt.*certificate is not valid for it, or is not trusted here"):
+    with pytest.raises(
+        TransientError,
+        match=r"one attempt.*certificate is not valid for it, or is not trusted here",
+    ):
         operation(store)
     assert store.retries == {}
 
@@ -112,7 +128,10 @@ def test_untrusted_certificate_is_checked_once(tls_port: int, operation: Operati
     ("endpoint", "error"),
     [
         ("https://{host}", "tls: no secure connection.*begins with http://"),
-        ("http://nowhere.invalid", "dns: the name of the host does not resolve.*Correct `endpoint`"),
+        (
+            "http://nowhere.invalid",
+            "dns: the name of the host does not resolve.*Correct `endpoint`",
+        ),
     ],
 )
 def test_endpoint_of_plain_http_or_unknown_name_is_named_as_the_cause(
@@ -143,14 +162,18 @@ def test_answer_that_ends_too_early_is_named_as_the_cause() -> None:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Short) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with pytest.raises(TransientError, match="incomplete: the answer ended before all of it had come"):
+        with pytest.raises(
+            TransientError, match="incomplete: the answer ended before all of it had come"
+        ):
             list(store_at(f"http://127.0.0.1:{server.server_port}").list("space"))
         server.shutdown()
 
 
 def test_store_that_reads_no_body_times_out() -> None:
     """The store reads less than is sent, and connecting may take longer than the test."""
-    limits = ClientLimits(timeout_seconds=0.5, connect_timeout_seconds=3600.0, part_bytes=64 * 1024 * 1024)
+    limits = ClientLimits(
+        timeout_seconds=0.5, connect_timeout_seconds=3600.0, part_bytes=64 * 1024 * 1024
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         store = store_at(f"http://127.0.0.1:{listening.getsockname()[1]}", limits=limits)
@@ -181,14 +204,18 @@ class TestProxies:
         assert list(store.list("space")) == [stored]
         assert store.retries == {}
 
-    def test_no_proxy_is_respected(self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_proxy_is_respected(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HTTP_PROXY", NOWHERE)
         monkeypatch.setenv("NO_PROXY", "localhost,127.0.0.1")
         store = store_at(object_server.url)
         write(store)
         assert len(list(store.list("space"))) == 1
 
-    def test_unreachable_proxy_is_reported_without_its_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unreachable_proxy_is_reported_without_its_password(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HTTP_PROXY", NOWHERE.replace("//", "//user:hunter2@"))
         with pytest.raises(TransientError, match="refused: no connection could be made") as caught:
             write(store_at("http://store.test"))

@@ -1,4 +1,5 @@
-"""Operations that are attempted again: which, how often and when, and that each attempt is counted and logged."""
+"""Operations that are attempted again: which, how often and when, and that each attempt is counted
+and logged."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def test_three_attempts_two_and_four_seconds_apart(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize(("jitter", "expected"), [(0.0, [1.5, 3.0]), (1.0, [2.5, 5.0])])
-def test_waits_have_jitter_and_operation_is_given_up_after_three_failures(jitter: float, expected: list[float]) -> None:
+def test_waits_have_jitter_and_operation_is_given_up_after_three_failures(
+    jitter: float, expected: list[float]
+) -> None:
     clock = Clock()
     attempt = Failing(busy(), busy(), busy(), busy())
     with pytest.raises(TransientError, match=r"PUT a failed \(503: SlowDown\) after 3 attempts"):
@@ -74,7 +77,9 @@ def test_waits_have_jitter_and_operation_is_given_up_after_three_failures(jitter
         (FileNotFoundError("a"), pytest.raises(FileNotFoundError)),
     ],
 )
-def test_final_failure_and_error_that_answers_the_request_are_not_retried(failure: Exception, raised: Any) -> None:
+def test_final_failure_and_error_that_answers_the_request_are_not_retried(
+    failure: Exception, raised: Any
+) -> None:
     attempt, clock = Failing(failure), Clock()
     retrier = clock.retrier()
     with raised:

@@ -1,4 +1,5 @@
-"""Files on a local disk: complete under their final name or absent, with killed and with concurrent writers."""
+"""Files on a local disk: complete under their final name or absent, with killed and with concurrent
+writers."""
 
 from __future__ import annotations
 
@@ -66,13 +67,16 @@ class TestAtomicity:
     def test_content_reaches_the_disk_before_the_name_and_the_name_before_sync_returns(
         self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A test cannot cut the power; it can check the order of the calls that survive a power cut."""
+        """A test cannot cut the power; it can check the order of the calls that survive a power
+        cut."""
         final = store.root / "space" / "a.parquet"
         seen: list[tuple[str, int, bool]] = []
 
         def fsync(descriptor: int) -> None:
             target = Path(f"/proc/self/fd/{descriptor}").readlink()
-            seen.append((target.name[:5], target.stat().st_size if target.is_file() else 0, final.exists()))
+            seen.append(
+                (target.name[:5], target.stat().st_size if target.is_file() else 0, final.exists())
+            )
 
         monkeypatch.setattr("surge_dagster.engine.store.local_upload.os.fsync", fsync)
         put(store, "space/a.parquet", b"x" * 1000)
@@ -115,7 +119,9 @@ class TestAtomicity:
             in_background(lambda: upload.publish(look), "publishing").result(30)
         assert visible(store) == {"space/a.parquet", "space/b.parquet"}
 
-    def test_writer_whose_file_is_replaced_while_it_checks_checks_again(self, store: LocalStore) -> None:
+    def test_writer_whose_file_is_replaced_while_it_checks_checks_again(
+        self, store: LocalStore
+    ) -> None:
         seen: list[bytes] = []
 
         def look() -> None:
@@ -131,7 +137,9 @@ class TestAtomicity:
         assert store.open("space/a.parquet").read() == b"new"
 
     @pytest.mark.timeout(60)
-    def test_writer_whose_file_is_replaced_again_and_again_gives_up(self, store: LocalStore) -> None:
+    def test_writer_whose_file_is_replaced_again_and_again_gives_up(
+        self, store: LocalStore
+    ) -> None:
         checks = 0
 
         def look() -> None:
@@ -142,7 +150,9 @@ class TestAtomicity:
 
         with store.create("space/a.parquet") as upload:
             upload.sink.write(b"new")
-            with pytest.raises(TransientError, match=r"other writers replaced .*a.parquet' 8 times.*run again"):
+            with pytest.raises(
+                TransientError, match=r"other writers replaced .*a.parquet' 8 times.*run again"
+            ):
                 upload.publish(look)
         assert (checks, temps(store)) == (8, [])
 
@@ -178,9 +188,13 @@ class TestTempFiles:
             writer.communicate(b"\n", timeout=60)
         with store.create("space/b.parquet"):
             open_store(store.root).sweep("space")
-            assert len(temps(store)) == 1, "this process lives too; the other one ended without removing its file"
+            assert len(temps(store)) == 1, (
+                "this process lives too; the other one ended without removing its file"
+            )
 
-    def test_forked_child_of_a_process_that_has_published_publishes(self, store: LocalStore) -> None:
+    def test_forked_child_of_a_process_that_has_published_publishes(
+        self, store: LocalStore
+    ) -> None:
         put(store, "space/a.parquet", b"a")
         child = os.fork()
         if child == 0:
@@ -214,7 +228,9 @@ class TestTempFiles:
             put(store, "space/a.parquet", b"x")
 
     @pytest.mark.timeout(60)
-    def test_wait_for_a_folder_lock_of_another_thread_is_interrupted(self, store: LocalStore) -> None:
+    def test_wait_for_a_folder_lock_of_another_thread_is_interrupted(
+        self, store: LocalStore
+    ) -> None:
         done, held = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -262,7 +278,9 @@ class TestListing:
         assert store.folders() == []
         assert not (tmp_path / "missing").exists(), "listing creates no folder"
 
-    def test_deep_listing_goes_into_folders_and_starts_at_the_given_one(self, store: LocalStore) -> None:
+    def test_deep_listing_goes_into_folders_and_starts_at_the_given_one(
+        self, store: LocalStore
+    ) -> None:
         store.prepare("space/inner")
         store.prepare("space/.hidden")
         for folder in (".hidden/a/b", "space/inner", "space/.hidden"):
@@ -272,7 +290,9 @@ class TestListing:
             "space/inner/x.parquet",
             "space/y.parquet",
         ]
-        assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/b/x.parquet"]
+        assert [found.name for found in store.list(".hidden", deep=True)] == [
+            ".hidden/a/b/x.parquet"
+        ]
 
     def test_hidden_folders_are_removed_with_their_last_object(self, store: LocalStore) -> None:
         for name in (".hidden/a/b/x", ".hidden/a/c/y", ".hidden/d/z"):
@@ -293,7 +313,9 @@ class TestListing:
             upload.publish(lambda: None)
         assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/y"]
 
-    def test_sync_of_a_hidden_folder_that_another_process_removed_is_done(self, store: LocalStore) -> None:
+    def test_sync_of_a_hidden_folder_that_another_process_removed_is_done(
+        self, store: LocalStore
+    ) -> None:
         put(store, ".hidden/a/x", b"x")
         LocalStore(store.root).delete(".hidden/a/x")
 
@@ -305,7 +327,9 @@ class TestListing:
         with pytest.raises(FileNotFoundError):
             store.sync("another")
 
-    def test_sweep_of_a_hidden_folder_removes_empty_folders_and_dead_temp_files(self, store: LocalStore) -> None:
+    def test_sweep_of_a_hidden_folder_removes_empty_folders_and_dead_temp_files(
+        self, store: LocalStore
+    ) -> None:
         put(store, ".hidden/a/b/x", b"x")
         for folder in (".hidden/a/b", ".hidden/a/c", ".hidden/d/e"):
             (store.root / folder).mkdir(parents=True, exist_ok=True)
@@ -314,9 +338,10 @@ class TestListing:
             store.sweep(".hidden/a")
             store.sweep(".hidden")
             upload.publish(lambda: None)
-        assert {str(path.relative_to(store.root / ".hidden")) for path in store.root.glob(".hidden/**/*")} - {
-            *("a/.lock", "a/b/.lock", "f/.lock", ".lock")
-        } == {"a", "a/b", "a/b/x", "f", "f/y"}
+        assert {
+            str(path.relative_to(store.root / ".hidden"))
+            for path in store.root.glob(".hidden/**/*")
+        } - {*("a/.lock", "a/b/.lock", "f/.lock", ".lock")} == {"a", "a/b", "a/b/x", "f", "f/y"}
         for name in (".hidden/a/b/x", ".hidden/f/y"):
             (store.root / name).unlink()
         store.sweep(".hidden/a")
@@ -325,7 +350,9 @@ class TestListing:
         assert not (store.root / ".hidden").exists()
         store.sweep(".hidden/f")
 
-    def test_hidden_folder_that_others_keep_removing_is_created_again(self, store: LocalStore) -> None:
+    def test_hidden_folder_that_others_keep_removing_is_created_again(
+        self, store: LocalStore
+    ) -> None:
         """Other runs remove empty folders between any two steps of a writer."""
         over = threading.Event()
 
@@ -343,7 +370,9 @@ class TestListing:
 
         do_concurrently(*(partial(write, number) for number in range(3)), sweep)
 
-    def test_deleting_twice_is_harmless_and_leaves_a_visible_folder(self, store: LocalStore) -> None:
+    def test_deleting_twice_is_harmless_and_leaves_a_visible_folder(
+        self, store: LocalStore
+    ) -> None:
         put(store, "space/a.parquet", b"a")
         for name in ("space/a.parquet", "space/a.parquet", "none/a.parquet"):
             store.delete(name)
@@ -380,7 +409,8 @@ class TestOutputsThatCannotBeUsed:
     def test_disk_that_ignores_case_is_refused(self, tmp_path: Path) -> None:
         store = open_store(tmp_path)
         (tmp_path / "space").mkdir()
-        (tmp_path / "space" / ".TMP-PROBE").touch()  # such a disk finds the probe under this name too
+        # such a disk finds the probe under this name too
+        (tmp_path / "space" / ".TMP-PROBE").touch()
         with pytest.raises(ConfigError, match="does not distinguish upper from lower case"):
             store.prepare("space")
 
@@ -410,7 +440,9 @@ except ConfigError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; root itself may write everywhere")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become another user; root itself may write everywhere"
+)
 class TestPermissions:
     @pytest.mark.parametrize(
         ("what", "mode", "below", "refusal"),
@@ -422,10 +454,18 @@ class TestPermissions:
             ("source", 0o711, "", "cannot list the source"),
         ],
     )
-    def test_folder_without_the_permission_is_refused(self, what: str, mode: int, below: str, refusal: str) -> None:
-        with tempfile.TemporaryDirectory(prefix="surge-closed-") as folder:  # pytest's own are closed to others
+    def test_folder_without_the_permission_is_refused(
+        self, what: str, mode: int, below: str, refusal: str
+    ) -> None:
+        # pytest's own are closed to others
+        with tempfile.TemporaryDirectory(prefix="surge-closed-") as folder:
             Path(folder).chmod(0o711)
             closed = Path(folder) / "closed"
             closed.mkdir(mode)
             command = [sys.executable, "-c", AS_NOBODY, what, str(closed / below)]
-            assert refusal in subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+            assert (
+                refusal
+                in subprocess.run(
+                    command, capture_output=True, text=True, timeout=60, check=True
+                ).stdout
+            )

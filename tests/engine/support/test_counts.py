@@ -11,13 +11,20 @@ from surge_dagster.engine.support.unreadable import first_line
 
 @pytest.mark.parametrize(
     ("number", "noun", "expected"),
-    [(0, "text", "0 texts"), (1, "partition", "1 partition"), (2_000, "SuperBatch", "2,000 SuperBatches")],
+    [
+        (0, "text", "0 texts"),
+        (1, "partition", "1 partition"),
+        (2_000, "SuperBatch", "2,000 SuperBatches"),
+    ],
 )
 def test_counted_noun_is_singular_for_one(number: int, noun: str, expected: str) -> None:
     assert counted(number, noun) == expected
 
 
 def test_first_line_of_an_error_is_a_part_of_a_sentence_without_control_characters() -> None:
-    assert first_line(pa.ArrowInvalid("Either it is damaged or no file.\nmore")) == "Either it is damaged or no file"
+    assert (
+        first_line(pa.ArrowInvalid("Either it is damaged or no file.\nmore"))
+        == "Either it is damaged or no file"
+    )
     assert first_line(pa.ArrowInvalid("column a\x1b[31m")) == "column a\\x1b[31m"
     assert first_line(OSError()) == "OSError"

@@ -29,7 +29,9 @@ def test_lock_is_given_up_after_the_patience_and_free_once_its_holder_is_killed(
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
     command = [sys.executable, "-c", _HOLDER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
         with disk_cache.lock("made/.lock", patience_seconds=0.1) as locked:
@@ -51,7 +53,10 @@ def test_folders_are_made_for_this_user_alone_whatever_the_umask_is(
     finally:
         os.umask(before)
     assert disk_cache.read_json("tables/digests/a.json") == {"kept": 1}
-    for folder in (tmp_path / "cache" / name for name in (".", "tables", "tables/digests", "frames", "frames/rows")):
+    for folder in (
+        tmp_path / "cache" / name
+        for name in (".", "tables", "tables/digests", "frames", "frames/rows")
+    ):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
@@ -64,18 +69,25 @@ def test_folder_that_others_can_write_is_refused_with_what_to_do(
     disk_cache.write_json("calibration/a.json", {})
     (tmp_path / folder).chmod(mode)
     refusal = rf"{folder}' can be written by all users \(its mode is {mode:o}\).*`chmod o-w`"
-    for use in (lambda: disk_cache.read_json("calibration/a.json"), lambda: disk_cache.write_json("calibration/b", {})):
+    for use in (
+        lambda: disk_cache.read_json("calibration/a.json"),
+        lambda: disk_cache.write_json("calibration/b", {}),
+    ):
         with pytest.raises(ConfigError, match=refusal):
             use()
     with pytest.raises(ConfigError, match=refusal):
         EncoderPool(EncodingSpec("hash://4")).start()
 
 
-def test_folder_of_another_user_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     if tmp_path.stat().st_uid == 0:
         assert disk_cache.read_json("a") is None, "root may write everywhere anyway"
         os.chown(tmp_path, 12_345, -1)
-    with pytest.raises(ConfigError, match=r"belongs to another user \(uid \d+; .*Set SURGE_CACHE_DIR to"):
+    with pytest.raises(
+        ConfigError, match=r"belongs to another user \(uid \d+; .*Set SURGE_CACHE_DIR to"
+    ):
         disk_cache.read_json("a")

@@ -18,4 +18,6 @@ def test_each_text_has_the_blake2b_hash_of_its_own_bytes(rows: int, kind: pa.Dat
     found = text_hashes(pa.array(texts, kind)[part])
     found.validate(full=True)
     assert found.type == TEXT_HASH and found.null_count == 0
-    assert found.to_pylist() == [blake2b(text.encode(), digest_size=16).digest() for text in texts[part]]
+    assert found.to_pylist() == [
+        blake2b(text.encode(), digest_size=16).digest() for text in texts[part]
+    ]

@@ -30,7 +30,9 @@ def test_lane_sums_all_threads_and_spans_from_the_first_to_the_last() -> None:
 
 
 def test_superbatch_report_has_the_spans_of_its_stages(pool: EncoderPool, tmp_path: Path) -> None:
-    catalog = {key: numbered_rows(key, 60) for key in "abcd"} | {"split": numbered_rows("split", 230)}
+    catalog = {key: numbered_rows(key, 60) for key in "abcd"} | {
+        "split": numbered_rows("split", 230)
+    }
     run = make_run(pool, in_memory(catalog), tmp_path)
     reports = [event for event in finish(run) if isinstance(event, SuperBatchReport)]
     reports.sort(key=lambda report: report.index)
@@ -45,6 +47,11 @@ def test_superbatch_report_has_the_spans_of_its_stages(pool: EncoderPool, tmp_pa
         encoded = encode.ended
         costs = report.costs
         assert encode.busy_seconds == costs.encode_seconds
-        assert (serialize.busy_seconds, upload.busy_seconds) == (costs.serialize_seconds, costs.upload_seconds)
+        assert (serialize.busy_seconds, upload.busy_seconds) == (
+            costs.serialize_seconds,
+            costs.upload_seconds,
+        )
         assert 0 < report.peak_resident_bytes <= run.report.peak_resident_bytes
-    assert run.report.fill_ratio == pytest.approx(run.report.texts_encoded / len(reports) / run.memory.bounds.b_min)
+    assert run.report.fill_ratio == pytest.approx(
+        run.report.texts_encoded / len(reports) / run.memory.bounds.b_min
+    )

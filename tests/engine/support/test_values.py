@@ -1,4 +1,5 @@
-"""What is said of a column's values does not depend on how its rows were batched, nor on what lies under nulls."""
+"""What is said of a column's values does not depend on how its rows were batched, nor on what lies
+under nulls."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ COLUMNS: list[pa.Array] = [
     pa.array([True, None, False, True]),
     pa.array([b"12345", None, b"abcde", b"\0" * 5], pa.binary(5)),
     pa.array([decimal.Decimal("1.50"), None, decimal.Decimal("-2.25"), decimal.Decimal("0.00")]),
-    pa.array([datetime.datetime(2020, 1, 1), None, datetime.datetime(1960, 1, 1), None], pa.timestamp("us", "UTC")),
+    pa.array(
+        [datetime.datetime(2020, 1, 1), None, datetime.datetime(1960, 1, 1), None],
+        pa.timestamp("us", "UTC"),
+    ),
     pa.array([[1, 2], None, [2, None], [0, 0]], pa.list_(pa.int64(), 2)),
     pa.array([["x"], None, [], ["yy", None]], pa.list_(pa.string())),
     pa.array([{"a": 1, "b": ["x"]}, None, {"a": None, "b": None}, {"a": 0, "b": []}], STRUCT),
@@ -44,7 +48,11 @@ def test_bytes_under_a_null_do_not_change_the_digest() -> None:
     valid = pa.py_buffer(bytes([0b101]))
     for kind, width in ((pa.int64(), 8), (pa.date32(), 4), (pa.float64(), 8)):
         one, other = (
-            pa.Array.from_buffers(kind, 3, [valid, pa.py_buffer(bytes(width) + bytes([hidden]) * width + bytes(width))])
+            pa.Array.from_buffers(
+                kind,
+                3,
+                [valid, pa.py_buffer(bytes(width) + bytes([hidden]) * width + bytes(width))],
+            )
             for hidden in (1, 2)
         )
         assert joined(one) == joined(other)
@@ -53,7 +61,9 @@ def test_bytes_under_a_null_do_not_change_the_digest() -> None:
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type))
 def test_sizes_cover_the_bytes_in_memory_and_do_not_depend_on_batches(column: pa.Array) -> None:
     sizes = value_sizes(column)
-    np.testing.assert_array_equal(np.concatenate([value_sizes(column[:2]), value_sizes(column[2:])]), sizes)
+    np.testing.assert_array_equal(
+        np.concatenate([value_sizes(column[:2]), value_sizes(column[2:])]), sizes
+    )
     bitmaps = 16  # a bit per row and level
     assert sizes.sum() + bitmaps >= column.nbytes
 

@@ -1,4 +1,5 @@
-"""A signal that another thread received interrupts every wait of the main thread, and no wait ends too early."""
+"""A signal that another thread received interrupts every wait of the main thread, and no wait ends
+too early."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def held(opened: threading.Event) -> threading.Thread:
     return thread
 
 
-def test_error_in_a_repeated_call_is_logged_and_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_in_a_repeated_call_is_logged_and_does_not_end_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     called_again = threading.Event()
 
     def call() -> None:
@@ -61,7 +64,9 @@ def test_error_in_a_repeated_call_is_logged_and_does_not_end_it(caplog: pytest.L
 
 
 @pytest.mark.parametrize("seconds", [None, TEN_MINUTES])
-def test_every_wait_is_interrupted(held: threading.Thread, opened: threading.Event, seconds: float | None) -> None:
+def test_every_wait_is_interrupted(
+    held: threading.Thread, opened: threading.Event, seconds: float | None
+) -> None:
     waits: list[Callable[[], object]] = [
         lambda: wait_in_turns(opened.wait, seconds),
         lambda: wait_for_thread(held, seconds),
@@ -98,7 +103,9 @@ def test_run_is_interrupted_while_its_source_blocks(
         opened.wait()
         yield from ()
 
-    run = make_run(hash_pool, [Partition("a", "v1", read, lambda: "v1")], tmp_path, grace_seconds=0.2)
+    run = make_run(
+        hash_pool, [Partition("a", "v1", read, lambda: "v1")], tmp_path, grace_seconds=0.2
+    )
     with interrupted_in_another_thread():
         list(run.events())
 

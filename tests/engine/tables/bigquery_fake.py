@@ -1,7 +1,9 @@
-"""BigQuery on 127.0.0.1 for Google's own clients: the REST API of queries and tables, and the Storage Read API.
+"""BigQuery on 127.0.0.1 for Google's own clients: the REST API of queries and tables, and the
+Storage Read API.
 
-It holds one table, and answers the three queries that the source makes: the listing, all rows, and the rows of one
-partition in order. Rows come in any order, in several streams of small messages, as BigQuery gives them.
+It holds one table, and answers the three queries that the source makes: the listing, all rows, and
+the rows of one partition in order. Rows come in any order, in several streams of small messages, as
+BigQuery gives them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ TABLE = "p.shop.products"
 # Ids whose order as text is another than as numbers.
 CATALOG: dict[str, Rows] = {
     key: sorted((f"{key}-{row}", f"text {row} of {key}") for row in range(count))
-    for key, count in (("a", 30), ("b", 2), ("it's, \\50%", 12), ("ß", 60), *((f"c{n}", 3) for n in range(20)))
+    for key, count in (
+        ("a", 30),
+        ("b", 2),
+        ("it's, \\50%", 12),
+        ("ß", 60),
+        *((f"c{n}", 3) for n in range(20)),
+    )
 }
 SOURCE = f"bigquery://{TABLE}"
 _MESSAGE_ROWS = 7
@@ -58,7 +66,8 @@ class FakeBigQuery:
 
     Attributes:
         breaks: how many streams break amid their rows with UNAVAILABLE.
-        refused: the status and text with which calls of the Storage Read API are refused, by method.
+        refused: the status and text with which calls of the Storage Read API are refused, by
+            method.
         offsets: of each request for rows.
         sessions: the keys filter of each read session.
         tokens: the header Authorization of each request for queries and tables.
@@ -90,7 +99,9 @@ class FakeBigQuery:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import bigquery
         from google.cloud.bigquery_storage_v1 import BigQueryReadClient
-        from google.cloud.bigquery_storage_v1.services.big_query_read.transports import BigQueryReadGrpcTransport
+        from google.cloud.bigquery_storage_v1.services.big_query_read.transports import (
+            BigQueryReadGrpcTransport,
+        )
 
         http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=http.serve_forever, daemon=True).start()
@@ -104,7 +115,10 @@ class FakeBigQuery:
                 client_options={"api_endpoint": f"http://127.0.0.1:{http.server_port}"},
             )
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-                yield client, BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
+                yield (
+                    client,
+                    BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel)),
+                )
         finally:
             server.stop(None).wait()
             http.shutdown()
@@ -112,10 +126,11 @@ class FakeBigQuery:
 
     @contextmanager
     def serve_by_default(self) -> Iterator[None]:
-        """Serve all sources of the process that open BigQuery; the environment's credentials are anonymous.
+        """Serve all sources of the process that open BigQuery; the environment's credentials are
+        anonymous.
 
-        The client of queries finds this server by the variable of Google's emulator. For that of the Storage Read API
-        there is no such variable.
+        The client of queries finds this server by the variable of Google's emulator. For that of
+        the Storage Read API there is no such variable.
         """
         from google.auth.credentials import AnonymousCredentials
 
@@ -124,7 +139,8 @@ class FakeBigQuery:
             return storage
 
         with self.serve() as (client, storage):
-            emulator = {"BIGQUERY_EMULATOR_HOST": str(client._connection.API_BASE_URL)}  # Google's own variable
+            # Google's own variable
+            emulator = {"BIGQUERY_EMULATOR_HOST": str(client._connection.API_BASE_URL)}
             with (
                 mock.patch.dict("os.environ", emulator),
                 mock.patch("google.auth.default", return_value=(AnonymousCredentials(), PROJECT)),
@@ -152,7 +168,9 @@ class FakeBigQuery:
         restriction = session.read_options.row_restriction
         with self._lock:
             self.sessions.append(restriction)
-            found = _filtered(result, restriction).select(list(session.read_options.selected_fields))
+            found = _filtered(result, restriction).select(
+                list(session.read_options.selected_fields)
+            )
             count = max(1, min(request.max_stream_count, 3))
             streams = list[dict[str, str]]()
             for number in range(count):
@@ -164,9 +182,13 @@ class FakeBigQuery:
                 )
                 streams.append({"name": name})
         schema = {"serialized_schema": found.schema.serialize().to_pybytes()}
-        return types.ReadSession(name="session", data_format="ARROW", arrow_schema=schema, streams=streams)
+        return types.ReadSession(
+            name="session", data_format="ARROW", arrow_schema=schema, streams=streams
+        )
 
-    def rows(self, request: types.ReadRowsRequest, context: grpc.ServicerContext) -> Iterator[types.ReadRowsResponse]:
+    def rows(
+        self, request: types.ReadRowsRequest, context: grpc.ServicerContext
+    ) -> Iterator[types.ReadRowsResponse]:
         from google.cloud.bigquery_storage_v1 import types
 
         table, offset = self._streams[request.read_stream], int(request.offset)
@@ -179,12 +201,19 @@ class FakeBigQuery:
                 self.breaks -= breaks
             if breaks:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was closed")
-            message = {"serialized_record_batch": batch.serialize().to_pybytes(), "row_count": len(batch)}
+            message = {
+                "serialized_record_batch": batch.serialize().to_pybytes(),
+                "row_count": len(batch),
+            }
             offset += len(batch)
-            yield types.ReadRowsResponse(row_count=len(batch), arrow_schema=schema, arrow_record_batch=message)
+            yield types.ReadRowsResponse(
+                row_count=len(batch), arrow_schema=schema, arrow_record_batch=message
+            )
 
     def _keyed(self, sql: str) -> pa.Table:
-        names = re.findall(r"CAST\(`([^`]+)` AS STRING\), ''\), '__HIVE_DEFAULT_PARTITION__'\) AS surge_k\d", sql)
+        names = re.findall(
+            r"CAST\(`([^`]+)` AS STRING\), ''\), '__HIVE_DEFAULT_PARTITION__'\) AS surge_k\d", sql
+        )
         table = self.table
         for number, name in enumerate(names):
             values = [
@@ -204,7 +233,9 @@ class FakeBigQuery:
         found = dict[tuple[Any, ...], dict[str, Any]]()
         for row in table.to_pylist():
             text = json.dumps([row[name] for name in columns])
-            entry = found.setdefault(tuple(row[key] for key in keys), {"rows": 0, "bytes": 0, "xor": 0, "newest": 0})
+            entry = found.setdefault(
+                tuple(row[key] for key in keys), {"rows": 0, "bytes": 0, "xor": 0, "newest": 0}
+            )
             entry["rows"] += 1
             entry["bytes"] += len(text)
             entry["xor"] ^= hash(text) & (2**63 - 1)
@@ -218,8 +249,14 @@ class FakeBigQuery:
             }
             for values, entry in found.items()
         ]
-        names = [*((key, pa.string()) for key in keys), ("surge_rows", pa.int64()), ("surge_bytes", pa.int64())]
-        return pa.Table.from_pylist(made, schema=pa.schema([*names, ("surge_version", pa.string())]))
+        names = [
+            *((key, pa.string()) for key in keys),
+            ("surge_rows", pa.int64()),
+            ("surge_bytes", pa.int64()),
+        ]
+        return pa.Table.from_pylist(
+            made, schema=pa.schema([*names, ("surge_version", pa.string())])
+        )
 
     def _all_rows(self, sql: str) -> pa.Table:
         table = self._keyed(sql)
@@ -228,17 +265,22 @@ class FakeBigQuery:
 
 
 def _filtered(table: pa.Table, condition: str) -> pa.Table:
-    """The rows for which a condition holds: `surge_k0 IN ('a', 'b')`, or pairs joined by AND and OR."""
+    """The rows for which a condition holds: `surge_k0 IN ('a', 'b')`, or pairs joined by AND and
+    OR."""
     if not condition:
         return table
     wanted = set[tuple[str, ...]]()
     if " IN (" in condition:
         wanted = {(_value(found),) for found in re.findall(r"'([^']*)'", condition)}
     else:
-        wanted = {tuple(map(_value, re.findall(r"'([^']*)'", pair))) for pair in condition.split(" OR ")}
+        wanted = {
+            tuple(map(_value, re.findall(r"'([^']*)'", pair))) for pair in condition.split(" OR ")
+        }
     keys = [name for name in table.column_names if name.startswith("surge_k")]
     rows = table.select(keys).to_pylist()
-    return table.filter(pa.array([tuple(row[key] for key in keys) in wanted for row in rows], pa.bool_()))
+    return table.filter(
+        pa.array([tuple(row[key] for key in keys) in wanted for row in rows], pa.bool_())
+    )
 
 
 def _value(literal: str) -> str:
@@ -261,7 +303,10 @@ def _handler(fake: FakeBigQuery) -> type[BaseHTTPRequestHandler]:
                 status, document = 200, _rest(fake, self.path.partition("?")[0], body)
             except Refused as error:
                 reason = [{"reason": "invalidQuery", "message": str(error)}]
-                status, document = 400, {"error": {"code": 400, "message": str(error), "errors": reason}}
+                status, document = (
+                    400,
+                    {"error": {"code": 400, "message": str(error), "errors": reason}},
+                )
             data = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -279,7 +324,12 @@ def _rest(fake: FakeBigQuery, path: str, body: dict[str, Any]) -> dict[str, Any]
     if "/tables/" in path:
         project, dataset, table = TABLE.split(".")
         reference = {"projectId": project, "datasetId": dataset, "tableId": table}
-        return {"tableReference": reference, "type": "TABLE", "lastModifiedTime": str(fake.modified), "schema": {}}
+        return {
+            "tableReference": reference,
+            "type": "TABLE",
+            "lastModifiedTime": str(fake.modified),
+            "schema": {},
+        }
     if path.endswith(("/queries", "/jobs")):
         fake.projects.append(path.partition("/projects/")[2].partition("/")[0])
     if path.endswith("/queries"):
@@ -292,7 +342,9 @@ def _rest(fake: FakeBigQuery, path: str, body: dict[str, Any]) -> dict[str, Any]
         name = path.rpartition("/")[2]
         result = fake._results[name]
     job = {"projectId": PROJECT, "jobId": name, "location": "US"}
-    fields = [{"name": field.name, "type": _TYPES.get(field.type, "STRING")} for field in result.schema]
+    fields = [
+        {"name": field.name, "type": _TYPES.get(field.type, "STRING")} for field in result.schema
+    ]
     if "/jobs" in path:
         destination = {"projectId": PROJECT, "datasetId": "_anonymous", "tableId": name}
         made = {"query": {"query": "", "destinationTable": destination}, "jobType": "QUERY"}
@@ -304,9 +356,17 @@ def _rest(fake: FakeBigQuery, path: str, body: dict[str, Any]) -> dict[str, Any]
             "configuration": made,
             "statistics": {"creationTime": now, "query": {"statementType": "SELECT"}},
         }
-    answer = {"jobReference": job, "jobComplete": True, "schema": {"fields": fields}, "totalRows": str(len(result))}
+    answer = {
+        "jobReference": job,
+        "jobComplete": True,
+        "schema": {"fields": fields},
+        "totalRows": str(len(result)),
+    }
     if path.endswith("/queries"):
-        rows = [[None if value is None else str(value) for value in row.values()] for row in result.to_pylist()]
+        rows = [
+            [None if value is None else str(value) for value in row.values()]
+            for row in result.to_pylist()
+        ]
         answer["rows"] = [{"f": [{"v": value} for value in row]} for row in rows]
     return answer
 
@@ -315,12 +375,16 @@ class _Storage(grpc.GenericRpcHandler):
     def __init__(self, fake: FakeBigQuery) -> None:
         self._fake = fake
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
         from google.cloud.bigquery_storage_v1 import types
 
         fake, method = self._fake, handler_call_details.method.rpartition("/")[2]
         if method in fake.refused:
-            return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(*fake.refused[method]))
+            return grpc.unary_unary_rpc_method_handler(
+                lambda _, context: context.abort(*fake.refused[method])
+            )
         match method:
             case "CreateReadSession":
                 return grpc.unary_unary_rpc_method_handler(

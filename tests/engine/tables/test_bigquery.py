@@ -1,4 +1,5 @@
-"""BigQuery, through Google's own clients and a fake of both its APIs: the rows of folders, whatever breaks."""
+"""BigQuery, through Google's own clients and a fake of both its APIs: the rows of folders, whatever
+breaks."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ class Service:
     ) -> BigQueryCatalog:
         client, storage = self._clients
         return BigQueryCatalog(
-            client, source, partition_by, open_storage=lambda: storage, clock=lambda: self.now, **options
+            client,
+            source,
+            partition_by,
+            open_storage=lambda: storage,
+            clock=lambda: self.now,
+            **options,
         )
 
 
@@ -46,7 +52,9 @@ def service() -> Iterator[Service]:
 
 
 @pytest.mark.parametrize(
-    ("source", "query"), [(SOURCE, None), ("bigquery://p", f"SELECT * FROM `{TABLE}`;\n")], ids=["table", "query"]
+    ("source", "query"),
+    [(SOURCE, None), ("bigquery://p", f"SELECT * FROM `{TABLE}`;\n")],
+    ids=["table", "query"],
 )
 def test_a_table_and_a_query_give_what_the_same_rows_in_folders_give(
     service: Service, source: str, query: str | None, tmp_path: Path
@@ -54,7 +62,9 @@ def test_a_table_and_a_query_give_what_the_same_rows_in_folders_give(
     folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
     found = service.open(source, query=query)
     assert content(found) == content(folders)
-    assert {each.key: each.rows for each in found} == {key: len(rows) for key, rows in CATALOG.items()}
+    assert {each.key: each.rows for each in found} == {
+        key: len(rows) for key, rows in CATALOG.items()
+    }
 
 
 def test_a_run_over_all_partitions_makes_two_queries_and_few_sessions(service: Service) -> None:
@@ -65,7 +75,8 @@ def test_a_run_over_all_partitions_makes_two_queries_and_few_sessions(service: S
     assert counts == [2, 4, 8, 10]
     last = list(service.open())[-1]
     assert rows_of(last) == CATALOG["ß"] and service.fake.sessions[-1].count("'") == 2
-    assert rows_of(last) == CATALOG["ß"] and len(service.fake.sessions) == 5  # again, for a repeated id: no session
+    # again, for a repeated id: no session
+    assert rows_of(last) == CATALOG["ß"] and len(service.fake.sessions) == 5
 
 
 def test_a_partition_larger_than_a_session_is_sorted_by_bigquery_and_streamed(
@@ -76,7 +87,8 @@ def test_a_partition_larger_than_a_session_is_sorted_by_bigquery_and_streamed(
     assert rows_of(found["ß"]) == CATALOG["ß"]
     assert service.fake.queries[-1].endswith("WHERE surge_k0 IN ('ß')\nORDER BY `id`")
     assert len(list(found["ß"].read())) > 5  # message by message
-    assert not any(query.endswith(f"FROM `{TABLE}`") for query in service.fake.queries)  # of all rows
+    # of all rows
+    assert not any(query.endswith(f"FROM `{TABLE}`") for query in service.fake.queries)
     assert rows_of(found["b"]) == CATALOG["b"]
 
 
@@ -89,8 +101,14 @@ def test_a_broken_stream_goes_on_at_its_offset(service: Service) -> None:
 
 def test_an_ended_session_is_transient_and_a_new_reading_opens_another(service: Service) -> None:
     [first, *_] = service.open()
-    service.fake.refused["ReadRows"] = (StatusCode.FAILED_PRECONDITION, "session expired at 2026-01-01T00:00:00+00:00")
-    with pytest.raises(TransientError, match=r"partition 'a'.*the read session ended \(400 session expired.*Run again"):
+    service.fake.refused["ReadRows"] = (
+        StatusCode.FAILED_PRECONDITION,
+        "session expired at 2026-01-01T00:00:00+00:00",
+    )
+    with pytest.raises(
+        TransientError,
+        match=r"partition 'a'.*the read session ended \(400 session expired.*Run again",
+    ):
         rows_of(first)
     service.fake.refused.clear()
     assert rows_of(first) == CATALOG["a"]
@@ -102,7 +120,10 @@ def test_an_ended_session_is_transient_and_a_new_reading_opens_another(service: 
         ("bigquery.readsessions.create", "roles/bigquery.readSessionUser"),
         ("bigquery.tables.getData", "roles/bigquery.dataViewer"),
         ("bigquery.jobs.create", "roles/bigquery.jobUser"),
-        ("of another kind", "roles/bigquery.jobUser, roles/bigquery.dataViewer and roles/bigquery.readSessionUser"),
+        (
+            "of another kind",
+            "roles/bigquery.jobUser, roles/bigquery.dataViewer and roles/bigquery.readSessionUser",
+        ),
     ],
 )
 def test_a_missing_permission_is_named_with_the_role_that_gives_it_and_not_retried(
@@ -111,7 +132,9 @@ def test_a_missing_permission_is_named_with_the_role_that_gives_it_and_not_retri
     [first, *_] = service.open()
     denied = f"request failed: the user does not have '{permission}' permission for a session in 'projects/p'"
     service.fake.refused["CreateReadSession"] = (StatusCode.PERMISSION_DENIED, denied)
-    with pytest.raises(ConfigError, match=rf"'{permission}' permission .*Grant the account {role}") as refused:
+    with pytest.raises(
+        ConfigError, match=rf"'{permission}' permission .*Grant the account {role}"
+    ) as refused:
         rows_of(first)
     assert not isinstance(refused.value, TransientError)
 
@@ -120,24 +143,30 @@ def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
     [first, *_] = service.open()
     service.fake.replace(service.fake.table.rename_columns(["category", "id", "title", "changed"]))
     with pytest.raises(
-        ConfigError, match=r"partition 'a'.*Unrecognized name: text.*as the settings source or query, partition_by"
+        ConfigError,
+        match=r"partition 'a'.*Unrecognized name: text.*as the settings source or query, partition_by",
     ):
         rows_of(first)
     with pytest.raises(ConfigError, match="Unrecognized name: text"):
         list(service.open())
-    service.fake.replace(service.fake.table.set_column(2, "text", [list(range(len(service.fake.table)))]))
+    service.fake.replace(
+        service.fake.table.set_column(2, "text", [list(range(len(service.fake.table)))])
+    )
     [first, *_] = service.open()
     assert "the text column has type int64; expected string" in str(refusal(first))
 
 
-def test_version_moves_with_the_rows_and_is_looked_up_again_when_the_table_was_modified(service: Service) -> None:
+def test_version_moves_with_the_rows_and_is_looked_up_again_when_the_table_was_modified(
+    service: Service,
+) -> None:
     source = service.open()
     listed = {each.key: each for each in source}
     changed = {**CATALOG, "a": [*CATALOG["a"][:-1], (CATALOG["a"][-1][0], "another text")]}
     del changed["b"]
     service.fake.replace(table_of(changed))
     queries = len(service.fake.queries)
-    assert listed["a"].current_source_version() == listed["a"].source_version  # looked at a moment ago
+    # looked at a moment ago
+    assert listed["a"].current_source_version() == listed["a"].source_version
     service.now += 60
     assert listed["a"].current_source_version() != listed["a"].source_version
     assert listed["b"].current_source_version() is None
@@ -153,7 +182,9 @@ def test_a_table_is_listed_by_a_query_only_after_it_was_modified(service: Servic
     assert versions(service.open()).keys() == {"a"} and len(service.fake.queries) == 2
 
 
-def test_partitions_of_two_listings_have_their_own_rows_when_they_are_read_in_turns(service: Service) -> None:
+def test_partitions_of_two_listings_have_their_own_rows_when_they_are_read_in_turns(
+    service: Service,
+) -> None:
     catalog = service.open()
     before = {partition.key: partition for partition in catalog}
     rows_of(before["b"])
@@ -189,10 +220,17 @@ def test_version_is_the_newest_change_where_a_column_says_it(service: Service) -
     assert {key for key in before if before[key] != after[key]} == {"b"}
 
 
-def test_several_columns_make_one_key_and_other_columns_are_part_of_the_version(service: Service) -> None:
+def test_several_columns_make_one_key_and_other_columns_are_part_of_the_version(
+    service: Service,
+) -> None:
     selection = Selection(text="category")
-    found = {each.key: each for each in service.open(partition_by=("category", "changed"), selection=selection)}
-    assert rows_of(found["category=it%27s%2C%20%5C50%25/changed=3"]) == [(CATALOG["it's, \\50%"][3][0], "it's, \\50%")]
+    found = {
+        each.key: each
+        for each in service.open(partition_by=("category", "changed"), selection=selection)
+    }
+    assert rows_of(found["category=it%27s%2C%20%5C50%25/changed=3"]) == [
+        (CATALOG["it's, \\50%"][3][0], "it's, \\50%")
+    ]
     assert all(each.source_version.endswith("?text_column=category") for each in found.values())
 
 
@@ -202,7 +240,9 @@ def test_rows_without_a_key_are_refused_and_the_others_are_read(service: Service
     service.fake.replace(service.fake.table.set_column(0, "category", [keys]))
     [bad, *good] = sorted(service.open(), key=lambda each: not each.key.startswith("__"))
     assert "8 rows have no key, since 'category' is null" in str(refusal(bad))
-    assert {each.key: rows_of(each) for each in good} == {key: CATALOG[key] for key in CATALOG if key not in none}
+    assert {each.key: rows_of(each) for each in good} == {
+        key: CATALOG[key] for key in CATALOG if key not in none
+    }
 
 
 def test_rows_without_an_id_and_an_empty_table(service: Service) -> None:
@@ -215,11 +255,15 @@ def test_rows_without_an_id_and_an_empty_table(service: Service) -> None:
     assert list(service.open()) == []
 
 
-def test_an_incomplete_name_and_missing_columns_are_refused_before_anything_is_asked(service: Service) -> None:
+def test_an_incomplete_name_and_missing_columns_are_refused_before_anything_is_asked(
+    service: Service,
+) -> None:
     with pytest.raises(ConfigError, match=r"expected bigquery://project\.dataset\.table"):
         service.open("bigquery://shop.products")
     with pytest.raises(ConfigError, match="needs the setting partition_by"):
         service.open(partition_by=())
-    with pytest.raises(ConfigError, match="name the project alone, as in bigquery://p, or leave the query out"):
+    with pytest.raises(
+        ConfigError, match="name the project alone, as in bigquery://p, or leave the query out"
+    ):
         service.open(query="SELECT 1")
     assert service.fake.queries == []

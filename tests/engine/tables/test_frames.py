@@ -1,4 +1,5 @@
-"""Frames give the partitions, rows and digests of the same rows in folders, and refuse what cannot be read by name."""
+"""Frames give the partitions, rows and digests of the same rows in folders, and refuse what cannot
+be read by name."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
 from tests.small_catalogs import Rows, numbered_rows, write_catalog
 
-CATALOG: dict[str, Rows] = {key: numbered_rows(key, rows) for key, rows in (("b", 40), ("a", 3), ("ß, 50%", 2))}
+CATALOG: dict[str, Rows] = {
+    key: numbered_rows(key, rows) for key, rows in (("b", 40), ("a", 3), ("ß, 50%", 2))
+}
 
 
 def shuffled() -> pa.Table:
@@ -36,7 +39,11 @@ def shuffled() -> pa.Table:
 def hugging_face(table: pa.Table) -> Any:
     """Its rows stand in another order than its Arrow table."""
     backwards = list(range(len(table) - 1, -1, -1))
-    return pytest.importorskip("datasets").Dataset.from_dict(table.take(backwards).to_pydict()).select(backwards)
+    return (
+        pytest.importorskip("datasets")
+        .Dataset.from_dict(table.take(backwards).to_pydict())
+        .select(backwards)
+    )
 
 
 def delta(table: pa.Table, folder: Path) -> Any:
@@ -52,7 +59,9 @@ KINDS: dict[str, Callable[[pa.Table, Path], Any]] = {
     "pyarrow dataset": lambda table, _: ds.dataset(table),
     "pandas": lambda table, _: pytest.importorskip("pandas").DataFrame(table.to_pydict()),
     "Hugging Face": lambda table, _: hugging_face(table),
-    "Hugging Face, streamed": lambda table, _: hugging_face(table).flatten_indices().to_iterable_dataset(),
+    "Hugging Face, streamed": lambda table, _: (
+        hugging_face(table).flatten_indices().to_iterable_dataset()
+    ),
     "Delta": delta,
 }
 
@@ -77,12 +86,15 @@ def test_one_frame_gives_what_the_same_rows_in_folders_give(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frame_for_each_key_gives_what_the_same_rows_in_folders_give(kind: str, tmp_path: Path) -> None:
+def test_a_frame_for_each_key_gives_what_the_same_rows_in_folders_give(
+    kind: str, tmp_path: Path
+) -> None:
     folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
     table = shuffled()
     frames = {
         key: KINDS[kind](
-            table.filter(pa.array([each == key for each in table["category"].to_pylist()])), tmp_path / str(n)
+            table.filter(pa.array([each == key for each in table["category"].to_pylist()])),
+            tmp_path / str(n),
         )
         for n, key in enumerate(CATALOG)
     }
@@ -102,16 +114,29 @@ def test_version_is_that_of_the_rows_however_they_lie_in_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"Delta"}))
-def test_frames_take_the_settings_by_their_names_and_columns_inside_of_others(kind: str, tmp_path: Path) -> None:
+def test_frames_take_the_settings_by_their_names_and_columns_inside_of_others(
+    kind: str, tmp_path: Path
+) -> None:
     docs = [{"title": "boots", "more": {"n": 1}}, None, {"title": "hats", "more": None}]
-    table = pa.table({"doc": docs, "doc.sku": ["x", "y", "z"], "kind": ["a", "b", "a"], "price": [1, 2, 3]})
+    table = pa.table(
+        {"doc": docs, "doc.sku": ["x", "y", "z"], "kind": ["a", "b", "a"], "price": [1, 2, 3]}
+    )
     frame = KINDS[kind](table, tmp_path / "table")
-    named: Any = {"id": "doc.sku", "text": "{doc.title}/{doc.more.n}", "columns": "price", "missing_text": "empty"}
+    named: Any = {
+        "id": "doc.sku",
+        "text": "{doc.title}/{doc.more.n}",
+        "columns": "price",
+        "missing_text": "empty",
+    }
     divided = FrameTable(frame, "kind", **named)
     assert [rows_of(each) for each in divided] == [[("x", "boots/1"), ("z", "hats/")], [("y", "")]]
     [one] = FrameCatalog({"all": frame}, **named)
-    assert [id for id, _ in rows_of(one)] == ["x", "y", "z"] and one.source_version.endswith("columns=price")
-    with pytest.raises(ConfigError, match=r"'doc.title', .* with the settings id, text, columns and partition_by\."):
+    assert [id for id, _ in rows_of(one)] == ["x", "y", "z"] and one.source_version.endswith(
+        "columns=price"
+    )
+    with pytest.raises(
+        ConfigError, match=r"'doc.title', .* with the settings id, text, columns and partition_by\."
+    ):
         FrameTable(frame, "kind", id="doc.skew")
     [one] = FrameCatalog({"all": frame})
     assert refusal(one).remedy == "Name the right ones with the settings id, text and columns."
@@ -120,7 +145,9 @@ def test_frames_take_the_settings_by_their_names_and_columns_inside_of_others(ki
 
 
 def test_several_columns_make_one_key_and_keys_come_in_their_order() -> None:
-    frame = pl.DataFrame({"lang": ["de", "de", "an"], "n": [10, 9, 10], "id": [1, 2, 3], "text": ["x", "y", "z"]})
+    frame = pl.DataFrame(
+        {"lang": ["de", "de", "an"], "n": [10, 9, 10], "id": [1, 2, 3], "text": ["x", "y", "z"]}
+    )
     found = {each.key: rows_of(each) for each in FrameTable(frame, ["lang", "n"])}
     assert list(found.items()) == [
         ("lang=an/n=10", [(3, "z")]),
@@ -143,7 +170,10 @@ def test_listed_versions_spare_the_reading_and_frames_are_opened_when_they_are_r
     frames = {key: lambda key=key: frame(key) for key in "ab"}
     now = {"a": "v1", "b": "v2"}
     listed = list(FrameCatalog(frames, versions={"a": "v1", "b": "v1"}, current_version=now.get))
-    assert [(each.source_version, each.current_source_version()) for each in listed] == [("v1", "v1"), ("v1", "v2")]
+    assert [(each.source_version, each.current_source_version()) for each in listed] == [
+        ("v1", "v1"),
+        ("v1", "v2"),
+    ]
     del now["a"]
     assert listed[0].current_source_version() is None and opened == []
     assert rows_of(listed[1]) == [("b", "b")] and opened == ["b"]
@@ -151,14 +181,27 @@ def test_listed_versions_spare_the_reading_and_frames_are_opened_when_they_are_r
 
 def test_order_is_kept_beyond_a_batch_of_rows() -> None:
     rows = range(30_000)
-    frame = pl.DataFrame({"key": [f"p{row % 3}" for row in rows], "id": rows, "text": [f"text {row}" for row in rows]})
+    frame = pl.DataFrame(
+        {
+            "key": [f"p{row % 3}" for row in rows],
+            "id": rows,
+            "text": [f"text {row}" for row in rows],
+        }
+    )
     for number, partition in enumerate(FrameTable(frame, ["key"])):
-        assert [id for batch in partition.read() for id in batch.ids.to_pylist()] == list(rows)[number::3]
+        assert [id for batch in partition.read() for id in batch.ids.to_pylist()] == list(rows)[
+            number::3
+        ]
 
 
 def test_long_texts_come_in_pieces_of_a_few_megabytes() -> None:
-    frame = pl.DataFrame({"id": range(64), "text": [letter * 1_000_000 for letter in "abcdefgh" * 8]})
-    for source in (FrameCatalog({"a": frame}), FrameTable(frame.with_columns(key=pl.lit("a")), ["key"])):
+    frame = pl.DataFrame(
+        {"id": range(64), "text": [letter * 1_000_000 for letter in "abcdefgh" * 8]}
+    )
+    for source in (
+        FrameCatalog({"a": frame}),
+        FrameTable(frame.with_columns(key=pl.lit("a")), ["key"]),
+    ):
         [partition] = source
         pieces = [batch.value_bytes for batch in partition.read()]
         assert max(pieces) < 2_100_000 and sum(pieces) == 64 * 1_000_008
@@ -198,7 +241,9 @@ def test_a_row_that_is_refused_leaves_the_other_partitions_of_its_frame() -> Non
 
 def test_key_of_the_categories_of_polars_is_read() -> None:
     for kind in (pl.Categorical(), pl.Enum(["a", "b"])):
-        frame = pl.DataFrame({"key": pl.Series(["b", "a"], dtype=kind), "id": [1, 2], "text": ["x", "y"]})
+        frame = pl.DataFrame(
+            {"key": pl.Series(["b", "a"], dtype=kind), "id": [1, 2], "text": ["x", "y"]}
+        )
         for given in (frame, frame.lazy()):
             assert {each.key: rows_of(each) for each in FrameTable(given, ["key"])} == {
                 "a": [(2, "y")],
@@ -219,10 +264,15 @@ def test_one_bad_frame_is_refused_by_name_and_the_others_go_on() -> None:
     found = {each.key: each for each in FrameCatalog(frames)}
     assert rows_of(found.pop("good")) == [(1, "x")]
     reasons = {key: str(refusal(each)) for key, each in found.items()}
-    assert "the pyarrow Table has no column 'text'; its columns are 'id'. Name the right" in reasons["missing"]
+    assert (
+        "the pyarrow Table has no column 'text'; its columns are 'id'. Name the right"
+        in reasons["missing"]
+    )
     assert "has two columns 'text'" in reasons["twice"]
     assert "partition 'null', row 1" in reasons["null"]
-    assert "a pyarrow RecordBatchReader, which can be read only once. Give a polars" in reasons["once"]
+    assert (
+        "a pyarrow RecordBatchReader, which can be read only once. Give a polars" in reasons["once"]
+    )
     assert "a builtins list, which is no frame" in reasons["list"]
     assert len({each.source_version for each in found.values()}) == len(found)
 
@@ -232,7 +282,10 @@ def test_a_frame_without_usable_key_columns_is_refused_as_a_whole() -> None:
     for given in (frame, frame.lazy()):
         with pytest.raises(ConfigError, match="products: the column 'nested' has type"):
             FrameTable(given, ["nested"], url="products")
-        with pytest.raises(ConfigError, match=r"products: .* no column 'kye'; its columns are 'nested', 'id', 'text'"):
+        with pytest.raises(
+            ConfigError,
+            match=r"products: .* no column 'kye'; its columns are 'nested', 'id', 'text'",
+        ):
             FrameTable(given, ["kye"], url="products")
 
 
@@ -258,9 +311,15 @@ def test_frame_that_cannot_be_computed_is_refused_and_the_others_go_on(tmp_path:
     for versions in (None, dict.fromkeys(frames, "1")):
         found = {each.key: each for each in FrameCatalog(frames, versions=versions)}
         assert rows_of(found["good"]) == [("1", "x")]
-        assert "could not be computed (InvalidOperationError: conversion" in str(refusal(found["expression"]))
-        assert "could not be computed (RuntimeError: the warehouse said no). Correct" in str(refusal(found["function"]))
-        with pytest.raises(TransientError, match=r"partition 'gone': its frame could not be read .* Open it anew"):
+        assert "could not be computed (InvalidOperationError: conversion" in str(
+            refusal(found["expression"])
+        )
+        assert "could not be computed (RuntimeError: the warehouse said no). Correct" in str(
+            refusal(found["function"])
+        )
+        with pytest.raises(
+            TransientError, match=r"partition 'gone': its frame could not be read .* Open it anew"
+        ):
             rows_of(found["gone"])
     with pytest.raises(ConfigError, match="products: its frame could not be computed"):
         FrameTable(frames["expression"], ["id"], url="products")
@@ -271,9 +330,13 @@ def test_delta_table_that_is_rewritten_is_read_as_it_was_opened_and_says_when_it
 ) -> None:
     deltalake = pytest.importorskip("deltalake", reason="not installed: the extra 'delta'")
     place = str(tmp_path / "table")
-    deltalake.write_deltalake(place, pa.table({"number": [7], "id": [1], "text": ["x"]}), partition_by=["number"])
+    deltalake.write_deltalake(
+        place, pa.table({"number": [7], "id": [1], "text": ["x"]}), partition_by=["number"]
+    )
     [opened] = FrameCatalog({"a": deltalake.DeltaTable(place)})
-    deltalake.write_deltalake(place, pa.table({"number": [8], "id": [2], "text": ["y"]}), mode="overwrite")
+    deltalake.write_deltalake(
+        place, pa.table({"number": [8], "id": [2], "text": ["y"]}), mode="overwrite"
+    )
     assert rows_of(opened) == [(1, "x")]
     table = deltalake.DeltaTable(place)
     assert {each.key: rows_of(each) for each in FrameTable(table, ["number"])} == {"8": [(2, "y")]}
@@ -293,5 +356,7 @@ def test_dataset_with_a_transform_and_several_splits_are_refused() -> None:
 
 def test_key_of_a_frame_is_a_string_that_is_not_empty() -> None:
     for key in ("", 7):
-        with pytest.raises(ConfigError, match=f"the key of a partition is a string that is not empty, not {key!r}"):
+        with pytest.raises(
+            ConfigError, match=f"the key of a partition is a string that is not empty, not {key!r}"
+        ):
             FrameCatalog({key: pl.DataFrame()})  # pyright: ignore[reportArgumentType]

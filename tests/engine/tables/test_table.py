@@ -1,4 +1,5 @@
-"""A table in any order gives the partitions that folders with the same rows would give, with versions by content."""
+"""A table in any order gives the partitions that folders with the same rows would give, with
+versions by content."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ class TestRows:
         rows = [(row, "t" * 50, "huge" if row % 10 else f"k{row % 7}") for row in range(4_000)]
         assert contents(table_of(write_parquet(tmp_path / "t.parquet", rows))) == by_key(rows)
 
-    def test_rows_of_several_files_follow_each_other_in_the_order_of_their_names(self, tmp_path: Path) -> None:
+    def test_rows_of_several_files_follow_each_other_in_the_order_of_their_names(
+        self, tmp_path: Path
+    ) -> None:
         for place in range(5):
             write_parquet(tmp_path / f"{place}.parquet", ROWS[place * 1000 : (place + 1) * 1000])
         assert contents(table_of(tmp_path)) == by_key(ROWS)
@@ -94,7 +97,9 @@ class TestRows:
             assert next(partition.read())
         assert contents(source) == by_key(rows)
 
-    @pytest.mark.parametrize("keys", [[5, 7, 5], [True, False, True], [datetime.date(2024, 1, 2)] * 3])
+    @pytest.mark.parametrize(
+        "keys", [[5, 7, 5], [True, False, True], [datetime.date(2024, 1, 2)] * 3]
+    )
     def test_keys_need_not_be_strings(self, tmp_path: Path, keys: list[object]) -> None:
         rows = [(str(place), "t", key) for place, key in enumerate(keys)]
         expected = by_key([(row[0], "t", str(row[2]).lower()) for row in rows])
@@ -103,13 +108,16 @@ class TestRows:
     def test_categorical_columns_are_read(self, tmp_path: Path) -> None:
         names = {"id": ["1", "2"], "text": ["a", "b"], "category": ["k", "k"]}
         pq.write_table(
-            pa.table({name: pa.array(v).dictionary_encode() for name, v in names.items()}), tmp_path / "t.pq"
+            pa.table({name: pa.array(v).dictionary_encode() for name, v in names.items()}),
+            tmp_path / "t.pq",
         )
         assert contents(table_of(tmp_path / "t.pq")) == {"k": [("1", "a"), ("2", "b")]}
 
 
 class TestVersions:
-    def test_unchanged_partition_of_a_rewritten_table_keeps_its_version(self, tmp_path: Path) -> None:
+    def test_unchanged_partition_of_a_rewritten_table_keeps_its_version(
+        self, tmp_path: Path
+    ) -> None:
         before = versions(table_of(write_csv(tmp_path / "t.csv", ROWS)))
         changed = [(row[0], "other" if row[0] == "id-17" else row[1], row[2]) for row in ROWS]
         after = versions(table_of(write_csv(tmp_path / "t.csv", changed)))
@@ -122,7 +130,10 @@ class TestVersions:
 
     def test_other_text_column_is_another_version(self, tmp_path: Path) -> None:
         path = write_csv(tmp_path / "t.csv", ROWS)
-        one, two = versions(table_of(path)), versions(table_of(path, selection=Selection(text="category")))
+        one, two = (
+            versions(table_of(path)),
+            versions(table_of(path, selection=Selection(text="category"))),
+        )
         assert all(one[key] != two[key] for key in one)
 
     def test_changed_file_is_seen_at_the_next_look(self, tmp_path: Path) -> None:
@@ -137,7 +148,9 @@ class TestVersions:
         assert partition.current_source_version() is None
 
     @pytest.mark.parametrize("is_sorted", [False, True])
-    def test_table_that_is_replaced_before_it_is_read_is_transient(self, tmp_path: Path, is_sorted: bool) -> None:
+    def test_table_that_is_replaced_before_it_is_read_is_transient(
+        self, tmp_path: Path, is_sorted: bool
+    ) -> None:
         rows = SORTED if is_sorted else ROWS
         source = table_of(write_csv(tmp_path / "t.csv", rows))
         listed = list(source)
@@ -149,11 +162,17 @@ class TestVersions:
 
 class TestRefusals:
     @pytest.mark.parametrize("bad", ["", None])
-    def test_rows_without_a_key_are_refused_and_the_others_go_on(self, tmp_path: Path, bad: str | None) -> None:
+    def test_rows_without_a_key_are_refused_and_the_others_go_on(
+        self, tmp_path: Path, bad: str | None
+    ) -> None:
         rows = [*ROWS[:100], ("a", "t", bad), *ROWS[100:], ("b", "t", bad)]
         listed = list(table_of(write_parquet(tmp_path / "t.parquet", rows)))
-        [refused] = [partition for partition in listed if partition.key == "__HIVE_DEFAULT_PARTITION__"]
-        with pytest.raises(DataError, match=r"2 rows have no key.*the first is row 100 of t\.parquet"):
+        [refused] = [
+            partition for partition in listed if partition.key == "__HIVE_DEFAULT_PARTITION__"
+        ]
+        with pytest.raises(
+            DataError, match=r"2 rows have no key.*the first is row 100 of t\.parquet"
+        ):
             list(refused.read())
         assert {partition.key for partition in listed} == {*by_key(ROWS), refused.key}
 
@@ -165,7 +184,9 @@ class TestRefusals:
             list(refused.read())
 
     @pytest.mark.parametrize("is_sorted", [False, True])
-    def test_bad_row_is_named_with_its_place_in_the_file(self, tmp_path: Path, is_sorted: bool) -> None:
+    def test_bad_row_is_named_with_its_place_in_the_file(
+        self, tmp_path: Path, is_sorted: bool
+    ) -> None:
         rows = SORTED if is_sorted else ROWS
         write_parquet(tmp_path / "0.parquet", rows[:2_000])
         bad = [*rows[2_000:3_000], ("x", None, rows[3_000][2]), *rows[3_000:]]
@@ -178,7 +199,9 @@ class TestRefusals:
     def test_files_of_different_types_are_refused_with_both_names(self, tmp_path: Path) -> None:
         write_parquet(tmp_path / "a.parquet", [("1", "t", "k")])
         write_parquet(tmp_path / "b.parquet", [(1, "t", "k")])
-        with pytest.raises(ConfigError, match=r"'id' has type string in a\.parquet and int64 in b\.parquet"):
+        with pytest.raises(
+            ConfigError, match=r"'id' has type string in a\.parquet and int64 in b\.parquet"
+        ):
             list(table_of(tmp_path))
 
     def test_column_of_numbers_with_fractions_is_no_key(self, tmp_path: Path) -> None:
@@ -195,7 +218,9 @@ class TestGroupedRows:
     def folders(self, cache: Path) -> list[str]:
         return [path.name for path in cache.glob("tables/*/rows/*")]
 
-    def test_same_files_are_grouped_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_same_files_are_grouped_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = write_csv(tmp_path / "t.csv", ROWS)
         first = versions(table_of(path))
         monkeypatch.setattr(grouping, "_spill", None)
@@ -280,7 +305,9 @@ class TestGroupedRows:
         list(table_of(write_csv(tmp_path / "t.csv", SORTED)))
         assert self.folders(own_cache) == []
 
-    @pytest.mark.parametrize("damaged", ["a batch", "the name of a column", "the number of batches"])
+    @pytest.mark.parametrize(
+        "damaged", ["a batch", "the name of a column", "the number of batches"]
+    )
     def test_damaged_group_is_never_read_as_rows_and_made_again(
         self, tmp_path: Path, own_cache: Path, damaged: str
     ) -> None:
@@ -314,7 +341,10 @@ class TestGroupedRows:
 
 def test_rows_of_eight_key_columns_with_many_values_have_their_own_keys(tmp_path: Path) -> None:
     names = [f"k{place}" for place in range(8)]
-    rows = [(str(row), f"text {row}", *(f"{row * (place + 1) % 300}" for place in range(8))) for row in range(300)]
+    rows = [
+        (str(row), f"text {row}", *(f"{row * (place + 1) % 300}" for place in range(8)))
+        for row in range(300)
+    ]
     path = write_csv(tmp_path / "t.csv", rows, ("id", "text", *names))
     expected = {joined_key(dict(zip(names, row[2:], strict=True))): [row[:2]] for row in rows}
     assert contents(table_of(path, *names)) == expected
@@ -324,13 +354,20 @@ def test_rows_of_eight_key_columns_with_many_values_have_their_own_keys(tmp_path
 def test_key_column_may_be_part_of_the_text(tmp_path: Path, keys: str) -> None:
     path = write_csv(tmp_path / "t.csv", [(str(row), "x", key) for row, key in enumerate(keys)])
     found = contents(table_of(path, selection=Selection(text="{category}: {text}")))
-    expected = {key: [(str(row), f"{key}: x") for row, other in enumerate(keys) if other == key] for key in "ab"}
+    expected = {
+        key: [(str(row), f"{key}: x") for row, other in enumerate(keys) if other == key]
+        for key in "ab"
+    }
     assert found == expected
 
 
-def test_name_of_the_partition_without_a_key_is_refused_with_the_rows_that_have_none(tmp_path: Path) -> None:
+def test_name_of_the_partition_without_a_key_is_refused_with_the_rows_that_have_none(
+    tmp_path: Path,
+) -> None:
     rows = [("0", "x", "a"), ("1", "x", ""), ("2", "x", "__HIVE_DEFAULT_PARTITION__")]
-    partitions = {partition.key: partition for partition in table_of(write_csv(tmp_path / "t.csv", rows))}
+    partitions = {
+        partition.key: partition for partition in table_of(write_csv(tmp_path / "t.csv", rows))
+    }
     assert partitions.keys() == {"a", "__HIVE_DEFAULT_PARTITION__"}
     with pytest.raises(DataError, match="2 rows have no key"):
         list(partitions["__HIVE_DEFAULT_PARTITION__"].read())
@@ -343,7 +380,9 @@ def test_column_of_nulls_in_a_later_file_refuses_only_its_own_rows(tmp_path: Pat
     nulls = pa.table({"id": pa.nulls(1), "text": ["x"], "category": ["b"]})
     pq.write_table(nulls, tmp_path / "2.parquet")
     partitions = {partition.key: partition for partition in table_of(tmp_path)}
-    assert list(itertools.chain.from_iterable(b.ids.to_pylist() for b in partitions["a"].read())) == [1, 2, 3]
+    assert list(
+        itertools.chain.from_iterable(b.ids.to_pylist() for b in partitions["a"].read())
+    ) == [1, 2, 3]
     with pytest.raises(DataError, match="the id is null"):
         list(partitions["b"].read())
 
@@ -357,7 +396,9 @@ def test_table_in_order_is_read_once_whatever_the_order_of_its_keys(
     opened: list[int] = []
     read = source._rows
     monkeypatch.setattr(source, "_rows", lambda index: opened.append(1) or read(index))
-    assert [batch.ids[0].as_py() for partition in partitions for batch in partition.read()] == list(map(str, range(50)))
+    assert [batch.ids[0].as_py() for partition in partitions for batch in partition.read()] == list(
+        map(str, range(50))
+    )
     assert len(opened) == 1
 
 
@@ -376,13 +417,17 @@ def test_table_in_order_is_read_once_where_the_first_rows_of_each_partition_are_
     assert contents(source) == by_key(rows) and len(opened) == 2
 
 
-def test_csv_table_that_is_not_utf8_is_refused_with_the_setting_and_read_with_it(tmp_path: Path) -> None:
+def test_csv_table_that_is_not_utf8_is_refused_with_the_setting_and_read_with_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "products.csv"
     rows = [("grün", "1", "Stiefel"), ("blau", "2", "Hüte"), ("grün", "3", "Schuhe")]
     path.write_bytes("\n".join(["color,id,text", *map(",".join, rows)]).encode("cp1252"))
     unnamed, blue = open_source(path, partition_by="color")
     assert refusal(unnamed).remedy.endswith("for a CSV file that is not UTF-8, set encoding.")
-    assert refusal(blue).remedy.endswith("or set encoding for a CSV file of another one, then run again.")
+    assert refusal(blue).remedy.endswith(
+        "or set encoding for a CSV file of another one, then run again."
+    )
     read = open_source(path, partition_by="color", encoding="Windows-1252")
     assert {each.key: rows_of(each) for each in read} == {
         "blau": [("2", "Hüte")],

@@ -25,7 +25,9 @@ def made(three_spaces: Spaces, tmp_path: Path) -> Spaces:
 
 def test_complete_space_becomes_current_and_can_be_switched_back(made: Spaces) -> None:
     first, second, _ = made.names()
-    assert switch_space(made.source, made.store, made.of("hash://16")).current == CurrentSpace(first)
+    assert switch_space(made.source, made.store, made.of("hash://16")).current == CurrentSpace(
+        first
+    )
     switched = switch_space(made.source, made.store, made.of("hash://24"))
     assert (switched.current, switched.changed) == (CurrentSpace(second, first, 2), True)
     assert (switched.partitions, switched.rows) == (len(KEYS), ROWS * len(KEYS))
@@ -51,11 +53,19 @@ def flip_a_bit(made: Spaces) -> None:
     [
         (lambda made: made.file("hash://24", "b").unlink(), "b", "missing"),
         (change_the_source, "b", "stale"),
-        (lambda made: write_partition(made.root / "catalog", "d", numbered_rows("d", 3)), "d", "missing"),
+        (
+            lambda made: write_partition(made.root / "catalog", "d", numbered_rows("d", 3)),
+            "d",
+            "missing",
+        ),
         (lambda made: write_partition(made.root / "catalog", "d", [("x", None)]), "d", "missing"),
         (lambda made: os.truncate(made.file("hash://24", "b"), 1000), "b", "missing"),
         (flip_a_bit, "b", "damaged"),
-        (lambda made: shutil.copy(made.file("hash://16", "b"), made.file("hash://24", "b")), "b", "space"),
+        (
+            lambda made: shutil.copy(made.file("hash://16", "b"), made.file("hash://24", "b")),
+            "b",
+            "space",
+        ),
     ],
 )
 def test_incomplete_space_is_refused_with_the_key_of_the_partition(
@@ -71,7 +81,9 @@ def test_incomplete_space_is_refused_with_the_key_of_the_partition(
 
 def test_unreadable_file_is_a_transient_error_and_not_a_refusal(made: Spaces) -> None:
     store = FailingStore(made.root / "output", "b")
-    with pytest.raises(TransientError, match=r"1 of 3 partitions could not be read. .*Input/output error"):
+    with pytest.raises(
+        TransientError, match=r"1 of 3 partitions could not be read. .*Input/output error"
+    ):
         switch_space(made.source, store, made.of("hash://24"))
     flip_a_bit(made)
     with pytest.raises(SwitchRefused, match="1 damaged, 1 unread"):
@@ -83,13 +95,17 @@ def test_refusal_counts_all_violations_and_names_the_first(made: Spaces) -> None
     for number in range(30):
         write_partition(made.root / "catalog", f"n{number:02}", [("x", "y")])
     change_the_source(made)
-    with pytest.raises(SwitchRefused, match=r"of 33 partitions, 30 missing, 1 stale: 'b'.* and 21 others") as refused:
+    with pytest.raises(
+        SwitchRefused, match=r"of 33 partitions, 30 missing, 1 stale: 'b'.* and 21 others"
+    ) as refused:
         switch_space(made.source, made.store, made.of("hash://24"))
     assert refused.value.counts == {"missing": 30, "stale": 1}
     assert not made.pointer.exists()
 
 
-def test_files_of_removed_partitions_do_not_count_and_an_empty_catalog_is_refused(made: Spaces) -> None:
+def test_files_of_removed_partitions_do_not_count_and_an_empty_catalog_is_refused(
+    made: Spaces,
+) -> None:
     (made.root / "catalog" / "partition=b" / "part-0.parquet").unlink()
     (made.root / "catalog" / "partition=b").rmdir()
     assert switch_space(made.source, made.store, made.of("hash://24")).partitions == len(KEYS) - 1
@@ -120,7 +136,9 @@ class Watched:
 def test_later_of_two_concurrent_switches_is_refused(made: Spaces) -> None:
     first, _, third = made.names()
     switch_space(made.source, made.store, made.of("hash://16"))
-    watched = Watched(made.source, lambda: switch_space(made.source, made.store, made.of("hash://8")))
+    watched = Watched(
+        made.source, lambda: switch_space(made.source, made.store, made.of("hash://8"))
+    )
     with pytest.raises(SwitchedMeanwhile, match=f"{third!r} was made current .* meanwhile"):
         switch_space(watched, made.store, made.of("hash://24"))
     assert read_current(made.store) == CurrentSpace(third, first, 2)

@@ -1,4 +1,5 @@
-"""`verify` finds everything that would give a reader other rows than the source's, or wrong vectors."""
+"""`verify` finds everything that would give a reader other rows than the source's, or wrong
+vectors."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def build_catalog(root: Path) -> Path:
         folder = root / f"partition={key.replace('ö', '%C3%B6')}"
         folder.mkdir(parents=True)
         texts = [f"{key} text number {row} {'long ' * (row % 7)}" for row in range(ROWS)]
-        pq.write_table(pa.table({"id": [f"{key}-{row}" for row in range(ROWS)], "text": texts}), folder / "0.parquet")
+        pq.write_table(
+            pa.table({"id": [f"{key}-{row}" for row in range(ROWS)], "text": texts}),
+            folder / "0.parquet",
+        )
     return root
 
 
@@ -56,7 +60,12 @@ def pool():
 def embedded(tmp_path_factory: pytest.TempPathFactory, pool: EncoderPool) -> Path:
     root = tmp_path_factory.mktemp("embedded")
     build_catalog(root / "catalog")
-    run = EmbeddingRun(open_source(root / "catalog"), open_store(root / "out"), pool, Thresholds(b_min=50, b_max=100))
+    run = EmbeddingRun(
+        open_source(root / "catalog"),
+        open_store(root / "out"),
+        pool,
+        Thresholds(b_min=50, b_max=100),
+    )
     assert len(list(run)) == len(KEYS)
     return root
 
@@ -69,7 +78,9 @@ def copy(embedded: Path, tmp_path: Path) -> Path:
 
 def violations(root: Path, pool: EncoderPool, reencode: int | None = 0) -> list[Violation]:
     source, store = open_source(root / "catalog"), open_store(root / "out")
-    events = verify(source, store, pool.space, pool=pool if reencode != 0 else None, reencode=reencode)
+    events = verify(
+        source, store, pool.space, pool=pool if reencode != 0 else None, reencode=reencode
+    )
     return [event for event in events if isinstance(event, Violation)]
 
 
@@ -93,11 +104,18 @@ def unread(events: Iterable[object]) -> list[str]:
     return [violation.key for violation in unread]
 
 
-def test_file_that_cannot_be_read_now_is_a_violation_and_the_others_are_read(copy: Path, pool: EncoderPool) -> None:
+def test_file_that_cannot_be_read_now_is_a_violation_and_the_others_are_read(
+    copy: Path, pool: EncoderPool
+) -> None:
     shutil.rmtree(copy / "catalog" / "partition=b")
-    events = list(verify(open_source(copy / "catalog"), FailingStore(copy / "out", "a", "b"), pool.space))
+    events = list(
+        verify(open_source(copy / "catalog"), FailingStore(copy / "out", "a", "b"), pool.space)
+    )
     assert unread(events) == ["a", f"{pool.space.name}/b.parquet"]
-    assert [event for event in events if isinstance(event, Verified)] == [Verified("Köln", ROWS), Verified("a", 0)]
+    assert [event for event in events if isinstance(event, Verified)] == [
+        Verified("Köln", ROWS),
+        Verified("a", 0),
+    ]
     assert len(events) == 4
 
 
@@ -117,7 +135,9 @@ def test_comparison_says_how_many_vectors_it_judged_and_of_how_many_files_it_cou
         assert len(unread(events)) == expected[2], "what could not be judged is a violation"
 
 
-def test_rows_that_are_encoded_again_are_drawn_anew_each_time(embedded: Path, pool: EncoderPool) -> None:
+def test_rows_that_are_encoded_again_are_drawn_anew_each_time(
+    embedded: Path, pool: EncoderPool
+) -> None:
     source, store = open_source(embedded / "catalog"), LocalStore(embedded / "out")
     drawn: set[str] = set()
     for _ in range(4):
@@ -135,7 +155,9 @@ def test_source_that_cannot_be_read_now_is_a_violation(
     assert kinds(copy, pool) == [("a", "unread")]
 
 
-def test_source_that_changed_after_it_was_listed_counts_as_unread(copy: Path, pool: EncoderPool) -> None:
+def test_source_that_changed_after_it_was_listed_counts_as_unread(
+    copy: Path, pool: EncoderPool
+) -> None:
     listed = list(open_source(copy / "catalog"))
     os.utime(copy / "catalog" / "partition=a" / "0.parquet", ns=(1, 1))
     assert kinds(copy, pool) == [("a", "stale")]
@@ -162,7 +184,9 @@ def swap(table: pa.Table, column: str, first: int, second: int) -> pa.Table:
     order = list(range(table.num_rows))
     order[first], order[second] = order[second], order[first]
     index = table.schema.get_field_index(column)
-    return table.set_column(index, table.schema.field(column), table.column(column).take(pa.array(order)))
+    return table.set_column(
+        index, table.schema.field(column), table.column(column).take(pa.array(order))
+    )
 
 
 def stretch(table: pa.Table, factor: float) -> pa.Table:
@@ -176,11 +200,19 @@ def stretch(table: pa.Table, factor: float) -> pa.Table:
 @pytest.mark.parametrize(
     ("change", "kind", "reason"),
     [
-        (lambda table: pa.concat_tables([table[:7], table[8:]]), "rows", "39 rows and the source 40. row 7: "),
+        (
+            lambda table: pa.concat_tables([table[:7], table[8:]]),
+            "rows",
+            "39 rows and the source 40. row 7: ",
+        ),
         (lambda table: table[: ROWS - 1], "rows", "39 rows"),
         (lambda table: swap(table, "id", 3, 4), "ids", "row 3: the file has the id 'a-4'"),
         (lambda table: swap(table, "text", 3, 4), "texts", "row 3: the file has the text 'a"),
-        (lambda table: swap(table, "text_hash", 3, 4), "texts", "row 3: the file has the text_hash"),
+        (
+            lambda table: swap(table, "text_hash", 3, 4),
+            "texts",
+            "row 3: the file has the text_hash",
+        ),
         (lambda table: stretch(table, 1.5), "length", "row 5"),
         (lambda table: stretch(table, float("nan")), "finite", "row 5"),
         (lambda table: stretch(table, float("inf")), "finite", "row 5"),
@@ -194,7 +226,9 @@ def test_changed_row_is_found_and_named(
     assert (violation.key, violation.kind) == ("a", kind) and reason in violation.reason
 
 
-def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, pool: EncoderPool) -> None:
+def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(
+    copy: Path, pool: EncoderPool
+) -> None:
     rewrite(output_file(copy, pool), lambda table: swap(table, "embedding", 3, 4))
     assert violations(copy, pool) == [], "only encoding again can find it"
     [violation] = violations(copy, pool, reencode=None)
@@ -210,11 +244,20 @@ def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, p
         (lambda table: narrow(table).slice(1), "dimension", "expected 16 numbers per row"),
         (lambda table: table.slice(0, ROWS - 1), "rows", "the file has 39 rows and the source 40."),
         (lambda table: table.slice(1), "rows", "the file has 39 rows and the source 40."),
-        (lambda table: pa.concat_tables([table, table.slice(3, 1)]), "rows", "the file has 41 rows and the source 40."),
+        (
+            lambda table: pa.concat_tables([table, table.slice(3, 1)]),
+            "rows",
+            "the file has 41 rows and the source 40.",
+        ),
     ],
 )
 def test_dimension_and_rows_are_those_of_the_file_not_of_its_metadata(
-    copy: Path, pool: EncoderPool, change: Callable[[pa.Table], pa.Table], kind: str, found: str, metadata: str
+    copy: Path,
+    pool: EncoderPool,
+    change: Callable[[pa.Table], pa.Table],
+    kind: str,
+    found: str,
+    metadata: str,
 ) -> None:
     path = output_file(copy, pool)
     if metadata == "kept":
@@ -225,7 +268,9 @@ def test_dimension_and_rows_are_those_of_the_file_not_of_its_metadata(
     assert (reported.key, reported.kind) == ("a", kind) and found in reported.reason
 
 
-def test_metadata_that_are_missing_or_name_another_dimension_are_found(copy: Path, pool: EncoderPool) -> None:
+def test_metadata_that_are_missing_or_name_another_dimension_are_found(
+    copy: Path, pool: EncoderPool
+) -> None:
     path = output_file(copy, pool)
     rewrite(path, lambda table: table, dimension=17)
     assert kinds(copy, pool) == [("a", "dimension")]
@@ -242,7 +287,9 @@ def test_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:
         assert ("a", "damaged") in kinds(copy, pool)
 
 
-def test_file_of_another_partition_or_model_and_a_missing_one_are_found(copy: Path, pool: EncoderPool) -> None:
+def test_file_of_another_partition_or_model_and_a_missing_one_are_found(
+    copy: Path, pool: EncoderPool
+) -> None:
     shutil.copy(output_file(copy, pool, "b"), output_file(copy, pool))
     assert kinds(copy, pool) == [("a", "ids")]
     with EncoderPool(EncodingSpec(model="hash://16", document_prompt="query: ")) as other:
@@ -253,16 +300,27 @@ def test_file_of_another_partition_or_model_and_a_missing_one_are_found(copy: Pa
     assert kinds(copy, pool) == [("a", "missing")]
 
 
-def test_refused_partition_is_a_violation_also_without_a_file(copy: Path, pool: EncoderPool) -> None:
+def test_refused_partition_is_a_violation_also_without_a_file(
+    copy: Path, pool: EncoderPool
+) -> None:
     path = copy / "catalog" / "partition=a" / "0.parquet"
     table = pq.read_table(path)
     ids = [*table.column("id").to_pylist()[:-1], "a-0"]
-    version = {b"surge.source_version": read_facts(pq.read_metadata(output_file(copy, pool))).source_version.encode()}
+    version = {
+        b"surge.source_version": read_facts(
+            pq.read_metadata(output_file(copy, pool))
+        ).source_version.encode()
+    }
     pq.write_table(table.set_column(0, "id", pa.array(ids)).replace_schema_metadata(version), path)
     assert kinds(copy, pool) == [("a", "ids")]
     output_file(copy, pool).unlink()
     [refused] = violations(copy, pool)
-    assert (refused.key, refused.kind, refused.is_warning, refused.has_no_file) == ("a", "refused", False, True)
+    assert (refused.key, refused.kind, refused.is_warning, refused.has_no_file) == (
+        "a",
+        "refused",
+        False,
+        True,
+    )
     assert "row 39" in refused.reason
 
 
@@ -289,7 +347,11 @@ def what_a_reader_gets(store: Store, name: str) -> tuple[object, ...]:
     with store.open(name) as source:
         reader = pq.ParquetFile(source)
         table = reader.read()
-        metadata = {key: value for key, value in (reader.metadata.metadata or {}).items() if key != b"ARROW:schema"}
+        metadata = {
+            key: value
+            for key, value in (reader.metadata.metadata or {}).items()
+            if key != b"ARROW:schema"
+        }
         return (
             str(table.schema.remove_metadata()),
             table.column("id").to_pylist(),
@@ -300,8 +362,11 @@ def what_a_reader_gets(store: Store, name: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.soak)])
-def test_bit_flip_that_changes_what_a_reader_gets_is_found(copy: Path, pool: EncoderPool, step: int) -> None:
-    # One random bit of every byte of a whole file, or of every fourth; about 8,000 files are written and verified.
+def test_bit_flip_that_changes_what_a_reader_gets_is_found(
+    copy: Path, pool: EncoderPool, step: int
+) -> None:
+    # One random bit of every byte of a whole file, or of every fourth; about 8,000 files are
+    # written and verified.
     store = open_store(copy / "out")
     catalog = copy / "one"
     shutil.copytree(copy / "catalog" / "partition=a", catalog / "partition=a")

@@ -1,5 +1,6 @@
 # pyright: reportMissingImports=false
-"""Vectors by a client of OpenAI's API: the words are its name and the base URL; texts and vectors are JSON."""
+"""Vectors by a client of OpenAI's API: the words are its name and the base URL; texts and vectors
+are JSON."""
 
 import json
 import os
@@ -7,13 +8,20 @@ import sys
 
 TEXTS = json.load(sys.stdin)
 NAME, URL = sys.argv[1:]
-os.environ.update(OPENAI_API_KEY="none", OPENAI_BASE_URL=URL, OPENAI_API_BASE=URL, LITELLM_LOCAL_MODEL_COST_MAP="True")
+os.environ.update(
+    OPENAI_API_KEY="none",
+    OPENAI_BASE_URL=URL,
+    OPENAI_API_BASE=URL,
+    LITELLM_LOCAL_MODEL_COST_MAP="True",
+)
 
 
 def litellm() -> list[list[float]]:
     import litellm
 
-    answer = litellm.embedding("openai/current", TEXTS, api_base=URL, api_key="none", encoding_format=None)
+    answer = litellm.embedding(
+        "openai/current", TEXTS, api_base=URL, api_key="none", encoding_format=None
+    )
     return [each["embedding"] for each in answer.data]
 
 
@@ -28,7 +36,10 @@ def llama_index() -> list[list[float]]:
     from llama_index.embeddings.openai import OpenAIEmbedding
 
     embedding = OpenAIEmbedding(model_name="current", api_base=URL)
-    return [*embedding.get_text_embedding_batch(TEXTS[:-1]), embedding.get_query_embedding(TEXTS[-1])]
+    return [
+        *embedding.get_text_embedding_batch(TEXTS[:-1]),
+        embedding.get_query_embedding(TEXTS[-1]),
+    ]
 
 
 def haystack() -> list[list[float]]:
@@ -36,7 +47,9 @@ def haystack() -> list[list[float]]:
     from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
 
     documents = [Document(content=text) for text in TEXTS[:-1]]
-    embedded = OpenAIDocumentEmbedder(model="current", api_base_url=URL, progress_bar=False).run(documents)
+    embedded = OpenAIDocumentEmbedder(model="current", api_base_url=URL, progress_bar=False).run(
+        documents
+    )
     last = OpenAITextEmbedder(model="current", api_base_url=URL).run(TEXTS[-1])
     return [*(each.embedding for each in embedded["documents"]), last["embedding"]]
 

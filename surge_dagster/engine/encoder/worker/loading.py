@@ -1,8 +1,10 @@
-"""The start of a worker: loads the model into a backend, checks its vectors and sets its token budget.
+"""The start of a worker: loads the model into a backend, checks its vectors and sets its token
+budget.
 
-"auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, packed passes on a GPU in half
-precision, otherwise torch. Why a backend was not used is a note of the worker. In the same way the settings' fallback
-precision takes the place of one whose vectors are below the promise: activations of some models overflow fp16.
+"auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, packed passes
+on a GPU in half precision, otherwise torch. Why a backend was not used is a note of the worker. In
+the same way the settings' fallback precision takes the place of one whose vectors are below the
+promise: activations of some models overflow fp16.
 """
 
 from __future__ import annotations
@@ -54,18 +56,26 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
         names = [*_faster_backends(settings), "torch"]
     attempts = [(name, settings) for name in names]
     if settings.fallback_precision is not None:
-        attempts += [(name, replace(settings, precision=settings.fallback_precision)) for name in names]
+        attempts += [
+            (name, replace(settings, precision=settings.fallback_precision)) for name in names
+        ]
     for (name, chosen), following in zip(attempts, [*attempts[1:], None], strict=True):
         try:
             return _attempt(space, name, chosen, tuple(notes))
         except Exception as error:
             other_precision = following is not None and following[1].precision != chosen.precision
-            if following is None or (other_precision and not isinstance(error, parity.BelowPromise)):
+            if following is None or (
+                other_precision and not isinstance(error, parity.BelowPromise)
+            ):
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_REASON]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][
+                :_LONGEST_REASON
+            ]
         if other_precision:
             del notes[of_model:]  # which backends were tried in a precision that is not used
-        was, instead = (chosen.precision, following[1].precision) if other_precision else (name, following[0])
+        was, instead = (
+            (chosen.precision, following[1].precision) if other_precision else (name, following[0])
+        )
         notes.append(f"{instead} is used instead of {was}: {reason}")
     raise AssertionError("there is always a last attempt")
 
@@ -73,9 +83,12 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
 def loaded_tokenizer(space: Space, backend: Backend) -> str:
     """The tokenizer as the libraries loaded it, for `Space.tokenizer`."""
     digest = getattr(backend, "tokens_digest", "")
-    if not digest or (space.routed and space.task == "query"):  # queries may have a tokenizer of their own
+    # queries may have a tokenizer of their own
+    if not digest or (space.routed and space.task == "query"):
         return ""
-    return "{0} transformers-{transformers} tokenizers-{tokenizers}".format(digest, **library_versions())
+    return "{0} transformers-{transformers} tokenizers-{tokenizers}".format(
+        digest, **library_versions()
+    )
 
 
 def _faster_backends(settings: BackendSettings) -> list[str]:
@@ -103,8 +116,9 @@ def _attempt(space: Space, name: str, settings: BackendSettings, notes: tuple[st
 def _probe(backend: Backend, space: Space) -> None:
     """Encodes one text before anything else.
 
-    Libraries set themselves up during their first pass, which is not always safe in two threads, so that pass runs
-    alone. And a worker that is lost later was able to encode: the texts it was given are the likely cause.
+    Libraries set themselves up during their first pass, which is not always safe in two threads, so
+    that pass runs alone. And a worker that is lost later was able to encode: the texts it was given
+    are the likely cause.
     """
     encode_texts(backend, [_PROBE_TEXT], space.dimension, space.dtype)
 

@@ -1,9 +1,11 @@
-"""The worker process: loads one model, then turns rows of shared memory into vectors until the pool stops it.
+"""The worker process: loads one model, then turns rows of shared memory into vectors until the pool
+stops it.
 
-Four threads: the reader receives messages and tokenizes ahead, the main thread computes and answers, the third reports
-progress every second, so that the pool can distinguish a slow worker from a hung one, and the fourth waits for the end
-of a pipe that only the pool's process holds open: when that process ends in any way, the worker ends too. Interrupts
-and termination signals are ignored; the pool handles them. What a worker prints ends up in the pool's error messages.
+Four threads: the reader receives messages and tokenizes ahead, the main thread computes and
+answers, the third reports progress every second, so that the pool can distinguish a slow worker
+from a hung one, and the fourth waits for the end of a pipe that only the pool's process holds open:
+when that process ends in any way, the worker ends too. Interrupts and termination signals are
+ignored; the pool handles them. What a worker prints ends up in the pool's error messages.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ _MAX_REPORT_CHARACTERS = 5_000
 
 @dataclass(slots=True)
 class _Work:
-    """A received chunk with its slot's arrays: the pool may drop an arena while a chunk of it is still waiting here."""
+    """A received chunk with its slot's arrays: the pool may drop an arena while a chunk of it is
+    still waiting here."""
 
     rows: np.ndarray
     arrays: SlotArrays
@@ -92,8 +95,9 @@ class Worker:
     def _encode_waiting(self, backend: Backend) -> None:
         """Wait for a chunk and answer it as soon as its vectors are there.
 
-        While the device still works on it, launch the next waiting chunk first, so that the device is never idle
-        between the two. Return with nothing held: a waiting worker must not keep an arena that the pool has closed.
+        While the device still works on it, launch the next waiting chunk first, so that the device
+        is never idle between the two. Return with nothing held: a waiting worker must not keep an
+        arena that the pool has closed.
         """
         work = self._take_prepared()
         launched = self._launch(backend, work)
@@ -107,7 +111,8 @@ class Worker:
         self._answer(work, launched)
 
     def _take_prepared(self) -> _Work:
-        """Wait for the next chunk; raise what ended the reader, or what went wrong while a chunk was tokenized."""
+        """Wait for the next chunk; raise what ended the reader, or what went wrong while a chunk
+        was tokenized."""
         work = self._prepared.get()
         if isinstance(work, BaseException):
             raise work
@@ -124,18 +129,31 @@ class Worker:
 
     def _answer(self, work: _Work, launched: LaunchedChunk) -> None:
         costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
-        # The worker takes the time, because the pool may read this answer late. All processes share this clock.
+        # The worker takes the time, because the pool may read this answer late. All processes share
+        # this clock.
         self._send({"op": "done", "costs": costs.measured(), "ended_at": time.monotonic()})
 
     def _load(self, message: protocol.Message) -> Backend:
-        space = Space(**message["space"] | {"requested": EncodingSpec(**message["space"]["requested"])})
+        space = Space(
+            **message["space"] | {"requested": EncodingSpec(**message["space"]["requested"])}
+        )
         settings = BackendSettings(**message["settings"])
         loaded = load_backend(space, settings, message["backend"])
         backend = loaded.backend
-        facts = {"precision": loaded.precision, "lowest_cosine": loaded.lowest_cosine, "notes": loaded.notes}
+        facts = {
+            "precision": loaded.precision,
+            "lowest_cosine": loaded.lowest_cosine,
+            "notes": loaded.notes,
+        }
         facts["tokenizer"] = loaded_tokenizer(space, backend)
-        facts["saturation_tokens"] = getattr(backend, "token_budget", 0) * getattr(backend, "streams", 1)
-        names = {"backend": backend.name, "detail": backend.detail, "calibration": loaded.calibration.name}
+        facts["saturation_tokens"] = getattr(backend, "token_budget", 0) * getattr(
+            backend, "streams", 1
+        )
+        names = {
+            "backend": backend.name,
+            "detail": backend.detail,
+            "calibration": loaded.calibration.name,
+        }
         self._send({"op": "ready", "queues": isinstance(backend, QueuingBackend)} | names | facts)
         return backend
 
@@ -154,21 +172,30 @@ class Worker:
             layout = SlotLayout(**message["layout"])
             memory = mmap.mmap(descriptors[0], message["slots"] * layout.slot_bytes)
             os.close(descriptors[0])
-            self._arenas[message["arena"]] = [slot_arrays(memory, layout, i) for i in range(message["slots"])]
+            self._arenas[message["arena"]] = [
+                slot_arrays(memory, layout, i) for i in range(message["slots"])
+            ]
         elif message["op"] == "drop":
             self._arenas.pop(message["arena"], None)
         elif message["op"] == "encode":
             arrays = self._arenas[message["arena"]][message["slot"]]
             start, stop = message["start"], message["stop"]
-            rows = arrays.chosen[start:stop].astype(np.intp) if message["chosen"] else np.arange(start, stop)
+            rows = (
+                arrays.chosen[start:stop].astype(np.intp)
+                if message["chosen"]
+                else np.arange(start, stop)
+            )
             work = _Work(rows, arrays)
-            # An error of this chunk must not be reported before the answers to the chunks ahead of it.
+            # An error of this chunk must not be reported before the answers to the chunks ahead of
+            # it.
             try:
                 started = time.perf_counter()
                 work.prepared = _prepare(backend, work)
                 work.tokenize_seconds = time.perf_counter() - started
                 self._tick()
-            except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
+            except (
+                BaseException
+            ) as error:  # a panic in the tokenizer's Rust code is not an Exception
                 work.error = error
             self._prepared.put(work)
 
@@ -209,7 +236,8 @@ def _report(error: BaseException) -> protocol.Message:
 
 
 def _end_with_parent(lifeline: int, parent: int) -> None:
-    """Ends this process when the lifeline closes or the parent changes: a fork of the parent may hold it open."""
+    """Ends this process when the lifeline closes or the parent changes: a fork of the parent may
+    hold it open."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN | select.POLLHUP)
     while not poll.poll(_PARENT_CHECK_MILLISECONDS) and os.getppid() == parent:
@@ -222,7 +250,8 @@ def main(arguments: list[str]) -> int:
     connection, lifeline, parent = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Prints the stacks when a library crashes the process, and when the pool asks because it seems to hang.
+    # Prints the stacks when a library crashes the process, and when the pool asks because it seems
+    # to hang.
     faulthandler.enable()
     faulthandler.register(protocol.DUMP_STACKS, all_threads=True)
     # OpenVINO reports its use through this package, and works without it.

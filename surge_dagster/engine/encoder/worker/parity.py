@@ -1,8 +1,10 @@
-"""The parity check: compares a backend's vectors with those of sentence-transformers, once, and caches the answer.
+"""The parity check: compares a backend's vectors with those of sentence-transformers, once, and
+caches the answer.
 
-A few texts that often break an implementation are encoded by the backend and by sentence-transformers' own methods in
-fp32; the lowest cosine between the two must reach the promise of the precision, and vectors must be as long: a cosine
-does not show a normalization too few or too many. A refusal counts for the model's folder only.
+A few texts that often break an implementation are encoded by the backend and by
+sentence-transformers' own methods in fp32; the lowest cosine between the two must reach the promise
+of the precision, and vectors must be as long: a cosine does not show a normalization too few or too
+many. A refusal counts for the model's folder only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts, is_out_of_memory
+from surge_dagster.engine.encoder.worker.backends.base import (
+    Backend,
+    BackendSettings,
+    encode_texts,
+    is_out_of_memory,
+)
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
@@ -43,7 +50,9 @@ class BelowPromise(ConfigError):
     """Vectors differ from those of sentence-transformers by more than the precision promises."""
 
 
-def check_parity(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> float:
+def check_parity(
+    space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration
+) -> float:
     """The lowest cosine, cached or measured."""
     floor = LOWEST_COSINE[settings.precision]
     lowest, length = calibration.read("lowest_cosine"), calibration.read("length")

@@ -1,7 +1,8 @@
-"""The model as sentence-transformers loads it, which gives the vectors that others are compared with, in workers.
+"""The model as sentence-transformers loads it, which gives the vectors that others are compared
+with, in workers.
 
-Everything that sentence-transformers decides about a model (modules, prompts, special cases of the tokenizer) is taken
-from its loaded object and not decided again here.
+Everything that sentence-transformers decides about a model (modules, prompts, special cases of the
+tokenizer) is taken from its loaded object and not decided again here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
-    """sentence-transformers' own model in fp32, with the space's length and normalization, from safetensors only."""
+    """sentence-transformers' own model in fp32, with the space's length and normalization, from
+    safetensors only."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # All files are in the folder: a request to the hub would take time, or hang without a network.
@@ -49,7 +51,8 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
             raise untrusted(Path(space.model_path), "needs code of its own") from error
         raise
     model.eval()
-    # Without the empty prompts that the library fills in, its own rule chooses among the prompts that the model states.
+    # Without the empty prompts that the library fills in, its own rule chooses among the prompts
+    # that the model states.
     own = read_document(Path(space.model_path) / CONFIG_FILE) or {}
     model.prompts = dict[str, str | None](stated_prompts(own, Path(space.model_path)))
     # max_length is that of documents: a Router's route for queries keeps its own.
@@ -59,7 +62,11 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
                 first.max_seq_length = space.max_length
     if not space.normalize:
         for chain in _chains(model):
-            for name in [name for name, module in chain.named_children() if type(module).__name__ == "Normalize"]:
+            for name in [
+                name
+                for name, module in chain.named_children()
+                if type(module).__name__ == "Normalize"
+            ]:
                 delattr(chain, name)
     return model
 

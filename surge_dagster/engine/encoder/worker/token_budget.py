@@ -1,31 +1,41 @@
 """The token budget of a forward pass, measured once for a kind of device and cached.
 
-Up to some number of tokens, the saturation point, a pass takes nearly the same time. It depends on the model, the
-kernels and the device; smaller passes waste the device, much larger ones only need memory and, on a CPU, caches. So a
-first start measures tokens per second at a few budgets, through the backend's own `forward` on copies of one short
-text, and takes the smallest budget within 3 % of the best rate. With one length all budgets have the same work, and the
-passes of every backend are full; the lengths of a mixture would differ with the number of passes.
+Up to some number of tokens, the saturation point, a pass takes nearly the same time. It depends on
+the model, the kernels and the device; smaller passes waste the device, much larger ones only need
+memory and, on a CPU, caches. So a first start measures tokens per second at a few budgets, through
+the backend's own `forward` on copies of one short text, and takes the smallest budget within 3 % of
+the best rate. With one length all budgets have the same work, and the passes of every backend are
+full; the lengths of a mixture would differ with the number of passes.
 
-Every budget is measured in two rounds and its better rate counts: a short slowdown of the machine affects one round,
-not one budget. This takes less than three seconds; a model that is too slow for it keeps the backend's default.
+Every budget is measured in two rounds and its better rate counts: a short slowdown of the machine
+affects one round, not one budget. This takes less than three seconds; a model that is too slow for
+it keeps the backend's default.
 """
 
 from __future__ import annotations
 
 from surge_dagster.engine.encoder.calibration import MEASURING_LOCK, Calibration
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, BudgetedBackend, encode_texts
+from surge_dagster.engine.encoder.worker.backends.base import (
+    Backend,
+    BackendSettings,
+    BudgetedBackend,
+    encode_texts,
+)
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
 _CLOSE_ENOUGH = 0.97
 _ROUNDS = 2
 _SECONDS_OF_A_ROUND = 1.3
-# Small budgets are measured over as many tokens as this many passes of the smallest one, on each stream.
+# Small budgets are measured over as many tokens as this many passes of the smallest one, on each
+# stream.
 _SMALLEST_PASSES = 4
 _TEXT = "cotton shirt, long sleeves, garden green, size 42"
 
 
-def set_token_budget(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> None:
+def set_token_budget(
+    space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration
+) -> None:
     """Gives `backend` the best budget for this machine, unless one was requested or it has none."""
     if settings.token_budget is not None or not isinstance(backend, BudgetedBackend):
         return
@@ -37,7 +47,10 @@ def set_token_budget(space: Space, backend: Backend, settings: BackendSettings, 
             if cached is None:
                 default = backend.token_budget
                 rates = measure_rates(backend, space)
-                cached = min(saturation_budget(rates, backend.budget_candidates, default), backend.token_budget)
+                cached = min(
+                    saturation_budget(rates, backend.budget_candidates, default),
+                    backend.token_budget,
+                )
                 measured = {str(budget): round(rate) for budget, rate in rates.items()}
                 calibration.write(token_budget=cached, tokens_per_second=measured, space=space.name)
     backend.token_budget = cached
@@ -46,7 +59,8 @@ def set_token_budget(space: Space, backend: Backend, settings: BackendSettings, 
 def saturation_budget(rates: dict[int, float], candidates: tuple[int, ...], default: int) -> int:
     """The smallest budget whose rate is within 3 % of the best one.
 
-    It is at least the default where the measured budgets end below the default, or the rate still rises at their end.
+    It is at least the default where the measured budgets end below the default, or the rate still
+    rises at their end.
     """
     if not rates:
         return default
@@ -58,7 +72,8 @@ def saturation_budget(rates: dict[int, float], candidates: tuple[int, ...], defa
 
 
 def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
-    """Tokens per second at each of the backend's budgets that fits into memory and can be measured in time.
+    """Tokens per second at each of the backend's budgets that fits into memory and can be measured
+    in time.
 
     Sets the backend's budget to the largest one that fits, but at least to its default.
     """
@@ -77,7 +92,8 @@ def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
                 break
             rate, seconds = _run(backend, space, length, budget, passes)
             if backend.token_budget < budget:
-                # Memory ran out: this budget and larger ones are not measured again in the next round.
+                # Memory ran out: this budget and larger ones are not measured again in the next
+                # round.
                 rates = {fitting: rate for fitting, rate in rates.items() if fitting < budget}
                 default = min(default, backend.token_budget)
                 break
@@ -89,9 +105,13 @@ def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
     return rates
 
 
-def _run(backend: BudgetedBackend, space: Space, length: int, budget: int, passes: int) -> tuple[float, float]:
-    """Tokens per second and seconds of so many full passes; lowers the backend's budget to `budget` or less."""
-    # Packed passes of a chunk are equal, and each is a text below its budget: with one text more they would be halved.
+def _run(
+    backend: BudgetedBackend, space: Space, length: int, budget: int, passes: int
+) -> tuple[float, float]:
+    """Tokens per second and seconds of so many full passes; lowers the backend's budget to `budget`
+    or less."""
+    # Packed passes of a chunk are equal, and each is a text below its budget: with one text more
+    # they would be halved.
     texts = [_TEXT] * (passes * max(1, budget // length - 1))
     backend.token_budget = budget
     _, metrics = encode_texts(backend, texts, space.dimension, space.dtype)

@@ -1,12 +1,13 @@
 """Tokenization: texts to the token ids of sentence-transformers, with a flag for every cut text.
 
-The tokenizer returns up to one token more than the model reads: a text with that many tokens is too long, and removing
-the extra token gives the same ids as truncation.
+The tokenizer returns up to one token more than the model reads: a text with that many tokens is too
+long, and removing the extra token gives the same ids as truncation.
 
-Very long texts are not tokenized to their end where the rest cannot change the result. BERT's tokenizer cuts texts into
-words first, at white space, punctuation and Chinese characters, and none of its steps looks beyond a word. So a prefix
-that ends before such a character is enough if it has more tokens than the model reads. Other tokenizers may look
-anywhere. Their long texts are tokenized one at a time, since each takes many times its size.
+Very long texts are not tokenized to their end where the rest cannot change the result. BERT's
+tokenizer cuts texts into words first, at white space, punctuation and Chinese characters, and none
+of its steps looks beyond a word. So a prefix that ends before such a character is enough if it has
+more tokens than the model reads. Other tokenizers may look anywhere. Their long texts are tokenized
+one at a time, since each takes many times its size.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from surge_dagster.engine.model.spec import Space
 _CHARACTERS_PER_TOKEN = 8
 _LONG_CHARACTERS = 64 * 1024
 _LONG_WORD = re.compile("[A-Za-z0-9]{1000,}")
-# Texts that tokenizers treat apart. The tokens of these are on record in each space.json: do not change them.
+# Texts that tokenizers treat apart. The tokens of these are on record in each space.json: do not
+# change them.
 PROBES = (
     "Stainless steel Bottle, 750 ml (black): keeps drinks cold; don't, we'll, I'M",
     "Größe 43, naïve façade, Ærøskøbing, e\u0301te\u0301, ﬁne Ⅳ \uff46\uff55ll ½",
@@ -44,7 +46,8 @@ _KEPT_OF_WORD = 400  # at either end; BERT's longest word that is not unknown ha
 class Tokens:
     """Token ids (int32) of many texts, flat: text i is `ids[offsets[i]:offsets[i + 1]]`.
 
-    `truncated` says whether a text was longer than the model reads; `pad_id` fills rows shorter than their batch.
+    `truncated` says whether a text was longer than the model reads; `pad_id` fills rows shorter
+    than their batch.
     """
 
     ids: np.ndarray
@@ -69,7 +72,8 @@ class Tokens:
         return Tokens(ids, offsets, truncated, self.pad_id)
 
     def gather(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and attention mask of rows of at most `length` tokens, [rows, length] int64, padded on the right."""
+        """Ids and attention mask of rows of at most `length` tokens, [rows, length] int64, padded
+        on the right."""
         columns = np.arange(length)
         starts = self.offsets[rows]
         mask = columns < (self.offsets[rows + 1] - starts)[:, None]
@@ -85,7 +89,8 @@ class TokenizerFacts:
 
     Attributes:
         truncation_side: the end at which texts are cut, "right" or "left".
-        prompt_length: tokens of the prompt; None without a prompt, or where pooling does not need it.
+        prompt_length: tokens of the prompt; None without a prompt, or where pooling does not need
+            it.
     """
 
     tokenizer_json: str
@@ -102,12 +107,17 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         document = json.loads(facts.tokenizer_json)
         added = [[token["content"], token["id"]] for token in document.get("added_tokens") or []]
-        self.digest = digest_of_tokens([[self._tokenizer.encode(text).ids for text in PROBES], added])
+        self.digest = digest_of_tokens(
+            [[self._tokenizer.encode(text).ids for text in PROBES], added]
+        )
         probe = self._tokenizer.encode("a").special_tokens_mask
         leading = probe.index(0) if 0 in probe else len(probe)
         trailing = probe[::-1].index(0) if 0 in probe else 0
-        self._tokenizer.enable_truncation(max_length + 1, strategy="longest_first", direction=facts.truncation_side)
-        # The position, in a text of max_length + 1 tokens, of the token that truncation would leave out.
+        self._tokenizer.enable_truncation(
+            max_length + 1, strategy="longest_first", direction=facts.truncation_side
+        )
+        # The position, in a text of max_length + 1 tokens, of the token that truncation would leave
+        # out.
         self._surplus = max_length - trailing if on_the_right else leading
         self._max_length = max_length
         self._prompt = space.prompt
@@ -115,7 +125,9 @@ class TextTokenizer:
         self._word_end = _word_end(document) if on_the_right else None
         self._words = self._word_cache(document, leading, trailing)
 
-    def _word_cache(self, document: dict[str, Any], leading: int, trailing: int) -> WordCache | None:
+    def _word_cache(
+        self, document: dict[str, Any], leading: int, trailing: int
+    ) -> WordCache | None:
         """None where the ids of a text may be others than those of its words."""
         firsts = [token["content"][:1] for token in document.get("added_tokens") or []]
         if self._word_end is None or not all(first in string.punctuation for first in firsts):
@@ -123,10 +135,15 @@ class TextTokenizer:
         ends_word = not self._prompt or self._word_end.match(self._prompt[-1]) is not None
         if not ends_word or any(first in self._prompt for first in firsts):
             return None
-        # The library cuts the ids of the prompt and the text together, which leaves `_max_length` of them.
+        # The library cuts the ids of the prompt and the text together, which leaves `_max_length`
+        # of them.
         ids = self._tokenizer.encode(self._prompt).ids
         room = self._max_length - len(ids)
-        return WordCache(document, ids[: len(ids) - trailing], ids[len(ids) - trailing :], room) if room > 0 else None
+        return (
+            WordCache(document, ids[: len(ids) - trailing], ids[len(ids) - trailing :], room)
+            if room > 0
+            else None
+        )
 
     def encode_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
         """`encode` of the texts `data[starts[i]:stops[i]]`, in UTF-8."""
@@ -139,14 +156,21 @@ class TextTokenizer:
         rest = self.encode([str(data[start:stop].data, "utf-8") for start, stop in borders])
         if found is None or len(others) == len(starts):
             return rest
-        return Tokens(*found, self._pad_id).merged(rest, others) if len(others) else Tokens(*found, self._pad_id)
+        return (
+            Tokens(*found, self._pad_id).merged(rest, others)
+            if len(others)
+            else Tokens(*found, self._pad_id)
+        )
 
     def encode(self, texts: list[str]) -> Tokens:
         if self._prompt:
             texts = [self._prompt + text for text in texts]
         if self._word_end is not None:
             enough = _CHARACTERS_PER_TOKEN * self._max_length
-            texts = [text if len(text) <= 2 * enough else self._prefix(text, enough, self._word_end) for text in texts]
+            texts = [
+                text if len(text) <= 2 * enough else self._prefix(text, enough, self._word_end)
+                for text in texts
+            ]
         pieces = self._ids(texts)
         truncated = np.zeros(len(pieces), np.bool_)
         for row, piece in enumerate(pieces):
@@ -178,24 +202,38 @@ class TextTokenizer:
 
 
 def digest_of_tokens(tokens: list[Any]) -> str:
-    """Of what a tokenizer makes of `PROBES`; its own document has another spelling in other library versions."""
+    """Of what a tokenizer makes of `PROBES`; its own document has another spelling in other library
+    versions."""
     return hashlib.sha256(canonical_json(tokens)).hexdigest()[:32]
 
 
 def _word_end(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
-    """Finds characters before which a word ends; None where that is not known, which it is for BERT's kind only."""
+    """Finds characters before which a word ends; None where that is not known, which it is for
+    BERT's kind only."""
     parts = {part: tokenizer.get(part) or {} for part in ("normalizer", "pre_tokenizer", "model")}
-    if [part.get("type") for part in parts.values()] != ["BertNormalizer", "BertPreTokenizer", "WordPiece"]:
+    if [part.get("type") for part in parts.values()] != [
+        "BertNormalizer",
+        "BertPreTokenizer",
+        "WordPiece",
+    ]:
         return None
-    # Added tokens are looked for before anything else: no word ends within one, and none may lie within a long word.
+    # Added tokens are looked for before anything else: no word ends within one, and none may lie
+    # within a long word.
     tokens = tokenizer.get("added_tokens") or []
     added = [token["content"] for token in tokens]
     longest_known = parts["model"].get("max_input_chars_per_word", 100)
-    within_words = any(re.fullmatch("[A-Za-z0-9]*", content) or not content.isascii() for content in added)
+    within_words = any(
+        re.fullmatch("[A-Za-z0-9]*", content) or not content.isascii() for content in added
+    )
     if longest_known > _KEPT_OF_WORD or within_words:
         return None
-    # One that has to be a single word depends on the character after it; `_` and Chinese characters belong to words.
+    # One that has to be a single word depends on the character after it; `_` and Chinese characters
+    # belong to words.
     ends = set(" \t\n\r" + string.punctuation).difference("_", *added)
     is_chinese_split = parts["normalizer"].get("handle_chinese_chars")
-    chinese = "\u4e00-\u9fff" if is_chinese_split and not any(token.get("single_word") for token in tokens) else ""
+    chinese = (
+        "\u4e00-\u9fff"
+        if is_chinese_split and not any(token.get("single_word") for token in tokens)
+        else ""
+    )
     return re.compile(f"[{re.escape(''.join(sorted(ends)))}{chinese}]")

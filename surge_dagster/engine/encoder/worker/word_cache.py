@@ -1,9 +1,10 @@
-"""The token ids of texts put together from those of their words, without making Python strings of the texts.
+"""The token ids of texts put together from those of their words, without making Python strings of
+the texts.
 
-BERT's tokenizer cuts a text into words, at white space and around punctuation, and none of its steps looks beyond a
-word. So a word has the same ids in every text, and a catalog has few different words. Texts of printable ASCII in which
-no added token can stand are cut here, in whole chunks, and each of their words is tokenized once. Other texts, and
-other tokenizers, go through the library.
+BERT's tokenizer cuts a text into words, at white space and around punctuation, and none of its
+steps looks beyond a word. So a word has the same ids in every text, and a catalog has few different
+words. Texts of printable ASCII in which no added token can stand are cut here, in whole chunks, and
+each of their words is tokenized once. Other texts, and other tokenizers, go through the library.
 """
 
 from __future__ import annotations
@@ -33,15 +34,22 @@ class WordCache:
     room: the most ids of words that a text keeps.
     """
 
-    def __init__(self, document: dict[str, Any], prefix: list[int], suffix: list[int], room: int) -> None:
-        self._tokenizer = Tokenizer.from_str(json.dumps(document | {"truncation": None, "padding": None}))
+    def __init__(
+        self, document: dict[str, Any], prefix: list[int], suffix: list[int], room: int
+    ) -> None:
+        self._tokenizer = Tokenizer.from_str(
+            json.dumps(document | {"truncation": None, "padding": None})
+        )
         self._prefix, self._suffix = np.array(prefix, np.int32), np.array(suffix, np.int32)
         self._room = room
         self._ids: dict[str, list[int]] = {}
-        # Bytes that no text may have: another character than printable ASCII, or what an added token begins with.
+        # Bytes that no text may have: another character than printable ASCII, or what an added
+        # token begins with.
         self._foreign = np.ones(256, np.bool_)
         self._foreign[[*range(32, 127), *b"\t\n\r"]] = False
-        self._foreign[[ord(token["content"][0]) for token in document.get("added_tokens") or []]] = True
+        self._foreign[
+            [ord(token["content"][0]) for token in document.get("added_tokens") or []]
+        ] = True
         self._letters = np.arange(256, dtype=np.uint8)
         if document["normalizer"].get("lowercase"):
             self._letters[65:91] += 32
@@ -53,7 +61,9 @@ class WordCache:
         fits[np.searchsorted(borders, foreign, side="right") - 1] = False
         return fits
 
-    def encode(self, data: np.ndarray, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    def encode(
+        self, data: np.ndarray, borders: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Ids, their borders, and which texts were cut, of fitting texts; as in `Tokens`.
 
         None where too few words come again for this to be faster than the library.
@@ -79,7 +89,9 @@ class WordCache:
         ids[_runs(found[:-1] + len(self._prefix), kept)] = of_words[_runs(ids_before[:-1], kept)]
         return ids, found, np.diff(ids_before) > self._room
 
-    def _words(self, data: np.ndarray, borders: np.ndarray) -> tuple[pa.LargeStringArray, np.ndarray]:
+    def _words(
+        self, data: np.ndarray, borders: np.ndarray
+    ) -> tuple[pa.LargeStringArray, np.ndarray]:
         """The words of all texts, and how many each text has."""
         kinds = _KINDS[data]
         is_word = kinds != _SPACE
@@ -89,9 +101,16 @@ class WordCache:
         is_first[at_border] = is_word[at_border]
         firsts = np.flatnonzero(is_first)
         letters = self._letters[data[is_word]]
-        # Words follow each other without a space here: the place of each is the number of letters before it.
-        places = np.append(np.cumsum(is_word)[firsts] - 1, len(letters)) if len(firsts) else np.zeros(1, np.int64)
-        words = pa.LargeStringArray.from_buffers(len(firsts), pa.py_buffer(places), pa.py_buffer(letters))
+        # Words follow each other without a space here: the place of each is the number of letters
+        # before it.
+        places = (
+            np.append(np.cumsum(is_word)[firsts] - 1, len(letters))
+            if len(firsts)
+            else np.zeros(1, np.int64)
+        )
+        words = pa.LargeStringArray.from_buffers(
+            len(firsts), pa.py_buffer(places), pa.py_buffer(letters)
+        )
         return words, np.diff(np.searchsorted(firsts, borders))
 
     def _ids_of(self, words: list[str], new: list[str]) -> list[list[int]]:
@@ -116,8 +135,11 @@ def _runs(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])
 
 
-def rows_of(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of these texts one behind the other, without a copy where they are, and their borders."""
+def rows_of(
+    data: np.ndarray, starts: np.ndarray, stops: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of these texts one behind the other, without a copy where they are, and their
+    borders."""
     lengths = stops - starts
     if len(starts) and np.array_equal(starts[1:], stops[:-1]):
         return data[starts[0] : stops[-1]], _before(lengths)

@@ -30,7 +30,11 @@ def test_vectors_that_are_not_finite_agree_with_none(wrong: float) -> None:
 
 def test_rows_of_zeros_agree_with_each_other_alone() -> None:
     zeros, ones = np.zeros((1, 4)), np.ones((1, 4))
-    assert cosines(np.vstack([zeros, zeros, ones]), np.vstack([zeros, ones, zeros])).tolist() == [1, 0, 0]
+    assert cosines(np.vstack([zeros, zeros, ones]), np.vstack([zeros, ones, zeros])).tolist() == [
+        1,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
@@ -62,7 +66,11 @@ def test_reference_is_computed_on_the_cpu_where_the_device_has_no_room_for_it(
     space = EncodingSpec("hash://8").resolve()
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sentence_model, "load_reference", load)
-    monkeypatch.setattr(sentence_model, "reference_vectors", lambda *_: hash_vectors(parity.PARITY_TEXTS, 8))
+    monkeypatch.setattr(
+        sentence_model, "reference_vectors", lambda *_: hash_vectors(parity.PARITY_TEXTS, 8)
+    )
     on_gpu = replace(_SETTINGS, device="cuda:0")
     calibration = Calibration("calibration/test.json")
-    assert parity.check_parity(space, HashBackend(space, _SETTINGS), on_gpu, calibration) == pytest.approx(1)
+    assert parity.check_parity(
+        space, HashBackend(space, _SETTINGS), on_gpu, calibration
+    ) == pytest.approx(1)

@@ -1,4 +1,5 @@
-"""The token budget: the saturation point is found despite noise and little memory, once, and cached.
+"""The token budget: the saturation point is found despite noise and little memory, once, and
+cached.
 
 Passes take simulated seconds, so the right answers are known.
 """
@@ -17,7 +18,11 @@ from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
-from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, set_token_budget
+from surge_dagster.engine.encoder.worker.token_budget import (
+    measure_rates,
+    saturation_budget,
+    set_token_budget,
+)
 from surge_dagster.engine.encoder.worker.tokenization import Tokens
 from surge_dagster.engine.inference.packing import pack_texts
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -34,7 +39,9 @@ class TimedBackend(SmallDeviceBackend):
 
     budget_candidates: tuple[int, ...] = _CANDIDATES
 
-    def __init__(self, *, pass_price: int, token_seconds: float = 1e-5, limit: int = 100_000) -> None:
+    def __init__(
+        self, *, pass_price: int, token_seconds: float = 1e-5, limit: int = 100_000
+    ) -> None:
         super().__init__(Device(limit), token_budget=_DEFAULT)
         self.pass_price = pass_price
         self.token_seconds = token_seconds
@@ -44,7 +51,9 @@ class TimedBackend(SmallDeviceBackend):
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         lengths, counts = np.unique(prepared.lengths, return_counts=True)
-        self.shares.append(dict(zip(lengths.tolist(), (counts / counts.sum()).tolist(), strict=True)))
+        self.shares.append(
+            dict(zip(lengths.tolist(), (counts / counts.sum()).tolist(), strict=True))
+        )
         before = len(self.device.passes)
         metrics = super().forward(prepared, rows, progress)
         tokens = sum(self.pass_price + tokens for tokens in self.device.passes[before:])
@@ -65,8 +74,12 @@ def _budget(backend: TimedBackend, space: Space) -> int:
 
 
 # The rate is 1 / (1 + price / budget); the first budget within 3 % of that of 4,096 is the answer.
-@pytest.mark.parametrize(("pass_price", "expected"), [(0, 256), (10, 512), (30, 1_024), (100, 2_048), (2_000, 4_096)])
-def test_smallest_budget_near_the_best_rate_is_chosen(space: Space, pass_price: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("pass_price", "expected"), [(0, 256), (10, 512), (30, 1_024), (100, 2_048), (2_000, 4_096)]
+)
+def test_smallest_budget_near_the_best_rate_is_chosen(
+    space: Space, pass_price: int, expected: int
+) -> None:
     assert _budget(TimedBackend(pass_price=pass_price), space) == expected
 
 
@@ -94,7 +107,10 @@ def test_incomplete_measurement_never_chooses_less_than_the_default() -> None:
     assert saturation_budget(rising, _CANDIDATES, _DEFAULT) == _DEFAULT
     assert saturation_budget({256: 1.0, 512: 1.01}, _CANDIDATES, _DEFAULT) == _DEFAULT
     assert saturation_budget({256: 1.0, 512: 1.01, 1_024: 1.02}, _CANDIDATES, _DEFAULT) == 256
-    assert saturation_budget(dict.fromkeys(_CANDIDATES, 0.5) | {4_096: 1.0}, _CANDIDATES, _DEFAULT) == 4_096
+    assert (
+        saturation_budget(dict.fromkeys(_CANDIDATES, 0.5) | {4_096: 1.0}, _CANDIDATES, _DEFAULT)
+        == 4_096
+    )
 
 
 def test_every_budget_is_measured_with_full_passes_in_both_rounds(space: Space) -> None:
@@ -104,7 +120,9 @@ def test_every_budget_is_measured_with_full_passes_in_both_rounds(space: Space) 
     assert backend.calls == 1 + 2 * len(_CANDIDATES)
     for budget in _CANDIDATES:
         assert sum(0.9 * budget <= tokens <= budget for tokens in backend.device.passes) >= 2
-    assert backend.shares == [backend.shares[0]] * backend.calls, "of another mix of lengths, rates do not compare"
+    assert backend.shares == [backend.shares[0]] * backend.calls, (
+        "of another mix of lengths, rates do not compare"
+    )
 
 
 def test_packed_passes_are_measured_at_the_size_that_their_budget_allows(space: Space) -> None:
@@ -115,7 +133,9 @@ def test_packed_passes_are_measured_at_the_size_that_their_budget_allows(space: 
         def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
             packs = pack_texts(prepared.lengths, self.token_budget, cells=True)
             self.passes.extend((self.token_budget, pack.tokens) for pack in packs)
-            return Costs(len(prepared.ids), len(prepared.ids), forward_seconds=0.001, copy_seconds=0)
+            return Costs(
+                len(prepared.ids), len(prepared.ids), forward_seconds=0.001, copy_seconds=0
+            )
 
     backend = PackedDevice(pass_price=0)
     backend.token_budget = 65_536

@@ -47,11 +47,20 @@ def _found(tokenizer: TextTokenizer, texts: list[str]) -> list[list[int]]:
     return [tokens.ids[borders[i] : borders[i + 1]].tolist() for i in range(len(texts))]
 
 
-_TEXTS = ["", "a", "one two three four five six", "one two three four five six seven", "x " * 500, "unbelievable " * 90]
+_TEXTS = [
+    "",
+    "a",
+    "one two three four five six",
+    "one two three four five six seven",
+    "x " * 500,
+    "unbelievable " * 90,
+]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_ids_equal_those_of_truncation_and_only_cut_texts_are_flagged(document: str, side: str) -> None:
+def test_ids_equal_those_of_truncation_and_only_cut_texts_are_flagged(
+    document: str, side: str
+) -> None:
     tokenizer = _tokenizer(document, side=side)
     assert _found(tokenizer, _TEXTS) == _expected(document, _TEXTS, side)
     assert tokenizer.encode(_TEXTS).truncated.tolist() == [False, False, False, True, True, True]
@@ -61,14 +70,24 @@ def test_digest_of_tokens_tells_tokenizers_apart_and_not_spellings(document: str
     written = json.loads(document)
     # On record in the space.json of every output of this model.
     assert _tokenizer(document).digest == DIGEST
-    assert _tokenizer(json.dumps(written | {"truncation": None, "padding": None}, indent=1), "q: ").digest == DIGEST
+    assert (
+        _tokenizer(
+            json.dumps(written | {"truncation": None, "padding": None}, indent=1), "q: "
+        ).digest
+        == DIGEST
+    )
     changes: dict[str, Any] = {
         "normalizer": written["normalizer"] | {"lowercase": False},
         "pre_tokenizer": {"type": "Whitespace"},
         "post_processor": None,
-        "added_tokens": [*written["added_tokens"], written["added_tokens"][0] | {"id": 30522, "content": "<brand>"}],
+        "added_tokens": [
+            *written["added_tokens"],
+            written["added_tokens"][0] | {"id": 30522, "content": "<brand>"},
+        ],
     }
-    digests = {_tokenizer(json.dumps(written | {part: change})).digest for part, change in changes.items()}
+    digests = {
+        _tokenizer(json.dumps(written | {part: change})).digest for part, change in changes.items()
+    }
     assert len(digests - {DIGEST}) == len(changes)
 
 
@@ -85,7 +104,10 @@ def _in_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _equal(one: Tokens, other: Tokens) -> bool:
-    return all(np.array_equal(getattr(one, part), getattr(other, part)) for part in ("ids", "offsets", "truncated"))
+    return all(
+        np.array_equal(getattr(one, part), getattr(other, part))
+        for part in ("ids", "offsets", "truncated")
+    )
 
 
 _CHOICES = [
@@ -107,7 +129,8 @@ _CHOICES = [
     "-7",
 ]
 _MIXED = st.lists(
-    st.text(string.printable, max_size=40) | st.lists(st.sampled_from(_CHOICES)).map("".join), max_size=30
+    st.text(string.printable, max_size=40) | st.lists(st.sampled_from(_CHOICES)).map("".join),
+    max_size=30,
 )
 
 
@@ -117,9 +140,15 @@ def _prompted(document: str, prompt: str, length: int) -> TextTokenizer:
     return TextTokenizer(TokenizerFacts(document), space)
 
 
-# Making a tokenizer takes far longer than a comparison. The smallest length leaves room for one token after a prompt.
+# Making a tokenizer takes far longer than a comparison. The smallest length leaves room for one
+# token after a prompt.
 @settings(max_examples=100)
-@given(_MIXED, st.sampled_from(["", "query: ", "query:", "query"]), st.sampled_from([5, 6, 7, 40]), st.randoms())
+@given(
+    _MIXED,
+    st.sampled_from(["", "query: ", "query:", "query"]),
+    st.sampled_from([5, 6, 7, 40]),
+    st.randoms(),
+)
 def test_texts_put_together_from_words_have_the_library_s_ids(
     document: str, texts: list[str], prompt: str, length: int, random: Random
 ) -> None:
@@ -134,7 +163,9 @@ def test_texts_put_together_from_words_have_the_library_s_ids(
 def test_texts_of_printable_ascii_only_are_put_together(document: str) -> None:
     words = _tokenizer(document)._words
     assert words is not None
-    data, starts, stops = _in_bytes(["steel\tmug\r\n", "", "~!", "a\x7fb", "a\x1fb", "\x0b", "é", "[SEP]"])
+    data, starts, stops = _in_bytes(
+        ["steel\tmug\r\n", "", "~!", "a\x7fb", "a\x1fb", "\x0b", "é", "[SEP]"]
+    )
     assert words.fitting(data, np.append(starts, stops[-1])).tolist() == [True] * 3 + [False] * 5
 
 
@@ -144,7 +175,9 @@ def test_worker_makes_no_strings_for_a_backend_that_takes_bytes() -> None:
     work = main._Work(np.array([0, 2, 3]), arrays)
 
     def from_bytes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
-        return [data[start:stop].tobytes().decode() for start, stop in zip(starts, stops, strict=True)]
+        return [
+            data[start:stop].tobytes().decode() for start, stop in zip(starts, stops, strict=True)
+        ]
 
     backend: Any = SimpleNamespace(prepare=lambda texts: ["strings", *texts])
     assert main._prepare(backend, work) == ["strings", "oak", "東京", "steel"]
@@ -152,12 +185,16 @@ def test_worker_makes_no_strings_for_a_backend_that_takes_bytes() -> None:
     assert main._prepare(backend, work) == ["oak", "東京", "steel"]
 
 
-def test_words_are_tokenized_once_and_kept_within_bounds(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_tokenized_once_and_kept_within_bounds(
+    document: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer, plain = _tokenizer(document), _tokenizer(document)
     words = tokenizer._words
     assert words is not None
     monkeypatch.setattr(word_cache, "_MOST_WORDS", 50)
-    monkeypatch.setattr(tokenizer, "_ids", lambda texts: pytest.fail("went through the library") if texts else [])
+    monkeypatch.setattr(
+        tokenizer, "_ids", lambda texts: pytest.fail("went through the library") if texts else []
+    )
     for number in range(20):
         texts = [f"item {number * 70 + row} and steel, {'z' * row}" for row in range(70)]
         assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
@@ -167,7 +204,9 @@ def test_words_are_tokenized_once_and_kept_within_bounds(document: str, monkeypa
         tokenizer.encode_bytes(*_in_bytes(["new"]))
 
 
-def test_texts_of_ever_new_words_go_through_the_library(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_ever_new_words_go_through_the_library(
+    document: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer, plain = _tokenizer(document), _tokenizer(document)
     monkeypatch.setattr(word_cache, "_FEW_WORDS", 10)
     texts = [f"{number}x{number * 7919:x}{' é' * (number % 2)}" for number in range(60)]
@@ -193,7 +232,19 @@ def test_other_tokenizers_put_no_texts_together(document: str, part: str, change
     assert _tokenizer(document, side="left")._words is None
 
 
-_ORDINARY = ["a", "Ünïcödé", "cafe\u0301", "\u0301", "東京", "don't", "x" * 40, "##", "\t", "\u3000", "."]
+_ORDINARY = [
+    "a",
+    "Ünïcödé",
+    "cafe\u0301",
+    "\u0301",
+    "東京",
+    "don't",
+    "x" * 40,
+    "##",
+    "\t",
+    "\u3000",
+    ".",
+]
 _ODD = ["_", "x" * 99, "x1" * 700, "e\u0301" * 60, "\x00", "\u00ad", "İ", "ß", "한국어", "สวัสดีครับ"]
 _SPECIAL = ["[SEP]", "[SEP", "[", "]", "[MASK]", "Q" * 998 + "[CLS]"]
 _WORDS = st.sampled_from(_ORDINARY + _ODD + _SPECIAL)
@@ -215,13 +266,18 @@ def whole(document: str) -> Tokenizer:
 
 
 @settings(max_examples=300)
-@given(words=st.lists(_WORDS, max_size=120), between=st.sampled_from([" ", "  ", "", " \u0301", "\n", "/"]))
+@given(
+    words=st.lists(_WORDS, max_size=120),
+    between=st.sampled_from([" ", "  ", "", " \u0301", "\n", "/"]),
+)
 def test_long_texts_give_the_tokens_of_the_whole_text(
     cutting: TextTokenizer, whole: Tokenizer, words: list[str], between: str
 ) -> None:
     texts = [between.join(words) * repeats for repeats in (1, 7)]
     assert _found(cutting, texts) == [encoding.ids for encoding in whole.encode_batch(texts)]
-    assert cutting.encode(texts).truncated.tolist() == [bool(each.overflowing) for each in whole.encode_batch(texts)]
+    assert cutting.encode(texts).truncated.tolist() == [
+        bool(each.overflowing) for each in whole.encode_batch(texts)
+    ]
 
 
 @pytest.mark.parametrize("unit", ["x", "word ", "a,", "b\n", "東"])
@@ -230,7 +286,9 @@ def test_text_of_megabytes_is_tokenized_to_where_the_model_reads(
 ) -> None:
     seen: list[int] = []
     honest = cutting._ids
-    monkeypatch.setattr(cutting, "_ids", lambda texts: seen.extend(map(len, texts)) or honest(texts))
+    monkeypatch.setattr(
+        cutting, "_ids", lambda texts: seen.extend(map(len, texts)) or honest(texts)
+    )
     text = unit * (4_000_000 // len(unit))
     assert _found(cutting, [text]) == [whole.encode(text[:20_000]).ids]
     assert max(seen) < 10_000

@@ -1,7 +1,8 @@
 """Backend, the interface between a worker and the library that computes its vectors.
 
-Work has two steps that overlap: while `forward` computes chunk i on the device, another thread runs `prepare`
-(tokenization) for chunk i + 1. Vectors are written straight to their rows, which are in shared memory.
+Work has two steps that overlap: while `forward` computes chunk i on the device, another thread runs
+`prepare` (tokenization) for chunk i + 1. Vectors are written straight to their rows, which are in
+shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from surge_dagster.engine.encoder.metrics import Costs
 Progress = Callable[[], None]
 
 
-# Messages of libraries without an error type for it: torch on the CPU and on CUDA, cuBLAS, OpenVINO, C++.
+# Messages of libraries without an error type for it: torch on the CPU and on CUDA, cuBLAS,
+# OpenVINO, C++.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -65,7 +67,8 @@ class Rows:
 
 
 class Backend(Protocol):
-    """Computes vectors. `name` and `detail` go into reports and cache keys, a `tokens_digest` into space.json."""
+    """Computes vectors. `name` and `detail` go into reports and cache keys, a `tokens_digest` into
+    space.json."""
 
     name: str
     detail: str
@@ -74,7 +77,8 @@ class Backend(Protocol):
         """Runs concurrently with a `forward`."""
 
     def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
-        """Writes a vector and a truncation flag for every text; calls `progress` after each piece of work."""
+        """Writes a vector and a truncation flag for every text; calls `progress` after each piece
+        of work."""
         ...
 
 
@@ -84,7 +88,8 @@ class LaunchedChunk:
 
     Attributes:
         is_done: whether `finish` returns without waiting for the device.
-        finish: waits for the vectors, writes them to their rows and returns their costs; called once.
+        finish: waits for the vectors, writes them to their rows and returns their costs; called
+            once.
     """
 
     is_done: Callable[[], bool]
@@ -93,7 +98,8 @@ class LaunchedChunk:
 
 @runtime_checkable
 class QueuingBackend(Protocol):
-    """A `Backend` that queues its work on a device, so that the next chunk can be launched before this one ends."""
+    """A `Backend` that queues its work on a device, so that the next chunk can be launched before
+    this one ends."""
 
     def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedChunk:
         """Queue the work of `forward` without waiting for it."""
@@ -123,14 +129,18 @@ class BudgetedBackend(Backend, Protocol):
     streams: int
 
 
-def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str) -> tuple[np.ndarray, Costs]:
+def encode_texts(
+    backend: Backend, texts: list[str], dimension: int, dtype: str
+) -> tuple[np.ndarray, Costs]:
     """The vectors, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
     rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
     if isinstance(backend, TextsFromBytes):
         encoded = [text.encode() for text in texts]
         borders = np.cumsum([0, *map(len, encoded)])
-        prepared = backend.prepare_bytes(np.frombuffer(b"".join(encoded), np.uint8), borders[:-1], borders[1:])
+        prepared = backend.prepare_bytes(
+            np.frombuffer(b"".join(encoded), np.uint8), borders[:-1], borders[1:]
+        )
     else:
         prepared = backend.prepare(texts)
     return matrix, backend.forward(prepared, rows, lambda: None)
@@ -139,4 +149,6 @@ def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str)
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(
+        words in str(error).lower() for words in _OUT_OF_MEMORY
+    )

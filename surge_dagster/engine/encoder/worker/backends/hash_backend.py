@@ -1,7 +1,8 @@
 """HashBackend: vectors from a hash of the text, without a model, at over 100,000 texts per second.
 
-It replaces a model where only the path of the texts matters. SHA-256 of the text gives three 32-bit numbers; multiplied
-and added to one constant per dimension they give 16-bit values, none of them zero, which are scaled to length 1.
+It replaces a model where only the path of the texts matters. SHA-256 of the text gives three 32-bit
+numbers; multiplied and added to one constant per dimension they give 16-bit values, none of them
+zero, which are scaled to length 1.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ def hash_vectors(texts: Iterable[str], dimension: int) -> np.ndarray:
 
 
 def _vectors(encoded: list[bytes], dimension: int) -> np.ndarray:
-    seeds = np.frombuffer(b"".join([hashlib.sha256(text).digest() for text in encoded]), "<u4").reshape(-1, 8)
-    # One multiply-add per value, a fold and a second multiplication; the high half of each product is the value.
+    seeds = np.frombuffer(
+        b"".join([hashlib.sha256(text).digest() for text in encoded]), "<u4"
+    ).reshape(-1, 8)
+    # One multiply-add per value, a fold and a second multiplication; the high half of each product
+    # is the value.
     mixed = (seeds[:, 0:1] | 1) * _multipliers(dimension) + seeds[:, 1:2]
     mixed ^= mixed >> 15
     mixed *= seeds[:, 2:3] | 1
@@ -46,7 +50,8 @@ def _multipliers(dimension: int) -> np.ndarray:
 
 
 def hash_tokens(sizes: np.ndarray) -> np.ndarray:
-    """Tokens of texts of so many bytes, prompt included; those over max_length are flagged, not cut."""
+    """Tokens of texts of so many bytes, prompt included; those over max_length are flagged, not
+    cut."""
     return 1 + sizes // _BYTES_PER_TOKEN
 
 
@@ -65,7 +70,9 @@ class HashBackend:
         started = time.perf_counter()
         for start in range(0, len(prepared), _ROWS_PER_STEP):
             piece = prepared[start : start + _ROWS_PER_STEP]
-            rows.matrix[rows.places[start : start + len(piece)]] = _vectors(piece, rows.matrix.shape[1])
+            rows.matrix[rows.places[start : start + len(piece)]] = _vectors(
+                piece, rows.matrix.shape[1]
+            )
             progress()
         tokens = hash_tokens(np.fromiter(map(len, prepared), np.int64, len(prepared)))
         rows.truncated[rows.places] = tokens > self._max_length
