@@ -34,7 +34,6 @@ QUERIES = ("parse a date string", "retry after an error")
 _HITS = 3
 _NAMES = CatalogNames()
 _INSTANCE_SETTINGS = Path(__file__).with_name("dagster.yaml")
-_ONE_PLANNED_EVENT = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 
 
 def run_demo(
@@ -68,7 +67,6 @@ def local_instance() -> Iterator[dg.DagsterInstance]:
     if not (home / "dagster.yaml").exists():
         (home / "dagster.yaml").write_text(_INSTANCE_SETTINGS.read_text())
     os.environ["DAGSTER_HOME"] = str(home)
-    os.environ.setdefault(_ONE_PLANNED_EVENT, "true")
     with dg.DagsterInstance.get() as instance:
         yield instance
 

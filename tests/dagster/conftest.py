@@ -443,7 +443,6 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SURGE_CONFIG", "SURGE_SOURCE", "SURGE_OUTPUT", "SURGE_MODEL"):
             patch.delenv(name, raising=False)
-        patch.setenv("DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS", "true")
         patch.setenv("PYTHONPATH", CHILD_PATH)
         patch.chdir(root)
         shutil.copytree(home, root / "home")

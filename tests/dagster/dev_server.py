@@ -293,8 +293,7 @@ def dev_server(
         "model": "hash://16",
         **settings,
     }
-    for name in ("workspace.yaml", ".env"):
-        shutil.copy(ROOT / name, folder / name)
+    shutil.copy(ROOT / "workspace.yaml", folder / "workspace.yaml")
     (folder / "home").mkdir()
     instance = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
     instance["concurrency"]["pools"]["default_limit"] = pool_limit

@@ -20,6 +20,7 @@ from dagster._core.storage.event_log import SqliteEventLogStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from surge_dagster.event_storage import BatchingSqliteEventLogStorage
+from tests.dagster.conftest import Workbench
 
 RUNS = ("00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002")
 
@@ -175,3 +176,15 @@ def test_instance_can_change_to_the_batching_storage_and_back(tmp_path: Path) ->
                 made = [event for event in decoded if event.is_step_materialization]
                 assert set(ids) == {event.partition for event in made if event.asset_key == asset}
     assert [path.name for path in tmp_path.glob("history/runs/*.db")].count("index.db") == 1
+
+
+def test_launch_of_a_range_is_planned_with_one_event(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS", raising=False)
+    bench.fill(("a", "b", "c"))
+    bench.refresh()
+
+    ran = bench.embed("a", "c", force=True)
+
+    assert ran.count(dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED) == 1
