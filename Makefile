@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-fleet gpu gpu-carry clean
+.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,9 +137,6 @@ bench-serve: $(TEST_STAMP) ## queries beside bulk work: latency over load, promi
 
 bench-cluster: $(TEST_STAMP) ## a run over a Ray cluster of hosts that are namespaces, beside the sum of their speeds; needs root
 	@$(BIN)/python -m benchmarks.cluster $(ARGS)
-
-bench-fleet: $(TEST_STAMP) ## fleets of up to 1,000 machines, simulated with costs that are measured here
-	@$(BIN)/python -m benchmarks.fleet $(ARGS)
 
 bench-dagster: $(TEST_STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)

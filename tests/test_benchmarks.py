@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.fleet_costs import QUICK, measure_costs
 from tests.engine.encoder.conftest import tiny_model
-from tests.extras import require
 
 pytestmark = pytest.mark.processes
 
@@ -141,27 +138,6 @@ def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
     document = run_benchmark("resume", "--quick", "--outputs", "30")
     assert document["decided"] == {"fresh": 27, "stale": 3, "missing": 0}
     assert 0 < document["list_seconds"] < document["seconds"]
-
-
-@pytest.mark.soak
-def test_fleet_benchmark_simulates_machines_that_do_all_the_work() -> None:
-    document = run_benchmark("fleet", "--quick")
-    for row in document["efficiency"]:
-        done = {outcome["done_bytes"] for outcome in row["outcomes"]}
-        assert done == {row["catalog_bytes"]}, row
-    assert all(
-        0 < efficiency <= 1
-        for end in document["ends"]
-        for efficiency in end["efficiencies"].values()
-    )
-
-
-@pytest.mark.soak
-def test_fleet_benchmark_measures_dagster_on_postgres() -> None:
-    require("postgres", "dagster_postgres")
-    costs = measure_costs(replace(QUICK, writers=(1, 2), events=5), "hash://384")
-    assert set(costs[0].of_writers) == {1, 2}
-    assert costs[1]["postgres_cpu_milliseconds"] > 0
 
 
 @pytest.mark.soak
