@@ -77,7 +77,7 @@ def main() -> None:
         "--document",
         type=Path,
         default=DOCUMENT,
-        help="page and charts beside it (docs/evaluation.json)",
+        help="where it is written, with page and charts (docs/evaluation.json)",
     )
     parser.add_argument(
         "--render", action="store_true", help="write the page of the document, and measure nothing"

@@ -1,4 +1,4 @@
-"""What the evaluation is to reach, beside what was measured."""
+"""The aims of the evaluation, and what was measured."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Measured:
         group: what the run is one of: a model, a sigma, a profile, a number of texts. Empty where
             there is one group.
         throughput: texts/s at the paper's clock; with a real encoder, as measured.
-        encoding: the same of the encode calls alone.
+        encoding: the same of the encode calls only.
         duty: share of the wall time in which an encode call was running.
         rho: the paper's overlap (equation 4), of all calls and files together.
         memory: GB above the start.

@@ -32,7 +32,7 @@ _MEMORY: Column = ("memory, GB", "memory", ".2f")
 _TTFO: Column = ("first output, s", "ttfo", ",.1f")
 _FLUSHES = 100  # of the paper's runs, in its formula
 
-# The model's constants beside what the paper predicts and measured.
+# The model's constants, and what the paper predicts and measured.
 THEOREM: dict[str, tuple[CostConstants, str, float]] = {
     "MiniLM, 4 workers": (published.MINILM, "0.93, 1.89", 1.92),
     "MiniLM, 2 workers": (published.MINILM_ON_TWO, "1.47", 1.469),
@@ -66,7 +66,7 @@ def theorem(rows: Rows) -> Iterator[str]:
         "predicted",
         "*paper: alpha, predicted*",
         "*measured*",
-        "calls alone here",
+        "calls only, here",
         "run here",
     )
     for name, (costs, theirs, gain) in THEOREM.items():
@@ -236,7 +236,7 @@ def scaling(rows: Rows) -> Iterator[str]:
         theirs[name] = published.SCALING[row["name"]].get(millions, {})
     columns = (
         _THROUGHPUT,
-        ("encode calls alone", "encoding", ",.0f"),
+        ("encode calls", "encoding", ",.0f"),
         _MEMORY,
         ("M(S), GB", "bound", ".2f"),
         _TTFO,
@@ -300,11 +300,11 @@ def _compared(
         paper = theirs.get(row["name"], {})
         yield line(
             row["name"],
-            *(_beside(row.get(name), paper.get(name), form) for _, name, form in columns),
+            *(_with_paper(row.get(name), paper.get(name), form) for _, name, form in columns),
         )
 
 
-def _beside(ours: float | None, theirs: float | None, form: str) -> str:
+def _with_paper(ours: float | None, theirs: float | None, form: str) -> str:
     """Our value, with the paper's in italics behind it where it has one."""
     if ours is None:
         return ""
