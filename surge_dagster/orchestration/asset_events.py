@@ -12,11 +12,13 @@ another is observed first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import dagster as dg
 
+from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
@@ -24,7 +26,6 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.orchestration.run_charts import run_charts, runs_chart
 
 DATA_VERSION_TAG = "dagster/data_version"
 # Raised by hand when the same texts in the same space would give other files.
@@ -55,7 +56,7 @@ _OF_RECEIPT = (
     *("source_version", "content_digest", "etag"),
 )
 _WHERE_KNOWN = ("oldest_encoded_at", "superbatch")
-MOST_RUNS = 30  # in the chart of rows by run
+_MOST_MACHINES = 100  # in the table of machines
 _WHERE_MEASURED = ("texts_per_second", "pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
@@ -203,14 +204,11 @@ def superbatch(
     )
 
 
-def whole_run(
-    names: CatalogNames, outcome: Outcome, before: Sequence[dg.AssetCheckEvaluation]
-) -> dg.AssetMaterialization:
-    """The event that follows those of a run's SuperBatches, with charts.
+def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
+    """Return the event that follows those of a run's SuperBatches.
 
     Its metrics have other names than theirs: Dagster plots every number over all events of an
-    asset, and a run's would stand among those of SuperBatches. The metrics of earlier runs are in
-    `before`, their check's results, newest first.
+    asset, and a run's would stand among those of SuperBatches.
     """
     report = outcome.report
     times = {
@@ -218,22 +216,14 @@ def whole_run(
         for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")
     }
     costs = {name: getattr(report, name) for name in ("cost", "cost_per_million_texts")}
-    measured = [
-        [result.metadata.get(name) for name in ("texts_encoded", "rows_reused")]
-        for result in reversed(before)
-    ]
-    known = [
-        (texts.value, rows.value)
-        for texts, rows in measured
-        if texts is not None and rows is not None
-    ]
-    runs: list[Any] = [*known, (report.texts_encoded, report.costs.rows_reused)]
+    superbatches = counted(report.superbatches, "SuperBatch")
+    texts = counted(report.texts_encoded, "text")
+    machines = _machines(outcome.machines.values()) if outcome.machines else {}
     return dg.AssetMaterialization(
         names.superbatches,
-        description=f"Run: {counted(report.superbatches, 'SuperBatch')} with {counted(report.texts_encoded, 'text')}",
+        description=f"Run: {superbatches} with {texts}",
         metadata={
-            **run_charts(report, outcome.timeline, outcome.sizes, outcome.machines),
-            "rows_of_last_runs": runs_chart(runs),
+            **machines,
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,
             "texts_encoded": report.texts_encoded,
@@ -245,6 +235,21 @@ def whole_run(
             "space": report.space,
         },
     )
+
+
+def _machines(machines: Iterable[MachineWork]) -> dict[str, dg.TableMetadataValue]:
+    """Return a table of a cluster's machines: what each has done, how fast, and when it was lost."""
+    rows: list[dg.TableRecord] = []
+    for work in islice(machines, _MOST_MACHINES):
+        row = {
+            "machine": work.facts.host,
+            "texts": work.texts,
+            "texts_per_second": round(work.texts / work.seconds) if work.seconds else 0,
+            "seconds_at_work": round(work.seconds, 1),
+            "lost_after_seconds": ", ".join(f"{seconds:,.0f}" for seconds in work.lost_at),
+        }
+        rows.append(dg.TableRecord(row))
+    return {"machines": dg.MetadataValue.table(rows)}
 
 
 def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] | None:

@@ -22,7 +22,6 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 from dagster._core.definitions.selector import InstigatorSelector
 from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
@@ -76,18 +75,6 @@ def _times(asset_key: dg.AssetKey, count: int) -> Iterator[float]:
     )
 
 
-def last_evaluations(
-    instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int
-) -> list[dg.AssetCheckEvaluation]:
-    """The newest results of a check, newest first; runs that planned the check and did not evaluate
-    it do not count."""
-    evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
-    records = instance.event_log_storage.get_asset_check_execution_history(
-        check, limit=limit, status=evaluated
-    )
-    return [record.evaluation for record in records if record.evaluation]
-
-
 def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick | None:
     """The last tick that has ended of a sensor or schedule in the code location of another sensor;
     None before one."""
@@ -102,7 +89,11 @@ def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick 
 
 
 def described(resource: R, text: str) -> R:
-    """A resource whose page shows a description in place of the docstring of its class."""
+    """Return the resource with a description that its page shows.
+
+    Dagster has no public way: the description is always the docstring of the class, which cannot
+    say where this catalog is or which devices its encoder has.
+    """
     resource.get_resource_definition()._description = text
     return resource
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.footer_checks import FooterChecks
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from surge_dagster.orchestration.timeline import Entry, Timeline
 
 _NAMED = 5  # failed partitions, in the line of a run
 Violations = list[tuple[str, str]]  # partitions that violate a check: catalog key and reason
@@ -113,10 +111,7 @@ class Outcome:
     footers: FooterChecks = field(default_factory=FooterChecks)
     pace: PaceOfRun = field(default_factory=PaceOfRun)
     report: RunReport = field(default_factory=RunReport)
-    timeline: Timeline = field(default_factory=Timeline)  # when the stages worked
     machines: dict[str, MachineWork] | None = None  # over a cluster
-    # encoded partitions by the bits of their rows
-    sizes: Counter[int] = field(default_factory=Counter)
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
     # refused or not published, by partition key
     failures: dict[str, Failure] = field(default_factory=dict)
@@ -180,15 +175,11 @@ class Outcome:
         self.failures[to_partition_key(failure.key)] = failure
 
     def count(self, event: Event) -> None:
-        """Count one event of the engine for charts and checks; a partition that is encoded twice
+        """Count one event of the engine for the run's checks; a partition that is encoded twice
         counts once."""
         match event:
             case SuperBatchReport():
                 self.pace.add(event)
-                spans = event.encode_span, event.serialize_span, event.upload_span
-                self.timeline.add(
-                    Entry(1, event.costs.texts_computed, event.costs.encode_seconds, *spans)
-                )
             case OldVectorSample():
                 self.drift.add(event)
             case Receipt(action="fresh"):
@@ -201,6 +192,5 @@ class Outcome:
                 self.published.add(event.key)
 
     def _count_encoded(self, receipt: Receipt) -> None:
-        self.sizes[receipt.rows.bit_length()] += 1
         if receipt.key not in self.published:
             self.truncation.add(receipt.key, receipt.rows, receipt.truncated)

@@ -15,7 +15,7 @@ import dagster as dg
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.orchestration import asset_events
-from surge_dagster.orchestration.dagster_internals import Event, Planned, last_evaluations
+from surge_dagster.orchestration.dagster_internals import Event, Planned
 from surge_dagster.orchestration.events import EventWriter, report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
@@ -67,10 +67,7 @@ class RunEvents(EventWriter[Event | _Embedding]):
 
     def end_of_superbatches(self) -> None:
         if self._outcome.report.superbatches:
-            results = last_evaluations(
-                self._context.instance, self._names.run_check, asset_events.MOST_RUNS - 1
-            )
-            self.put(asset_events.whole_run(self._names, self._outcome, results))
+            self.put(asset_events.whole_run(self._names, self._outcome))
 
     def repeated(self, event: dg.AssetMaterialization) -> None:
         """Report the last event of a partition again, as that of this run; its versions stay what

@@ -103,7 +103,7 @@ def test_partitions_turn_green_and_the_page_of_a_run_names_the_host_that_was_los
             camera.take(
                 "after", "/assets/embeddings?view=partitions", f"{LARGE + SMALL} partitions"
             )
-            camera.take_chart("machines", "/assets/superbatches?view=overview", "timeline")
+            camera.take("machines", "/assets/superbatches?view=overview", "machines")
             assert len(server.partitions()["materialized"]) == LARGE + SMALL
         cluster.verify(tmp_path / "catalog")
 

@@ -49,22 +49,6 @@ class Camera:
             self._page.get_by_text(click, exact=True).first.click(timeout=_MILLISECONDS)
         self._take(name, shows)
 
-    def take_entry(self, name: str, path: str, entry: str, *shows: str) -> None:
-        self._open(path, _HEIGHT)
-        row = self._page.locator("tr").filter(has=self._page.get_by_text(entry, exact=True))
-        row.get_by_text("[Show Markdown]").click(timeout=_MILLISECONDS)
-        self._take(name, shows)
-
-    def take_chart(self, name: str, path: str, entry: str) -> None:
-        self.take_entry(name, path, entry)
-        widths = self._page.evaluate(
-            "[...document.querySelectorAll('img[alt=chart]')].map(image => image.naturalWidth)"
-        )
-        assert len(widths) == 1 and widths[0] > 0, f"{entry} is no image"
-
-    def lines(self) -> set[str]:
-        return set(self._page.locator("body").inner_text().splitlines())
-
     def _open(self, path: str, height: int) -> None:
         self._page.set_viewport_size({"width": _WIDTH, "height": height})
         self._page.goto(f"{self._url}{path}")

@@ -93,9 +93,8 @@ class Ran:
             metrics for event in self._of_superbatches() if (metrics := superbatch_metrics(event))
         ]
 
-    def charts(self) -> dict[str, Any]:
-        """Metadata of the event with the charts, after those of the SuperBatches; empty when there
-        is none."""
+    def totals(self) -> dict[str, Any]:
+        """Return the metadata of the run's own event, after those of its SuperBatches; {} without."""
         found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
         assert len(found) <= 1
         return values_of(found[0]) if found else {}

@@ -78,8 +78,8 @@ def test_demo_embeds_checks_and_searches_without_warnings_and_repeating_it_encod
     )
     assert f"SuperBatches   {printed.count('  SuperBatch ')}, of 100 to" in screen.stdout
     assert len(screen.stdout.splitlines()) <= 24
-    charts = Ran(bench.instance, runs["catalog_refresh"].run_id, success=True).charts()
-    assert charts["predicted_wall_seconds"] > 0 < charts["wall_seconds"]
+    totals = Ran(bench.instance, runs["catalog_refresh"].run_id, success=True).totals()
+    assert totals["predicted_wall_seconds"] > 0 < totals["wall_seconds"]
 
     assert run_demo(catalog=catalog, output=output, limit=300) == 0
     again = capfd.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from unittest import mock
 
 import dagster as dg
@@ -11,17 +10,11 @@ import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.meters import InFlight
 from surge_dagster.engine.run.report import Action, Failure, Receipt, RunReport
-from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.progress import Progress
-from surge_dagster.resources import EncoderResource
 from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import assert_embedded, numbered_rows
 
@@ -65,17 +58,20 @@ def test_superbatches_and_run_report_their_metrics(bench: Workbench) -> None:
     assert ran.checks()[NAMES.run_check.name].passed
 
 
-def test_run_with_a_price_reports_its_cost_in_its_check(bench: Workbench) -> None:
-    bench.fill("ab")
-    bench.settings["price_per_hour"] = 0.36
+def test_totals_of_a_run_have_no_name_of_what_dagster_plots_of_superbatches(
+    bench: Workbench,
+) -> None:
+    bench.settings |= {"b_min": 10, "b_max": 20}
+    bench.fill("ab", 25)
 
-    encoded = bench.refresh().metrics()
-    fresh = bench.refresh().metrics()
+    ran = bench.refresh()
 
-    assert encoded["cost"] == pytest.approx(0.36 * encoded["run_seconds"] / 3600, rel=1e-2)
-    assert encoded["cost_per_million_texts"] > encoded["cost"] > 0
-    assert fresh["cost"] > 0
-    assert "cost_per_million_texts" not in fresh
+    totals = ran.totals()
+    assert totals["superbatches"] == len(ran.superbatches())
+    assert totals["texts_encoded"] == 50
+    assert totals["predicted_wall_seconds"] > 0
+    plotted = set(ran.superbatches()[0]) - {"space", "space_title"}
+    assert not plotted & set(totals)
 
 
 def test_fresh_partitions_are_shown_as_fresh_when_the_settings_go_back_to_an_older_space(
@@ -126,24 +122,6 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     )
 
 
-def test_run_without_work_reports_no_number_that_dagster_would_plot_as_zero(
-    bench: Workbench,
-) -> None:
-    bench.write("a")
-    bench.refresh()
-    ran = bench.refresh()
-    for name, check in ran.checks().items():
-        numbers = {
-            label: value.value
-            for label, value in check.metadata.items()
-            if isinstance(value.value, int | float)
-        }
-        assert all(numbers.values()), name
-    assert "1 partition: 0 encoded, 1 up to date, 0 failed" in (
-        ran.checks()[NAMES.run_check.name].description or ""
-    )
-
-
 def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_superbatch() -> None:
     def receipt(key: str, action: Action) -> Receipt:
         return Receipt(key, action, "", 100, 16, 0, "", 0, "", "", "", "")
@@ -177,24 +155,6 @@ def test_line_of_progress_has_the_share_done_and_the_time_left_also_within_a_sup
         progress.line()
         == "Progress: 3 of 4 partitions, 350 of 400 texts, 11 texts/s, about 4 s left; 0 in flight"
     )
-
-
-@pytest.mark.usefixtures("gated")
-def test_progress_is_logged_while_the_first_superbatch_is_being_encoded(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, line = bench.root / "gate", Progress.line
-
-    def line_that_opens_the_gate(progress: Progress) -> str:
-        if gate.with_suffix(".reached").exists():
-            gate.touch()
-        return line(progress)
-
-    monkeypatch.setattr(Progress, "line", line_that_opens_the_gate)
-    monkeypatch.setattr("surge_dagster.orchestration.refresh.LINE_SECONDS", 0.1)
-    bench.write("a", [("0", f"wait for {gate}"), ("1", "x")])
-    ran = bench.refresh()
-    assert ran.success and "Progress: 0 of 1 partition, 0 of 2 texts; 2 in flight" in ran.logged()
 
 
 def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards(
@@ -250,12 +210,6 @@ def test_in_a_backfill_fresh_partitions_say_that_they_were_reused(bench: Workben
     assert (ran.metrics()["texts_encoded"], ran.metrics()["rows_reused"]) == (6, 3)
 
 
-def test_a_partition_without_rows_is_embedded(bench: Workbench) -> None:
-    bench.write("empty", 0)
-    ran = bench.refresh()
-    assert ran.success and ran.materialized()["empty"].metadata["rows"].value == 0
-
-
 def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(
     bench: Workbench,
 ) -> None:
@@ -273,34 +227,6 @@ def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(
         not refused.success and f"launched for the space {expected} (model is" in refused.failure()
     )
     assert not refused.will_retry
-
-
-def test_a_model_whose_content_changed_behind_its_name_is_another_space(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a")
-    bench.refresh()
-    bench.write("b")
-
-    def start(encoder: EncoderResource, *_: object) -> EncoderPool:
-        pool = EncoderPool(EncodingSpec(model="hash://24"))
-        pool.space = replace(pool.space, requested=encoder.encoding_spec())
-        return pool
-
-    monkeypatch.setattr(EncoderResource, "encoder_pool", start)
-    [space] = list_spaces(open_store(bench.output))
-    refused = bench.refresh(unattended=Unattended())
-    assert not refused.success and "the model's content has changed. Nothing" in refused.failure()
-    assert "Launch catalog_refresh by hand to begin" in refused.failure()
-    assert list_spaces(open_store(bench.output)) == [space]
-    ran = bench.refresh()
-    assert ran.success and set(ran.materialized()) == {"a", "b"}
-    assert [event.metadata["dimension"].value for event in ran.materialized().values()] == [24, 24]
-    bench.write("c")
-    nightly = bench.refresh(unattended=Unattended())
-    assert nightly.success and nightly.materialized()["c"].metadata["dimension"].value == 24, (
-        "it uses the new space"
-    )
 
 
 @pytest.mark.parametrize("sensor", ["", NAMES.sensor])
@@ -361,13 +287,3 @@ def test_definitions_load_without_catalog_output_or_model(bench: Workbench) -> N
         "embed_partitions",
     }
     assert not bench.catalog.exists() and not bench.output.exists()
-
-
-def test_run_that_finds_everything_fresh_removes_staged_segments(bench: Workbench) -> None:
-    bench.write("a", 5)
-    assert bench.refresh().success
-    segment = bench.output / STAGING / bench.space / "a" / "v" / "0-2.parquet"
-    segment.parent.mkdir(parents=True)
-    segment.touch()
-    assert bench.refresh().success
-    assert not segment.exists()
